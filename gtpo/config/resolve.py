@@ -148,6 +148,8 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
                 "result is a part of that step's line"
             )
     if config.method == "sft":
+        if training.resample_equal_groups:
+            yield f"training.resample_equal_groups {training.resample_equal_groups}: method sft samples no groups"
         for name in config.objective.model_dump(exclude_none=True):
             yield f"objective.{name} contradicts method sft: supervised fine-tuning has no RL objective"
     else:

@@ -194,6 +194,9 @@ class TrainingSection(PassedOn):
     """Micro-batches per rollout. Unset: equal to the accumulation (strictly on-policy)."""
     num_iterations: int = Field(1, ge=1)
     """Optimization passes over each rollout (mu in GRPO)."""
+    resample_equal_groups: int = Field(0, ge=0)
+    """How many times groups whose rewards are all equal are drawn again, from the same prompts (dynamic sampling). They
+    have no advantage to learn from; each draw costs its sampling and scoring."""
     num_train_epochs: float = Field(1, gt=0)
     """Passes over the dataset."""
     max_steps: int = Field(-1, ge=-1)

@@ -242,6 +242,7 @@ class TrainingRun(TrainerCallback):
             gate.between_batches, gate.while_measuring = self._stop_before_training, self.stop.at_once
         if isinstance(trainer, SampledTrainer):
             self.groups = trainer.groups
+            trainer.resample_equal_groups = self.config.training.resample_equal_groups
             trainer.sampler.tolerance = self.config.rollout.logp_difference_alarm
             self.groups.mark_unscored = partial(mark_unscored, trainer)
         StepProgress(trainer, self.progress)
@@ -404,6 +405,14 @@ class TrainingRun(TrainerCallback):
     def _save_best(self, step: int) -> None:
         save_weights(self.trainer, self.folder.best, self.health.about_best())
 
+    def _resampling(self) -> dict[str, Any]:
+        """Return what drawing equal groups again did, over all logged rounds, for run.json."""
+        rows = [row for row in MetricsLog(self.folder).read().values() if row.get("groups/resampled") is not None]
+        names = {"zero_variance_drawn": "groups/zero_variance_drawn", "zero_variance": "groups/zero_variance"}
+        means = {key: round(sum(row[name] for row in rows) / max(1, len(rows)), 6) for key, name in names.items()}
+        again = sum(row["groups/resampled"] for row in rows) / max(1, len(rows))
+        return {"resampling": {"draws_again_per_group": round(again, 6), **means}}
+
     @property
     def collapsed(self) -> bool:
         """Return whether the run ended because it collapsed."""
@@ -422,6 +431,7 @@ class TrainingRun(TrainerCallback):
                 steps=total,
                 status="interrupted" if stopped else "collapsed" if self.collapsed else "finished",
                 stopped_because=self.stopped_because,
+                **(self._resampling() if self.config.training.resample_equal_groups else {}),
                 **(self.validation.summary(time.monotonic() - self.begin, self.health) if self.validation else {}),
                 best={"step": self.health.best_step, "metric": self.health.metric, "value": self.health.best_value},
                 wall_time_s=round(self.folder.run().get("wall_time_s", 0.0) + time.monotonic() - self.begin, 1),

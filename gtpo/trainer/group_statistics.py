@@ -174,9 +174,9 @@ class GroupStatistics:
                 return column - form if getattr(function, "has_format", False) else column
         return None
 
-    def total_rewards(self) -> Tensor:
-        """Return the weighted sum of the round's rewards [N], NaN where no function gave one."""
-        rewards = self._scores["rewards"]
+    def total_rewards(self, rewards: Tensor | None = None) -> Tensor:
+        """Return the weighted sum of rewards [N, functions], by default the round's: [N], NaN if there are none."""
+        rewards = self._scores["rewards"] if rewards is None else rewards
         total = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(dim=1)
         return total.masked_fill(rewards.isnan().all(dim=1), math.nan)
 

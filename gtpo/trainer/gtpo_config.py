@@ -56,6 +56,9 @@ class GTPOConfig(GRPOConfig):
     check_loss: bool = field(
         default=False, metadata={"help": "Compare the fused loss with the reference on the first group."}
     )
+    resample_equal_groups: int = field(
+        default=0, metadata={"help": "How many times groups whose rewards are all equal are drawn again."}
+    )
     learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate for AdamW."})
     disable_dropout: bool = field(
         default=True, metadata={"help": "Set dropout to 0: the loss is of the policy that samples."}
@@ -79,6 +82,10 @@ class GTPOConfig(GRPOConfig):
         on_cpu = self.use_cpu or not torch.accelerator.is_available()
         if self.bf16 is None and on_cpu:  # TRL's default is True, which transformers refuses there without use_cpu
             self.bf16 = False
+        if self.resample_equal_groups < 0:
+            raise ValueError(
+                f"GTPOConfig: resample_equal_groups must be at least 0; found {self.resample_equal_groups}"
+            )
         if self.fp16 and on_cpu:
             raise ValueError("GTPOConfig: fp16=True needs a GPU; on a CPU train in float32, or with bf16=True")
         corrected = self.use_vllm and self.vllm_importance_sampling_correction

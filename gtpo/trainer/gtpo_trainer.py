@@ -45,6 +45,7 @@ from gtpo.trainer.group_statistics import (
 )
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead, add_policy_head, policy_forward
+from gtpo.trainer.resampling import draw_again, obstacle
 from gtpo.trainer.sampler_check import SamplerCheck, prepare
 
 
@@ -143,6 +144,10 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     groups: GroupStatistics
     only_samples = False
     """Whether the round that TRL begins is to be measured, and neither scored nor trained on."""
+    resample_equal_groups = 0
+    """How many times groups whose rewards are all equal are drawn again (`gtpo.trainer.resampling`)."""
+    _rows: Any = None
+    _rewards: Tensor | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -162,6 +167,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.exact is not None:
             self.exact.seed_round()
+        self._rows = inputs
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         # Here, since TRL spreads the groups over micro-batches next.
         return self.groups.prepare(batch)
@@ -171,21 +177,36 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         self.sampler.prompts(outputs[0])
         return outputs
 
-    def _generate(self, prompts: list[Any]) -> Any:
+    def draw(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """Return what TRL's `_generate` samples for prompts, one completion each."""
         shown = nullcontext() if self.step_progress is None else self.step_progress.sampling(prompts)
         with shown, self.groups.timed("time/generation"):
             outputs = super()._generate(prompts)
         self.sampler.completions(outputs)
-        outputs = trl_seam.with_special_tokens(self, outputs)
+        return trl_seam.with_special_tokens(self, outputs)
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        outputs = self.draw(prompts)
         if self.only_samples:
             raise trl_seam.RoundOver(outputs)
+        if self.resample_equal_groups and trl_seam.mode(self) == "train":
+            if why := obstacle(self):
+                raise ValueError(why)
+            outputs, self._rewards = draw_again(self, self._rows, prompts, outputs, self.resample_equal_groups)
         return outputs
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+    def rewards_of(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        """Return the rewards [N, functions] of this rank's completions, gathered over ranks."""
         shown = nullcontext() if self.step_progress is None else self.step_progress.scoring(inputs)
         with shown, self.groups.timed("time/reward"):
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-            return self.groups.score(prompts, completions, rewards)
+            rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return rewards
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        rewards, self._rewards = self._rewards, None
+        if rewards is None:
+            rewards = self.rewards_of(inputs, prompts, completions, completion_ids_list)
+        return self.groups.score(prompts, completions, rewards)
 
 
 _PAPER = {
@@ -233,6 +254,7 @@ class GTPOTrainer(SampledTrainer):
         self.groups = GroupStatistics(self, self.objective)
         self.gate = GateCalibration(self, self.objective)
         self._loss_to_check = args.check_loss
+        self.resample_equal_groups = args.resample_equal_groups
         self._scoring = False
         self._scored_entropies: Tensor | None = None
         for callback in (ObjectiveGuard(self, self.objective), self.gate):

@@ -200,21 +200,26 @@ def with_special_tokens(trainer: Any, outputs: tuple[Any, ...]) -> tuple[Any, ..
 
 
 @contextmanager
-def own_random_stream(trainer: Any, seed: int) -> Iterator[None]:
-    """Let `sample` draw one completion per prompt from a random stream of its own.
-
-    Random numbers, metrics, times and counters of the training are afterwards what they were.
-    """
+def aside(trainer: Any) -> Iterator[None]:
+    """Let completions be sampled, one per prompt, without a trace in the metrics and counters of the training."""
     generations, seen, metrics = trainer.num_generations, trainer.state.num_input_tokens_seen, trainer._metrics
-    times = dict(trainer.groups.stopwatch)
     trainer.num_generations, trainer._metrics = 1, {**metrics, "train": defaultdict(list)}
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed + trainer.accelerator.process_index)
-            yield
+        yield
     finally:
         trainer.num_generations, trainer._metrics = generations, metrics
         trainer.state.num_input_tokens_seen = seen
+
+
+@contextmanager
+def own_random_stream(trainer: Any, seed: int) -> Iterator[None]:
+    """Let completions be sampled as `aside` does, from a random stream of their own, and count no time for it."""
+    times = dict(trainer.groups.stopwatch)
+    try:
+        with aside(trainer), torch.random.fork_rng():
+            torch.manual_seed(seed + trainer.accelerator.process_index)
+            yield
+    finally:
         trainer.groups.stopwatch.clear()
         trainer.groups.stopwatch.update(times)
 
@@ -225,6 +230,11 @@ def own_random_stream(trainer: Any, seed: int) -> Iterator[None]:
 def log(trainer: Any, name: str, value: float) -> None:
     """Let the next line of the log have `value` in its mean of `name`."""
     trainer._metrics[mode(trainer)][name].append(value)
+
+
+def log_instead(trainer: Any, name: str, value: float) -> None:
+    """Replace what was logged last under a name."""
+    trainer._metrics[mode(trainer)][name][-1] = value
 
 
 def logged(trainer: Any, name: str) -> float:

@@ -1,0 +1,93 @@
+"""`training.resample_equal_groups`: equal groups are drawn again, counted, and resumed as they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_train_run import MANY_STEPS_A_ROUND, _Crash, assert_same_run, crash_at, metrics, run
+
+from gtpo.common.errors import UserError
+from gtpo.trainer import SampledTrainer
+
+CALLS: list[list[list[int]]] = []
+
+
+def coarse(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    """A reward that is equal in about half of the groups of four."""
+    CALLS.append(completion_ids)
+    return [float(sum(ids) % 100 < 12) for ids in completion_ids]
+
+
+coarse.is_accuracy = True  # type: ignore[attr-defined]  # chooses best/
+SETTINGS = {
+    "training.resample_equal_groups": 3,
+    "training.per_device_train_batch_size": 16,
+    "trainer.reward_funcs": ["test_resampling.coarse"],
+}
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_only_equal_groups_are_drawn_again(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[tuple[list[list[int]], int]] = []
+    plain, draws = SampledTrainer._generate, []
+
+    def watched(self: Any, prompts: list[Any]) -> Any:
+        draws.clear()
+        outputs = plain(self, prompts)
+        rounds.append(([list(ids) for ids in outputs[1]], len(draws)))
+        return outputs
+
+    draw = SampledTrainer.draw
+    monkeypatch.setattr(SampledTrainer, "_generate", watched)
+    monkeypatch.setattr(SampledTrainer, "draw", lambda self, asked: draws.append(asked) or draw(self, asked))
+    CALLS.clear()
+    folder = run(tmp_path, method=method, **SETTINGS)
+    rows = metrics(folder)
+    assert len(rows) == len(rounds) == 6
+    drawn = 0
+    for row, (ids, times) in zip(rows, rounds, strict=True):
+        rewards = coarse(ids)
+        equal = [len(set(rewards[at : at + 4])) == 1 for at in range(0, len(rewards), 4)]
+        assert row["groups/zero_variance"] == pytest.approx(sum(equal) / len(equal))
+        assert not any(equal) or times == 4, "an equal group was drawn as often as it may be"
+        assert row["groups/zero_variance"] <= row["groups/zero_variance_drawn"]
+        assert row["completions/length"] == pytest.approx(sum(map(len, ids)) / len(ids))
+        assert row["rewards/coarse/mean"] == pytest.approx(sum(rewards) / len(rewards))
+        drawn += round(row["groups/resampled"] * len(equal))
+    about = json.loads((folder / "run.json").read_text())["resampling"]
+    assert about["draws_again_per_group"] == pytest.approx(drawn / (6 * 4), abs=1e-6)
+    assert drawn > 0
+    assert about["zero_variance_drawn"] > about["zero_variance"]
+
+
+def test_rewards_of_what_is_kept_are_not_computed_again(tmp_path: Path) -> None:
+    CALLS.clear()
+    folder = run(tmp_path, **SETTINGS)
+    scored = sum(len(ids) for ids in CALLS if len(ids) != 2)  # 2: the probe before the start
+    again = sum(round(row["groups/resampled"] * 4) for row in metrics(folder))
+    assert scored == 6 * 16 + 4 * again
+
+
+@pytest.mark.parametrize("changes", [{}, MANY_STEPS_A_ROUND], ids=["one step a round", "many"])
+def test_resume_is_exact(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**SETTINGS, **changes}
+    whole = run(tmp_path / "whole", **settings)
+    assert sum(row.get("groups/resampled", 0) for row in metrics(whole)) > 0
+    with monkeypatch.context() as patched:
+        crash_at(patched, 3)
+        with pytest.raises(_Crash):
+            run(tmp_path / "cut", **settings)
+    cut = run(tmp_path / "cut", **settings)
+    assert_same_run(cut, whole)
+    about = [json.loads((folder / "run.json").read_text())["resampling"] for folder in (cut, whole)]
+    assert about[0] == about[1]
+
+
+def test_off_by_default_and_refused_if_nothing_is_sampled(tmp_path: Path) -> None:
+    row = metrics(run(tmp_path))[0]
+    assert not {"groups/resampled", "groups/zero_variance_drawn"} & set(row)
+    with pytest.raises(UserError, match=r"training\.resample_equal_groups 2: method sft samples no groups"):
+        run(tmp_path, method="sft", **{"training.resample_equal_groups": 2})
