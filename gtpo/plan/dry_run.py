@@ -110,7 +110,8 @@ def memory(config: TrainConfig, model: Any) -> list[Item]:
     inputs = tokens * layers * size * width
     item("activations", inputs + layer if checkpointed else layers * layer,
          f"{tokens:,} tokens, {'checkpointed' if checkpointed else 'every layer kept'}")  # fmt: skip
-    loss = (4 + size) * min(tokens * text.vocab_size, GPU.tile_logits) + 2 * tokens * width * size
+    tile = min(tokens * text.vocab_size, max(GPU.tile_logits, tokens * GPU.columns))
+    loss = (4 + size) * tile + 2 * tokens * width * size
     loss += 0 if frozen else 6 * head.weight.numel() + min(2 * size * tokens * text.vocab_size // 5, GPU.kept_bytes)
     item("loss", loss, "a tile of logits, gradients of the hidden states and of a trained head, powers kept for it")
     if not frozen and ((config.method == "grpo" and training.beta > 0) or training.log_kl_steps):
