@@ -7,33 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.health import RUNS, STEPS, Policy, curve, false_alarms, read_records, tables, trends
+from bench.health import RUNS, STEPS, curve, read_records, tables, trends
 from gtpo.run.advice import EQUAL, EQUAL_STEPS
-from gtpo.run.watch import SHARES
-
-
-def test_policies_are_drawn_as_they_say() -> None:
-    draw = np.random.default_rng(0)
-    metrics = Policy(0.2, 0.3, 1).metrics(draw, 50, 400)
-    assert metrics["accuracy"].mean() == pytest.approx(0.2, abs=0.01)
-    assert set(metrics) == set(SHARES)
-    again = Policy(0.2, 0.3, 1, problems=40).metrics(draw, 400, 80)["accuracy"]
-    assert np.corrcoef(again[:, 0], again[:, 40])[0, 1] > 0.5, "a problem keeps its difficulty"
-    waves = Policy(0.3, memory=0.9, prompts=16).metrics(draw, 50, 400)["accuracy"]
-    assert np.mean([np.corrcoef(run[:-1], run[1:])[0, 1] for run in waves]) > 0.5
-    lost = Policy(0.5).metrics(draw, 50, 200, lost_from=100)["accuracy"]
-    assert lost[:, 100:].mean() == pytest.approx(0.1 * lost[:, :100].mean(), rel=0.2)
-
-
-def test_the_whole_watch_is_simulated() -> None:
-    draw = np.random.default_rng(0)
-    assert false_alarms(Policy(0.5).metrics(draw, 20, 150))["flagged"] == {"150": 0, str(STEPS): 0}
-    gone = Policy(0.5).metrics(draw, 20, 150, lost_from=75)
-    gone["kl"][:, 75:] *= 100
-    found = false_alarms(gone)
-    assert found["flagged"]["150"] == 20
-    assert found["by"]["accuracy"] > 0
-    assert found["by"]["kl"] > 0
 
 
 def test_false_alarms_are_what_is_promised(published) -> None:

@@ -144,15 +144,6 @@ def test_sft_example_longer_than_the_sequence_is_left_out(tmp_path: Path) -> Non
     assert report.too_long["long"] > 150
 
 
-def test_limit_reads_no_further_than_it_must(tmp_path: Path) -> None:
-    _, report = TrainingProblems(config_of(tmp_path, dataset__limit=5), [problem(str(n)) for n in range(2000)]).select(
-        TOKENIZER
-    )
-    assert report.kept == 5
-    assert report.examined < 2000
-    assert "first 5 usable" in report.lines()[0]
-
-
 def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check before the model is loaded and the dataset for TRL share one TrainingProblems."""
     loaded, verified = [], []

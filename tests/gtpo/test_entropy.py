@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import random
 
 import pytest
 import torch
@@ -103,10 +101,3 @@ def test_the_decision_in_words() -> None:
     assert describe_gate(gtpo, None).endswith("not measured yet")
     assert describe_gate(PRESETS["gtpo-published"], None) == "entropy filter on (filter: always)"
     assert describe_gate(PRESETS["gtpo-no-filter"], None) == "entropy filter off (filter: never)"
-
-
-def test_the_record_survives_a_file() -> None:
-    random.seed(SEED)
-    found = calibrate_initial_entropy(torch.tensor, [random.random() for _ in range(30)], batch_size=4)
-    assert Calibration.from_record(json.loads(json.dumps(found.record()))) == found
-    assert Calibration.from_record({"nats": 0.5, "samples": 8}) == Calibration(0.5, 8), "a record without an error"

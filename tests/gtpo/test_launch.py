@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -32,13 +31,11 @@ from step_gradients import step_gradients, tiny_model
 from test_gradients import assert_same
 from test_train_run import PLAIN
 from test_train_run import metrics as logged_metrics
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import AutoModelForCausalLM
 
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
 from gtpo.inputs.tiny import build_tiny_model
-from gtpo.trainer.trl_seam import round_nothing_in_fsdp2
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -154,19 +151,6 @@ def test_fsdp2_in_bfloat16_rounds_no_statistic(tmp_path: Path) -> None:
     losses = torch.tensor([row["loss"] for row in metrics(tmp_path)])
     assert (losses != losses.bfloat16()).all()
     assert metrics(tmp_path)[0]["kl/untrained"] == 0, "the adapter is new: with it and without, the policy is one"
-
-
-def test_fsdp2_alone_is_told_to_round_nothing() -> None:
-    given = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16, torch.bfloat16)
-    for version, dtypes in ((1, (torch.bfloat16,) * 2), (2, (torch.float32, None))):
-        plugin = SimpleNamespace(fsdp_version=version, mixed_precision_policy=given)
-        round_nothing_in_fsdp2(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
-        policy = plugin.mixed_precision_policy
-        assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, *dtypes)
-    round_nothing_in_fsdp2(SimpleNamespace(state=SimpleNamespace()))  # no FSDP
-    plugin = SimpleNamespace(fsdp_version=2, mixed_precision_policy=None)  # in float32
-    round_nothing_in_fsdp2(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
-    assert plugin.mixed_precision_policy is None
 
 
 COLLAPSING = """
