@@ -53,7 +53,7 @@ _BY_K = ("pass_at_k", "maj_at_k")
 def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
     """Return a run's per-question figures on one benchmark. Raises UserError if the file does not hold them."""
     parts = [
-        _part(folder / "questions.parquet", run.stored.get(benchmark, benchmark), scoring)
+        _part(file := folder / "questions.parquet", _identity(file), run.stored.get(benchmark, benchmark), scoring)
         for folder, record in zip(run.folders, run.records, strict=True)
         if benchmark in record.benchmarks
     ]
@@ -72,8 +72,16 @@ def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
     return whole.take(np.argsort(whole.ids))
 
 
+def _identity(path: Path) -> tuple[Path, int]:
+    """Return what a file is cached by: in one process another folder may be current, and a run may be resumed."""
+    try:
+        return path.resolve(), path.stat().st_mtime_ns
+    except OSError:  # who reads it says what is wrong
+        return path.resolve(), 0
+
+
 @cache
-def _file(path: Path) -> tuple[NDArray[np.object_], Questions]:
+def _file(path: Path, identity: tuple[Path, int]) -> tuple[NDArray[np.object_], Questions]:
     """One questions.parquet: `scoring benchmark` of each row, and the rows. Raises UserError if it lacks any.
 
     Without filters and scalars of Arrow, which import pandas: a quarter of a second.
@@ -98,9 +106,9 @@ def _file(path: Path) -> tuple[NDArray[np.object_], Questions]:
 
 
 @cache
-def _part(path: Path, benchmark: str, scoring: str) -> Questions:
+def _part(path: Path, identity: tuple[Path, int], benchmark: str, scoring: str) -> Questions:
     """Return the rows of one file, benchmark and scoring, by id."""
-    keys, every = _file(path)
+    keys, every = _file(path, identity)
     rows = np.flatnonzero(keys == f"{scoring} {benchmark}")
     if not rows.size:
         raise UserError(f"{path}: no {scoring} scores of {benchmark}; {RESCORE}")

@@ -53,6 +53,18 @@ def weights_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+def test_files_of_the_folder_that_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that changes its folder, or evaluates anew, reads what is there now."""
+    for place, count in (("one", 12), ("other", 7)):
+        write_eval(tmp_path / place / "run", skill=0, seed=0, method=None, benchmarks={"arithmetic": count})
+        monkeypatch.chdir(tmp_path / place)
+        run = find_runs(["run"])[0][0]
+        assert len(load_questions(run, "arithmetic", "strict").ids) == count
+    other = (tmp_path / "one/run/questions.parquet").read_bytes()
+    (tmp_path / "other/run/questions.parquet").write_bytes(other)
+    assert len(load_questions(run, "arithmetic", "strict").ids) == 12
+
+
 def compared(home: Path, *names: str, **options: object):
     runs, trains, notes = find_runs([str(home / "results" / "eval" / name) for name in names])
     return compare(runs, trains, notes=notes, **options)

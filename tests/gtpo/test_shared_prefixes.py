@@ -170,8 +170,8 @@ def test_a_run_learns_the_same(method: str, tmp_path: Path, monkeypatch: pytest.
     padded, shared = (
         metrics(run(tmp_path / str(on), method=method, **{"training.share_prefixes": on})) for on in (False, True)
     )
-    assert len(trees) > len(shared), "each step's batch is a tree, and one at the start"
-    assert all(saved > 0 for saved in trees)
+    # Each step's batch and one at the start; the prompts that the sampler is compared on may share nothing.
+    assert sum(saved > 0 for saved in trees) > len(shared)
     assert getattr(utils, "_use_triton", None) is head, "TRL's head is as it was"
     for before, found in zip(padded, shared, strict=True):
         assert before.keys() == found.keys()
