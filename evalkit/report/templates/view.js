@@ -51,14 +51,14 @@ function drawList() {
       for (const text of [...(run.warnings || []), ...(quiet(run) ? [`no step for more than ${QUIET / 60} minutes: it may have been killed`] : [])]) root.append(el("p", { class: "note" }, `${run.name}: ${text}`));
     }
     const gates = trains().filter((run) => run.initial_entropy !== null && run.initial_entropy !== undefined);
-    if (gates.length) root.append(el("p", { class: "soft small" }, "Entropy before training (H_ini), in nats: ", gates.map((run) => `${run.name} ${number(run.initial_entropy, 3)}${run.gate ? ` (gate ${run.gate})` : ""}`).join("; "), `. The entropy gate acts where that lies below ln 2 = ${number(data.ln2, 3)}.`));
+    if (gates.length) root.append(el("p", { class: "soft small" }, "Entropy before training (H_ini), in nats: ", gates.map((run) => `${run.name} ${number(run.initial_entropy, 3)}${run.gate ? ` (gate ${run.gate})` : ""}`).join("; "), `. The entropy gate acts if that lies below ln 2 = ${number(data.ln2, 3)}.`));
   }
   if (evals().length) {
     root.append(el("div", { class: "card scroll" }, el("table", { class: "numbers live" },
       el("thead", {}, el("tr", {}, ["eval run", "status", "benchmark", "questions", "samples", "pass@1, %", "majority, %", "format, %", "truncated, %", "tokens"].map((text) => el("th", { scope: "col" }, text)))),
       el("tbody", {}, evals().flatMap((run) => (run.benchmarks?.length ? run.benchmarks : [null]).map((b, i) => el("tr", {}, el("th", { scope: "row" }, i ? "" : run.name), i ? el("td", {}) : status(run),
         el("td", {}, b ? b.name : "–"), el("td", {}, b ? String(b.questions) : "–"), el("td", {}, b ? `${b.samples.toLocaleString("en")}${b.asked > b.samples ? ` of ${b.asked.toLocaleString("en")}` : ""}` : "–"),
-        el("td", {}, b?.pass1 ? [percent(b.pass1[0]), el("small", {}, `${percent(b.pass1[1])} to ${percent(b.pass1[2])}`)] : "–"),
+        el("td", {}, b?.pass1 ? [percent(b.pass1[0]), el("small", {}, `[${percent(b.pass1[1])}, ${percent(b.pass1[2])}]`)] : "–"),
         el("td", {}, b?.maj ? [percent(b.maj[1]), el("small", {}, `maj@${b.maj[0]}`)] : "–"), ...[b?.format, b?.truncated].map((v) => el("td", {}, percent(v ?? null))), el("td", {}, number(b?.tokens, 0)))))))));
     for (const run of evals()) if (run.error) root.append(el("p", { class: "note" }, `${run.name}: ${run.error}`));
   }
