@@ -118,7 +118,11 @@ def test_the_verifiers_page(root: Path, published: Any) -> None:
     ratios = [row["times_math_verify"] for row in published("bench/verify")["rows"] if row["contender"] == "gtpo"]
     told = f"{min(ratios):.0f} to {max(ratios):.0f} times Math-Verify's"
     assert told in " ".join(page.split())
-    assert told in " ".join((root / "README.md").read_text().split())
+    readme = " ".join((root / "README.md").read_text().split())
+    assert told in readme
+    draws = published("bench/law")["draws"]
+    assert sum(draw["paid"] for draw in draws) == 0
+    assert f"0 of {sum(draw['attacks'] for draw in draws):,} rewritten copies of a problem are paid" in readme
 
 
 def test_the_runs_on_a_real_model(root: Path, published: Any) -> None:
