@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from gtpo.common.errors import UserError
 from gtpo.common.log import Verbosity
 from gtpo.common.options import Options, either, option
-from gtpo.rewards.data.problems import parse_fields
 
 SAMPLING_DEFAULTS: dict[str, float] = {
     "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
@@ -304,6 +303,8 @@ class EvalSettings(Options):
 
     def field_names(self) -> dict[str, str]:
         """Return --fields, ours -> theirs. UserError unless it is such a list."""
+        from gtpo.rewards.data.problems import parse_fields
+
         return parse_fields(self.fields or "")
 
     def shard_of(self) -> Shard | None:
