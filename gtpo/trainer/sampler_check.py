@@ -139,6 +139,8 @@ def computing_dtype(trainer: Any) -> torch.dtype:
     """
     computes = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(trainer.accelerator.mixed_precision, torch.float32)
     held = {p.dtype for p in trainer.model.parameters() if p.dtype in TOLERANCE}
+    if torch.backends.cuda.matmul.allow_tf32 and torch.cuda.is_available():
+        held.add(torch.float16)  # TensorFloat-32 has as many digits
     if trainer.use_vllm:
         engine = getattr(trainer.vllm_generation, "llm", None)
         held.add(torch.bfloat16 if engine is None else engine.llm_engine.model_config.dtype)
