@@ -19,7 +19,7 @@ PREDICTIONS, GOLDS = ("prediction", "pred", "completion"), ("gold", "answer", "g
 
 
 def main() -> int:
-    """Judge the pairs of a file; 2 where it cannot be read."""
+    """Judge the pairs of a file; 2 if it cannot be read."""
     parser = argparse.ArgumentParser(prog="python -m gtpo.rewards", description=__doc__)
     parser.add_argument("file", help="a .jsonl file, or - for standard input")
     parser.add_argument("--scoring", choices=("strict", "lenient"), default="strict")
@@ -51,7 +51,7 @@ def _row(line: str, where: str) -> dict[str, str]:
 
 
 def _prediction(row: dict[str, str], scoring: str) -> str | None:
-    """Return the answer of a row, extracted where it is a whole completion."""
+    """Return the answer of a row, extracted if it is a whole completion."""
     given = next(row[name] for name in PREDICTIONS if name in row)
     lenient = scoring == "lenient"
     return extract_answer(given, "lenient" if lenient else "strict") if "completion" in row else given

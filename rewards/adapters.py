@@ -24,7 +24,7 @@ def correct(completion: Any, gold: Any, problem: str | None = None, scoring: Sco
 def verl_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any) -> float:
     """Score a completion for verl: `reward.custom_reward_function.path=…/adapters.py` and its `name=verl_score`.
 
-    The problem is `extra_info["question"]` or `extra_info["problem"]`, where the dataset has one.
+    The problem is `extra_info["question"]` or `extra_info["problem"]`, if the dataset has one.
     """
     known = extra_info if isinstance(extra_info, Mapping) else {}
     return correct(solution_str, ground_truth, known.get("question") or known.get("problem"))

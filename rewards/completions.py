@@ -69,7 +69,7 @@ def format_score(text: str) -> float:
 
 
 def filled_score(text: str) -> float:
-    """Return `format_score`, with 10 only where both blocks hold something and nothing stands outside them."""
+    """Return `format_score`, with 10 only if both blocks hold something and nothing stands outside them."""
     score = format_score(text)
     return PARTIAL if score == FULL and _FILLED.fullmatch(without_end(text)) is None else score
 
@@ -85,7 +85,7 @@ _NO_GOLD = frozenset((
     "unavailable", "empty", "tbd", "todo", "see solution", "see above", "<na>", "answer not found", "omitted",
     "unknown", "[proof]", "(proof)", "unanswerable", "#n/a",
 ))  # fmt: skip
-"""What data sets write where a problem has no answer to compare with."""
+"""What data sets write if a problem has no answer to compare with."""
 
 
 def is_no_gold(gold: str) -> bool:
@@ -112,7 +112,7 @@ def as_text(value: object) -> str:
         return ""
     if isinstance(value, Integral | Fraction):
         return str(value)
-    return str(value) if math.isfinite(value) else ""  # NaN: what a table holds where nothing was given
+    return str(value) if math.isfinite(value) else ""  # NaN: what a table holds if nothing was given
 
 
 def decode_completion(tokenizer: Any, ids: Sequence[int], ends: Collection[int] = ()) -> str:

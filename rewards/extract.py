@@ -146,7 +146,7 @@ def _in_a_factor(before: str) -> bool:
 
 
 def without_operand_box(text: str) -> str | None:
-    r"""Return the text without its box where that is an operand, as in `\boxed{8} - 1`: else None.
+    r"""Return the text without its box if that is an operand, as in `\boxed{8} - 1`: else None.
 
     What such a box holds is no answer. Words behind a box make it one that prose goes on from, and so do words before
     it, unless it is taken from or added to.

@@ -59,7 +59,7 @@ def format_reward(completions: Sequence[Completion], **kwargs: Any) -> list[floa
 
 
 def format_reward_filled(completions: Sequence[Completion], **kwargs: Any) -> list[float | None]:
-    """Return `format_reward`, with 10 only where both blocks hold something and nothing stands outside them.
+    """Return `format_reward`, with 10 only if both blocks hold something and nothing stands outside them.
 
     The paper's pays 10 of 20 for empty blocks, and for any amount of text between and before them.
     """
@@ -78,7 +78,7 @@ def accuracy_reward(
     scoring: Where = "strict",
     **kwargs: Any,
 ) -> list[float | None]:
-    r"""Return 10 where a completion's answer equals the gold, else 0; None if unscored.
+    r"""Return 10 if a completion's answer equals the gold, else 0; None if unscored.
 
     The gold is the dataset's column `answer`, or else `gold`, `ground_truth` or `solution` (of a worked solution its
     last box): text or numbers, one per completion. `prompts` let the verifier see the problem (the last user turn): an
@@ -147,7 +147,7 @@ def math_verify_text(completion: str, answer: str | None) -> str:
 def math_verify_reward(
     completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any
 ) -> list[float | None]:
-    """Return 10 where Math-Verify finds an answer equal to the gold `answer`, else 0; None if unscored.
+    """Return 10 if Math-Verify finds an answer equal to the gold `answer`, else 0; None if unscored.
 
     Beside `accuracy_reward`, or to compare with others' runs. It does not see the problem: what is copied from it pays.
     Raises ValueError if the lengths differ.
@@ -164,7 +164,7 @@ def math_verify_reward(
 def final_reward(
     completions: Sequence[Completion], answer: Sequence[AnswerText] | None = None, **kwargs: Any
 ) -> list[float | None]:
-    """Return `format_reward` + `accuracy_reward`; None where the accuracy could not be scored."""
+    """Return `format_reward` + `accuracy_reward`; None if the accuracy could not be scored."""
     return [
         None if accuracy is None or form is None else form + accuracy
         for form, accuracy in zip(
@@ -179,7 +179,7 @@ vars(final_reward)["has_format"] = True
 
 
 # -- what the authors' code computed, kept so that its curves can be reproduced; not for new runs ------------------
-# Where it differs from the paper: a format level of 1.5, no check of the tags' order or number, correctness only with
+# If it differs from the paper: a format level of 1.5, no check of the tags' order or number, correctness only with
 # perfect format, and an answer also counts when the gold is a *substring* of it ("120" for gold "12").
 _ANSWER_SPAN = re.compile(r"<answer>(.*)</answer>", re.DOTALL)
 
@@ -227,7 +227,7 @@ def published_format_reward(completions: Sequence[Completion], **kwargs: Any) ->
 def published_correctness_reward(
     completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any
 ) -> list[float | None]:
-    """Score correctness as the authors' code did: 10 or 0; None where there is no gold."""
+    """Score correctness as the authors' code did: 10 or 0; None if there is no gold."""
     return [
         None if gold is None else published_correctness_score(completion_text(completion), as_text(gold))
         for completion, gold in zip(completions, answer, strict=True)
@@ -237,7 +237,7 @@ def published_correctness_reward(
 def published_final_reward(
     completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any
 ) -> list[float | None]:
-    """Return published format + correctness: one of 0, 1, 1.5, 10, 20; None where there is no gold."""
+    """Return published format + correctness: one of 0, 1, 1.5, 10, 20; None if there is no gold."""
     scores = published_correctness_reward(completions, answer)
     return [
         None if score is None else score + form

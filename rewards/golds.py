@@ -47,7 +47,7 @@ def find_unverifiable(golds: Iterable[tuple[str, str]], verifier: Verifier | Non
 
 
 def read_contract(problem: str) -> Contract:
-    """Return what a problem asks its answer to be; `str` of it is empty where nothing in particular is read."""
+    """Return what a problem asks its answer to be; `str` of it is empty if nothing in particular is read."""
     return read_problem(problem).contract
 
 

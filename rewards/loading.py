@@ -28,7 +28,7 @@ class LoadedRewards(NamedTuple):
     functions: list[RewardFunction]
     weights: list[float]
     names: list[str]
-    """One per function, unique: the function's name, with its module where two share one."""
+    """One per function, unique: the function's name, with its module if two share one."""
 
 
 def import_dotted(path: str, what: str) -> Any:

@@ -82,7 +82,7 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def decide_exactly(prediction: str, gold: str) -> bool | None:
-    """Return whether the two are equal where plain arithmetic or equal text tells, else None."""
+    """Return whether the two are equal if plain arithmetic or equal text tells, else None."""
     a, b = plain_number(prediction), plain_number(gold)
     if a is not None and b is not None:
         # Decimals that differ in a late digit may still agree under the policy on rounding: not decided here.
@@ -152,7 +152,7 @@ def _is_usable(gold: str) -> bool:
 
 
 def _decide_here(prediction: str, gold: str, problem: str | None, answers: str) -> str | None:
-    """Decide without a worker, where that is exact: unusable golds, empty and hostile answers, numbers, texts."""
+    """Decide without a worker, if that is exact: unusable golds, empty and hostile answers, numbers, texts."""
     if not _is_usable(gold) or (answers != "text" and is_no_gold(gold)):
         return Verdict.UNUSABLE_GOLD
     if not prediction.strip():

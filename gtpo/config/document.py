@@ -23,7 +23,7 @@ Key = tuple[str, ...]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")), _PACKAGE / "configs")
-"""The configs that come with gtpo: beside its modules where it is installed, configs/ in a checkout."""
+"""The configs that come with gtpo: beside its modules if it is installed, configs/ in a checkout."""
 
 
 TABLE = "table.yaml"
@@ -128,14 +128,14 @@ class Document:
         return Origin(next(above, ""), ".".join(key))
 
     def get(self, dotted: str) -> Any:
-        """Return the raw value of a dotted key, None where it is absent."""
+        """Return the raw value of a dotted key, None if it is absent."""
         value: Any = self.values
         for part in dotted.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return value
 
     def set(self, dotted: str, value: Any, origin: Origin | None = None) -> None:
-        """Set a value and create the sections above it. Raises UserError where one of them is no mapping."""
+        """Set a value and create the sections above it. Raises UserError if one of them is no mapping."""
         *sections, name = dotted.split(".")
         inside = self.values
         for depth, part in enumerate(sections, start=1):
@@ -149,7 +149,7 @@ class Document:
             self.origins[*sections, name] = origin
 
     def drop(self, dotted: str) -> Any:
-        """Remove a dotted key and return its value, None where it is absent."""
+        """Remove a dotted key and return its value, None if it is absent."""
         section, _, name = dotted.rpartition(".")
         inside = self.get(section) if section else self.values
         return inside.pop(name, None) if isinstance(inside, dict) else None

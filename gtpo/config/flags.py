@@ -21,7 +21,7 @@ _NULL = {"none", "null", "~"}
 
 
 def from_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overrides of START where no config is named, with a run name. UserError without a model or data."""
+    """Return the overrides of START if no config is named, with a run name. UserError without a model or data."""
     given = {full_name(flag): value for flag, value in overrides.items()}
     model, data = given.get("model.model_name"), given.get("dataset.name")
     if not model or not data:
@@ -65,7 +65,7 @@ def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
 
     Flags may come before or after the path, as `--key value` or `--key=value`; a list takes several words (or
     commas); a boolean alone means true. Unknown flags are kept: `load_config` reports them with the file's errors.
-    Raises UserError where a value is missing, and for a second config file or a word that belongs to nothing.
+    Raises UserError if a value is missing, and for a second config file or a word that belongs to nothing.
     """
     positional: list[str] = []
     overrides: dict[str, Any] = {}

@@ -56,7 +56,7 @@ def _find_source(dataset: DatasetSection) -> tuple[str, str]:
     if is_file(name):
         return name, ""
     if name in source_names():
-        # The name has its split already. "train" is also what is read where no split was set.
+        # The name has its split already. "train" is also what is read if no split was set.
         if split == "train" or name.endswith(f"_{split}"):
             return name, ""
         return "", f'dataset.split "{split}" contradicts dataset.name {name}, which names its split itself'

@@ -46,7 +46,7 @@ def optimizer_steps(config: TrainConfig, rows: int, world_size: int) -> int:
 
 
 def require_a_rollout(config: TrainConfig, rows: int, world_size: int) -> None:
-    """Raise UserError where the usable rows do not fill one rollout."""
+    """Raise UserError if the usable rows do not fill one rollout."""
     if config.method == "sft" or rows >= prompts_per_rollout(config, world_size):
         return
     training = config.training

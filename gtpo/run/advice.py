@@ -20,7 +20,7 @@ STEPS = 5
 
 EQUAL, EQUAL_STEPS = 8, 10
 """Groups with equal rewards, counted in whole steps, of so many logged steps, from which on a warning is due. A test
-says what it does in the recorded runs: silent where training is calm, said where it fails."""
+says what it does in the recorded runs: silent if training is calm, said if it fails."""
 
 VLLM_SHARE = 0.3
 """model.gpu_memory_utilization that is advised if memory ran out."""
@@ -58,7 +58,7 @@ class Advice(TrainerCallback):
         return [_for_scripts(text) for text in new] if self.script else new
 
     def _values(self, name: str, trls: str = "", steps: int = STEPS) -> list[float]:
-        """Return a metric of the last steps, under our name or TRL's; none where a step lacks it."""
+        """Return a metric of the last steps, under our name or TRL's; none if a step lacks it."""
         values = [row.get(name, row.get(trls)) for row in list(self.recent)[-steps:]]
         return [] if None in values else [float(value) for value in values if value is not None]
 
@@ -136,7 +136,7 @@ def memory_advice(config: TrainConfig, error: BaseException) -> str:
         advice.append(f"model.max_seq_length {model.max_seq_length} -> {model.max_seq_length // 2}")
     elif longest > 1:
         advice.append(f"training.max_completion_length {longest} -> {longest // 2}")
-    # `auto` is vLLM where it is installed and there is a GPU, and a GPU is what ran out.
+    # `auto` is vLLM if it is installed and there is a GPU, and a GPU is what ran out.
     samples = config.method != "sft" and (engine == "vllm" or (engine == "auto" and installed("vllm")))
     if samples and model.gpu_memory_utilization > VLLM_SHARE:
         advice.append(f"model.gpu_memory_utilization {model.gpu_memory_utilization} -> {VLLM_SHARE} (vLLM's share)")

@@ -121,7 +121,7 @@ def _sampled(config: TrainConfig) -> dict[str, Any]:
         "vllm_tensor_parallel_size": rollout.tensor_parallel_size,
         "vllm_gpu_memory_utilization": config.model.gpu_memory_utilization,
         "vllm_max_model_length": config.model.max_seq_length,
-        # The same for both methods, which then differ by method alone.
+        # The same for both methods, which then differ only by method.
         "vllm_importance_sampling_correction": rollout.importance_sampling_correction,
         "trust_remote_code": config.model.trust_remote_code,
     }

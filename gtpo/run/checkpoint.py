@@ -60,7 +60,7 @@ def window_file(checkpoint: str | Path, rank: int) -> Path:
 
 
 def read_state(checkpoint: str | Path, *also: str) -> dict[str, Any]:
-    """Return gtpo_state.json. Raises UserError where it is missing or lacks what a run resumes from.
+    """Return gtpo_state.json. Raises UserError if it is missing or lacks what a run resumes from.
 
     also: keys that it must have besides those of every checkpoint.
     """

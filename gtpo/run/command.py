@@ -84,7 +84,7 @@ def _print_result(folder: TrainFolder, json_output: bool) -> None:
 
 
 def _launcher_limit(root: Path) -> str:
-    """Return what to add where a launcher passes signals on, which then kills the processes."""
+    """Return what to add if a launcher passes signals on, which then kills the processes."""
     if launched_processes() == 1:
         return ""
     seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")  # of torch 2.13's launcher; 30 in others

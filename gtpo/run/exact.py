@@ -74,7 +74,7 @@ class ExactCheckpoints(TrainerCallback):
 
     trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline: `trainer.add_callback(ExactCheckpoints(trainer))`.
     extra_state: returns what else a checkpoint keeps in gtpo_state.json; `restored` holds it in a resumed run.
-    Resuming raises UserError where a checkpoint is damaged.
+    Resuming raises UserError if a checkpoint is damaged.
     """
 
     def __init__(self, trainer: Any, extra_state: Callable[[], dict[str, Any]] = dict) -> None:
@@ -194,7 +194,7 @@ class ExactCheckpoints(TrainerCallback):
         trl_seam.restore(trainer, self.restored, None if saved is None else saved["inputs"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take up what the line of the log that the checkpoint cut had gathered, where there was one."""
+        """Take up what the line of the log that the checkpoint cut had gathered, if there was one."""
         if self._resumed_from is None:
             return
         path = window_file(self._resumed_from, self.trainer.accelerator.process_index)

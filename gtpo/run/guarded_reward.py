@@ -33,9 +33,9 @@ class GuardedReward:
     def __call__(
         self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **columns: Any
     ) -> list[float | None]:
-        """Return one score per completion, None where the function raised or returned None.
+        """Return one score per completion, None if the function raised or returned None.
 
-        Raises UserError where what it returned are no scores of these completions.
+        Raises UserError if what it returned are no scores of these completions.
         """
         scores = self._scores(prompts, completions, completion_ids, columns)
         if scores is not None:
@@ -48,7 +48,7 @@ class GuardedReward:
         return scores
 
     def _scores(self, prompts: Any, completions: Any, ids: Any, columns: dict[str, Any]) -> list[float | None] | None:
-        """Return the scores of some completions; None where the function raised."""
+        """Return the scores of some completions; None if the function raised."""
         try:
             returned = self.function(prompts=prompts, completions=completions, completion_ids=ids, **columns)
         except Exception:  # the user's code may raise anything; its traceback is shown, and no score is made up
@@ -73,7 +73,7 @@ def guarded_rewards(
 
 
 def mark_unscored(trainer: Any, rewards: Tensor) -> Tensor:
-    """Make a completion unscored where any of its rewards could not be computed. UserError at more than half."""
+    """Make a completion unscored if any of its rewards could not be computed. UserError at more than half."""
     unscored = rewards.isnan().any(dim=1)
     if unscored.float().mean() > 0.5:
         guarded = [f for f in trainer.reward_funcs if isinstance(f, GuardedReward)]

@@ -1,6 +1,6 @@
-"""The health of a run, from its metrics alone: collapse, best step, early stop. No trainer, no files.
+"""The health of a run, only from its metrics: collapse, best step, early stop. No trainer, no files.
 
-A run has collapsed where one of its metrics has left the run's own past, beyond what chance explains
+A run has collapsed if one of its metrics has left the run's own past, beyond what chance explains
 (`gtpo.run.watch`). A loss that is not finite is collapse at once.
 
 If the run validates, the held-out problems judge: the same problems, against the best validation and the one before
@@ -53,7 +53,7 @@ class Judgement:
 class Health:
     """The watch, the best step and the patience of a run; its state travels with the checkpoints.
 
-    metric: what selects `best/`: `validation/pass@1` where the run validates, else `reward/accuracy`, or (sft) `loss`,
+    metric: what selects `best/`: `validation/pass@1` if the run validates, else `reward/accuracy`, or (sft) `loss`,
     of which lower is better. logging_steps: how many steps a line covers.
     """
 

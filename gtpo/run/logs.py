@@ -72,7 +72,7 @@ def reward_rows(metrics: Sequence[dict[str, Any]], window: int) -> list[RewardRo
 
 
 def reward_table(folder: TrainFolder, window: int, logging_steps: int = 1) -> str:
-    """Return the table as text, empty where nothing was rewarded (sft).
+    """Return the table as text, empty if nothing was rewarded (sft).
 
     window: lines that a mean covers; logging_steps: steps that a line covers.
     """

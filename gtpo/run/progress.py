@@ -32,7 +32,7 @@ PLAIN_SECONDS = 5.0
 
 
 def summary(row: Mapping[str, Any], width: int | None = None) -> str:
-    """Return the headline metrics of a step in one line, the first ones where not all fit into `width` columns."""
+    """Return the headline metrics of a step in one line, the first ones if not all fit into `width` columns."""
     line = ""
     for name, label, pattern in SHOWN:
         if isinstance(row.get(name), int | float):
@@ -200,7 +200,7 @@ class StepProgress:
         self._forwards += 1
 
     def _state(self, seconds: float) -> str:
-        """Return how far the sampling is, empty where it is unknown."""
+        """Return how far the sampling is, empty if it is unknown."""
         if not self.trainer.use_vllm:
             longest = self.trainer.max_completion_length
             return f": token {self._forwards} of at most {longest}" if self._forwards else ""

@@ -1,6 +1,6 @@
 """Tests that may be looked at after every line of a run and still keep their error rate: betting against no change.
 
-`Drift` asks whether a metric has left its own past on one side. A value is scored in [0, 1]: 1 where it is on the good
+`Drift` asks whether a metric has left its own past on one side. A value is scored in [0, 1]: 1 if it is on the good
 side of a bound that the past gives, less the farther it lies beyond. Under no change the mean score is at least `null`,
 a lower confidence bound from the past with some slack; then the wealth of a bet against it, a product of
 1 + f (null - score) / (1 - null), is a non-negative supermartingale. Bets start again and again, each with the past as
@@ -147,7 +147,7 @@ class Drift:
         best: tuple[Floats, ...] | None = None
         for length in lengths:
             window = past[:, -length:]
-            # Where a reward may be negative, falls are measured from its least value.
+            # If a reward may be negative, falls are measured from its least value.
             mean, low = window.mean(1), np.minimum(window.min(1), 0.0)
             if self.limit is None:
                 bound = low + self.ratio * (mean - low)

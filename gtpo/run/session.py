@@ -64,7 +64,7 @@ _NO_NUMBERS = re.compile("probability tensor contains either|(?:is|are) not fini
 class TrainingRun(TrainerCallback):
     """Builds the trainer of a config, runs it, and writes the run folder; its methods on_* are the trainer's events.
 
-    score_held_out: what scores the held-out problems; UserError without it where the config asks for validation.
+    score_held_out: what scores the held-out problems; UserError without it if the config asks for validation.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TrainingRun(TrainerCallback):
             raise UserError(
                 "training.eval_steps: held-out problems cannot be scored without score_held_out; gtpo train gives it"
             )
-        # Without being told, accelerate sees one process where torchrun started several on CPUs.
+        # Without being told, accelerate sees one process if torchrun started several on CPUs.
         self.processes = PartialState(cpu=not torch.accelerator.is_available())
         self.main = self.processes.is_main_process
         # What TRL refuses is told before the weights are loaded; `_build` makes them again for their data type.
@@ -100,7 +100,7 @@ class TrainingRun(TrainerCallback):
         self.beside_vllm = config.method != "sft" and rollout_engine(config) == "vllm"
         self.trainer: Any = None
         self.groups: GroupStatistics | None = None
-        """What the trainer sampled; None where nothing is (sft)."""
+        """What the trainer sampled; None if nothing is (sft)."""
         self.held_out: list[Problem] = []
         self.validation: Validation | None = None
 
@@ -284,7 +284,7 @@ class TrainingRun(TrainerCallback):
         return training.logging_steps * math.ceil(KL_STEPS / training.logging_steps) if wanted else 0
 
     def _untrained(self, loaded: LoadedModel) -> Any:
-        """Return the weights that the run started from, also where it resumes; None where no second copy is needed."""
+        """Return the weights that the run started from, also if it resumes; None if no second copy is needed."""
         if loaded.peft_config is not None or self.config.training.beta > 0:
             return None  # the adapter is disabled, or TRL's own reference serves
         return load_model(self.config, self.inputs.weights).model
@@ -314,7 +314,7 @@ class TrainingRun(TrainerCallback):
         self.step_begin = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log the completions, validate where it is due, and save and stop where the processes agree to."""
+        """Log the completions, validate if it is due, and save and stop if the processes agree to."""
         self.step_seconds.append(time.perf_counter() - self.step_begin)
         self._log_completions()
         if self.validation is not None and self.validation.is_due(state.global_step, state.max_steps):

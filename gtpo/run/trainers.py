@@ -124,7 +124,7 @@ def _init_of(theirs: type) -> str:
 def build_trainer(kind: Any, path: str | None, arguments: Mapping[str, Any]) -> Any:
     """Return `kind(**arguments)`; `path` names the user's class (`trainer.class_path`); None without one.
 
-    Raises UserError where that class's own __init__ does not build a trainer.
+    Raises UserError if that class's own __init__ does not build a trainer.
     """
     if path is None:
         return kind(**arguments)
@@ -139,9 +139,9 @@ def build_trainer(kind: Any, path: str | None, arguments: Mapping[str, Any]) -> 
 
 @contextmanager
 def sharing_prefixes(config: TrainConfig, model: Any) -> Iterator[None]:
-    """Let a model that no trainer has yet share prefixes inside, where the config asks for it.
+    """Let a model that no trainer has yet share prefixes inside, if the config asks for it.
 
-    Raises UserError where it cannot.
+    Raises UserError if it cannot.
     """
     if not config.training.share_prefixes:
         yield

@@ -51,7 +51,7 @@ def summed_kl(
 class UntrainedKL(TrainerCallback):
     """Logs `kl/untrained` every `every` steps: `trainer.add_callback(UntrainedKL(trainer, every=10))`.
 
-    trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline. reference: the untrained model; needed where the model has no
+    trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline. reference: the untrained model; needed if the model has no
     adapter to disable and TRL holds no reference: ValueError without it.
     """
 

@@ -76,7 +76,7 @@ class Validation(TrainerCallback):
             self.fresh = {}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Validate where it is due; the next line of the log has the result."""
+        """Validate if it is due; the next line of the log has the result."""
         if self.is_due(state.global_step, state.max_steps):
             for name, value in self.run(state.global_step).items():
                 trl_seam.log(self.groups.trainer, name, value)

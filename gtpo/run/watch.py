@@ -45,7 +45,7 @@ FALLEN = 0.6
 
 
 def metric_value(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    """Return the first of `names` that a line has as a number, None where it has none."""
+    """Return the first of `names` that a line has as a number, None if it has none."""
     return next((float(row[name]) for name in names if isinstance(row.get(name), int | float)), None)
 
 
@@ -63,7 +63,7 @@ class Watch:
         self.streak = 0
 
     def observe(self, step: int, row: Mapping[str, Any]) -> str | None:
-        """Take in one line of metrics; return what is wrong, None while nothing is or where it was said."""
+        """Take in one line of metrics; return what is wrong, None while nothing is or if it was said."""
         loss = row.get("loss")
         if loss is not None and not math.isfinite(loss):
             return f"the loss is {loss}, not finite, at step {step}"

@@ -6,7 +6,7 @@ calibration       H_ini before step 0, and the entropy gate's decision
 group_statistics  a round of sampling: what is logged of groups for every method, and conflict weights over whole groups
 policy_head       the fused loss inside the model's own forward
 checks            what is refused, warned of or compared, that a user would not see otherwise
-adapter_sync      what vLLM is given: the adapter alone where it can
+adapter_sync      what vLLM is given: only the adapter, if it can
 shared_prefixes   tokens that the rows of a batch share, computed once
 trl_seam          TRL's private names, checked when they are imported
 """

@@ -1,15 +1,15 @@
-"""With LoRA, vLLM holds the base once and takes the adapter alone at each synchronisation; nothing is ever merged.
+"""With LoRA, vLLM holds the base once and takes only the adapter at each synchronisation; nothing is ever merged.
 
 TRL merges the adapter into the base, sends all weights, and takes it out again. In bfloat16 the base then drifts by a
 rounding at each synchronisation, and in 4 bits most of the adapter is rounded away and the base with it. Here vLLM
-starts with its LoRA layers, and A and B alone follow: in this process as tensors, to a server as a folder that it
+starts with its LoRA layers, and only A and B follow: in this process as tensors, to a server as a folder that it
 loads (`/v1/load_lora_adapter`). Each B is sent times its layer's scaling, which covers rsLoRA and alpha patterns.
 
 vLLM reads no bitsandbytes weights. If the base is in 4 bits, it gets what the trainer computes with: the same
 numbers, unpacked, in the dtype they are unpacked to. They pass once, as it starts, through a folder.
 
-What vLLM has no LoRA for (`adapter_obstacle`) is merged as TRL does where the base is not quantized, with a warning,
-and refused where it is.
+What vLLM has no LoRA for (`adapter_obstacle`) is merged as TRL does if the base is not quantized, with a warning,
+and refused if it is.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ NAME, NUMBER = "policy", 1
 SHARD_BYTES = 2 << 30
 SEQUENCES = 256
 """Completions that vLLM samples side by side, at least: TRL allows no more than a step's, and H_ini and the held-out
-problems are many more. The cache bounds them where memory is short."""
+problems are many more. The cache bounds them if memory is short."""
 
 
 def adapter_obstacle(model: Any) -> str | None:
-    """Return why vLLM cannot take the adapter of a PeftModel by itself; None where it can."""
+    """Return why vLLM cannot take the adapter of a PeftModel by itself; None if it can."""
     if len(model.active_adapters) != 1:
         return f"{len(model.active_adapters)} adapters are active"
     name = model.active_adapters[0]
@@ -133,20 +133,20 @@ class AdapterGeneration(VLLMGeneration):
     """TRL's VLLMGeneration; a LoRA adapter goes to vLLM by itself."""
 
     adapter: str | None = None
-    """The adapter that goes to vLLM by itself; None where all weights do."""
+    """The adapter that goes to vLLM by itself; None if all weights do."""
     rank: int
     scratch: Path
     """A folder that both the trainer and vLLM can read."""
 
     def _init_vllm(self) -> None:
-        """Start the engine with its LoRA layers, where it takes the adapter by itself."""
+        """Start the engine with its LoRA layers, if it takes the adapter by itself."""
         self.adapter = self._own_adapter()
         # vLLM compiles for a minute at each start, which on a CPU gains nothing that a run would notice.
         options: dict[str, Any] = {"max_num_seqs": max(self.max_num_seqs or 0, SEQUENCES)}
         if self.mode == "colocate":
             from vllm.utils.network_utils import get_open_port
 
-            # TRL takes 29500 where it is free, and so does another run that starts at the same time.
+            # TRL takes 29500 if it is free, and so does another run that starts at the same time.
             os.environ.setdefault("MASTER_PORT", str(get_open_port()))
         if self._on_cpu():
             options |= {"enforce_eager": True, "block_size": CPU_KV_BLOCK}
@@ -163,7 +163,7 @@ class AdapterGeneration(VLLMGeneration):
         packed = is_quantized(self.model)
         if packed:
             options |= {"dtype": layer.get_base_layer().compute_dtype, "quantization": None}
-        elif self._on_cpu():  # vLLM would take bfloat16 where the trainer has float32
+        elif self._on_cpu():  # vLLM would take bfloat16 if the trainer has float32
             options["dtype"] = layer.get_base_layer().weight.dtype
         with tempfile.TemporaryDirectory(prefix="vllm-base-", dir=self.scratch) as folder:
             if packed:
@@ -181,7 +181,7 @@ class AdapterGeneration(VLLMGeneration):
         return self.mode == "colocate" and self.accelerator.device.type == "cpu"
 
     def _own_adapter(self) -> str | None:
-        """Return the name of the adapter that vLLM takes by itself. Raises UserError where merging would round."""
+        """Return the name of the adapter that vLLM takes by itself. Raises UserError if merging would round."""
         if not is_peft_model(self.model):
             return None
         packed = is_quantized(self.model)
@@ -209,7 +209,7 @@ class AdapterGeneration(VLLMGeneration):
         return None
 
     def sync_weights(self) -> None:
-        """Send vLLM the current adapter; all weights, where it does not take the adapter by itself."""
+        """Send vLLM the current adapter; all weights, if it does not take the adapter by itself."""
         if self.adapter is None:
             with reloaded_by_layers(self.llm) if self._on_cpu() else nullcontext():
                 super().sync_weights()
@@ -291,7 +291,7 @@ class AdapterGeneration(VLLMGeneration):
 
 
 def vllm_of(args: Any) -> AbstractContextManager[None]:
-    """Let the GRPOTrainer that is built inside sample with `AdapterGeneration`, where its arguments ask for vLLM."""
+    """Let the GRPOTrainer that is built inside sample with `AdapterGeneration`, if its arguments ask for vLLM."""
     if not (getattr(args, "use_vllm", False) and is_vllm_available()):
         return nullcontext()
     Path(args.output_dir).mkdir(parents=True, exist_ok=True)
@@ -305,7 +305,7 @@ def reloaded_by_layers(engine: Any) -> Iterator[None]:
     vLLM's CPU backend packs the linear layers' weights as it loads them, so TRL's way of writing into them fails
     (`'Parameter' object has no attribute 'weight_loader'`). vLLM's own layer-wise reload puts the unpacked parameters
     back, takes the new weights and packs them again. It passes over an lm_head that is tied to the embedding, whose
-    packed copy would stay that of the start (seen where oneDNN packs bfloat16, on an AVX-512 machine): it is packed
+    packed copy would stay that of the start (seen if oneDNN packs bfloat16, on an AVX-512 machine): it is packed
     again here.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
@@ -316,5 +316,5 @@ def reloaded_by_layers(engine: Any) -> Iterator[None]:
     yield
     finalize_layerwise_reload(runner.model, runner.model_config)
     for layer in runner.model.modules():
-        if hasattr(layer, "cpu_linear") and layer.weight.numel():  # linear layers keep the packed copy alone
+        if hasattr(layer, "cpu_linear") and layer.weight.numel():  # linear layers keep only the packed copy
             dispatch_cpu_unquantized_gemm(layer, remove_weight=False)

@@ -50,7 +50,7 @@ class CalibrationFile:
 
 
 class GateCalibration(TrainerCallback):
-    """Decides the entropy gate of a GTPOTrainer before its first step, by H_ini where the filter is `auto`."""
+    """Decides the entropy gate of a GTPOTrainer before its first step, by H_ini if the filter is `auto`."""
 
     def __init__(self, trainer: Any, objective: Objective) -> None:
         self.trainer, self.objective = trainer, objective
@@ -85,7 +85,7 @@ class GateCalibration(TrainerCallback):
             LOG.info(f"measuring H_ini on the untrained policy: {done}/{total} samples")
 
     def ensure(self) -> None:
-        """Measure H_ini before step 0 where the filter is `auto`, or take up what the resumed run stored."""
+        """Measure H_ini before step 0 if the filter is `auto`, or take up what the resumed run stored."""
         trainer = self.trainer
         main = trainer.accelerator.is_main_process
         if self.objective.filter == "auto" and trainer.args.initial_entropy is None:
@@ -132,7 +132,7 @@ class GateCalibration(TrainerCallback):
         return found._replace(seconds=round(time.monotonic() - begin, 1))
 
     def sampled_at_once(self, rows: Sequence[dict[str, Any]]) -> int:
-        """Return the completions that a process samples side by side: all of them, where their cache is small enough.
+        """Return the completions that a process samples side by side: all of them, if their cache is small enough.
 
         vLLM bounds its memory by itself. The trainer's own model samples at least what a step samples.
         """

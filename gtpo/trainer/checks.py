@@ -74,7 +74,7 @@ class ObjectiveGuard(TrainerCallback):
         self.trainer, self.objective = trainer, objective
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Raise ValueError where the checkpoint is that of another objective; warn of a round that is lost."""
+        """Raise ValueError if the checkpoint is that of another objective; warn of a round that is lost."""
         path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / OBJECTIVE_FILE
         if not state.global_step:
             return

@@ -38,7 +38,7 @@ def loss_mask(batch: Mapping[str, Any]) -> Tensor:
 def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     """Return the share of completions that another prompt of the rollout was given too, token for token.
 
-    ids, mask [N, L], groups of `group` rows. Within a group equal completions are expected where a policy is certain.
+    ids, mask [N, L], groups of `group` rows. Within a group equal completions are expected if a policy is certain.
     """
     texts = [tuple(row[keep].tolist()) for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
     prompts: dict[tuple[int, ...], set[int]] = defaultdict(set)
@@ -59,11 +59,11 @@ class Rollout:
     prompts: list[Any]
     """This rank's prompts, one per completion."""
     rewards: Tensor
-    """[N, functions]; NaN where a function gave none."""
+    """[N, functions]; NaN if a function gave none."""
     format: Tensor
     """Format reward [N]."""
     accuracy: Tensor | None
-    """Accuracy reward [N]; None where no function computes it."""
+    """Accuracy reward [N]; None if no function computes it."""
     step: int
     """The step it was sampled for, from 1."""
     ids: Tensor
@@ -123,13 +123,13 @@ class GroupStatistics:
         self.trainer = trainer
         self.objective = objective or PRESETS["grpo"]
         self.own_advantages = objective is not None and trainer.multi_objective_aggregation == "sum_then_normalize"
-        """Whether the objective's advantages are trained with: TRL's where each reward is normalised by itself."""
+        """Whether the objective's advantages are trained with: TRL's if each reward is normalised by itself."""
         self.stopwatch: dict[str, float] = defaultdict(float)
         """Seconds spent since the last logged step, by part."""
         self.rollouts: dict[str, Rollout] = {}
         """The round of sampling in use, by mode (train, eval)."""
         self.mark_unscored: Callable[[Tensor], Tensor] = lambda rewards: rewards
-        """Makes whole rows NaN where a function failed (`gtpo train`); by itself TRL's meaning of None is kept."""
+        """Makes whole rows NaN if a function failed (`gtpo train`); by itself TRL's meaning of None is kept."""
         self._scores: dict[str, Any] = {}
         """What the round that is being scored has earned: the first fields of its Rollout."""
 
@@ -246,7 +246,7 @@ class GroupStatistics:
     def log_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
         """Log how far the trainer's log-probabilities [B, L] are from vLLM's; stop beyond the tolerance.
 
-        They are compared under the policy that sampled, also where several optimizer steps share a rollout.
+        They are compared under the policy that sampled, also if several optimizer steps share a rollout.
         Raises UserError there.
         """
         sampled = inputs.get("sampling_per_token_logps")

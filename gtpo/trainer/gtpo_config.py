@@ -100,7 +100,7 @@ class GTPOConfig(GRPOConfig):
         super().__post_init__()
 
     def resolved_objective(self) -> Objective:
-        """Return `objective` where it is whole, else the preset with the fields that it names changed."""
+        """Return `objective` if it is whole, else the preset with the fields that it names changed."""
         if isinstance(self.objective, Objective):
             return self.objective
         changes: Any = self.objective or {}

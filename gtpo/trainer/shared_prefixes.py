@@ -32,7 +32,7 @@ class Tree(NamedTuple):
     positions: Tensor
     """[1, N] of each node in its path, from 0."""
     attends: Tensor
-    """[1, 1, N, N], True where the first node attends to the second: its path, itself included."""
+    """[1, 1, N, N], True if the first node attends to the second: its path, itself included."""
     places: Tensor
     """[B, T] node of each token; of padding, 0."""
 
@@ -136,7 +136,7 @@ def share_prefixes(model: Any) -> SharedPrefixes:
     Before any PEFT wrapping or sharding. If the model is called with ids and a mask alone and without a cache, as
     trainers call it; generation is as before.
 
-    Raises ValueError where the model cannot be computed so, also where a small batch shows it.
+    Raises ValueError if the model cannot be computed so, also if a small batch shows it.
     """
     config = model.config.get_text_config()
     if why := obstacle(config):

@@ -53,7 +53,7 @@ _PLAIN_CHAT_TEMPLATE = (
 def plain_chat_template(tokenizer: Any) -> str:
     """Return the template for a tokenizer that has none, the same in training and in evaluation.
 
-    It begins with the token that this tokenizer itself puts before a text, where it puts one: templates are rendered
+    It begins with the token that this tokenizer itself puts before a text, if it puts one: templates are rendered
     to text and tokenised without special tokens.
     """
     begins = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]

@@ -1,8 +1,8 @@
 """Problems: one record type for training sets and benchmarks, from local files, the Hub, or generated.
 
 A source is a name of `SOURCES`, a split of the embedded task, or a .jsonl/.parquet file of the user's with the
-fields problem and answer (and id, solution, subject, level where there are any). Named sources are read from
-`<name>.jsonl` or `<name>.parquet` in the data folder where one is given (argument, else GTPO_DATA_DIR) and from the
+fields problem and answer (and id, solution, subject, level if there are any). Named sources are read from
+`<name>.jsonl` or `<name>.parquet` in the data folder if one is given (argument, else GTPO_DATA_DIR) and from the
 Hugging Face Hub otherwise; both give the same ids and the same golds.
 """
 
@@ -47,7 +47,7 @@ def plain_integer(answer: str) -> str:
 
 
 def parse_level(value: Any) -> int | None:
-    """Return 3 for 3, "3" and "Level 3"; None where the level is missing (`Level ?` in MATH)."""
+    """Return 3 for 3, "3" and "Level 3"; None if the level is missing (`Level ?` in MATH)."""
     digits = re.search(r"\d+", str(value if value is not None else ""))
     return int(digits.group()) if digits else None
 
@@ -270,7 +270,7 @@ def load_file(path: Path, *, published: bool = False, fields: Mapping[str, str] 
 def load_hub(
     name: str, source: HubSource, parse: Callable[[dict[str, Any], int], Problem] | None = None
 ) -> list[Problem]:
-    """Load a source from the Hub. UserError where it cannot be reached or its fields have changed."""
+    """Load a source from the Hub. UserError if it cannot be reached or its fields have changed."""
     remedy = f"put {name}.jsonl in a folder and pass it as --data-dir or GTPO_DATA_DIR"
     with cache_if_unreachable():
         import datasets
@@ -301,7 +301,7 @@ def load_hub(
 def data_folder(data_dir: str | Path | None = None) -> Path | None:
     """Return the folder of local benchmark files: the argument, else GTPO_DATA_DIR, else None.
 
-    Raises UserError where it is given but not there.
+    Raises UserError if it is given but not there.
     """
     given = data_dir or os.environ.get("GTPO_DATA_DIR")
     if not given:
@@ -328,8 +328,8 @@ def load_source(
 
     Args:
         name: one of `source_names()`, or the path of a .jsonl/.parquet file.
-        data_dir: folder with `<name>.jsonl` or `<name>.parquet`; GTPO_DATA_DIR where it is not given.
-        subsets: subjects to keep ("algebra" or "Algebra", ...); all where it is empty.
+        data_dir: folder with `<name>.jsonl` or `<name>.parquet`; GTPO_DATA_DIR if it is not given.
+        subsets: subjects to keep ("algebra" or "Algebra", ...); all if it is empty.
         fields: of a file, our names for fields that have others (`renamed`).
 
     Raises UserError for an unknown name (with the nearest one), a file or folder that is not there, broken rows

@@ -1,4 +1,4 @@
-"""Terms and their values: exact on fractions, 60 digits otherwise, refused (TooBig) where it would outgrow the machine.
+"""Terms and their values: exact on fractions, 60 digits otherwise, refused (TooBig) if it would outgrow the machine.
 
 A term is a tuple: `("num", Fraction)`, `("const", name)`, `("sym", name)`, `("add", a, b, …)`, `("mul", a, b, …)`,
 `("div", a, b)`, `("pow", a, b)`, `("neg", a)`, `("fn", name, a, …)`, `("pm", sign, a)`, `("mat", rows)`,
@@ -135,7 +135,7 @@ def add(a: Value, b: Value) -> Value:
 
 
 def multiply(a: Value, b: Value) -> Value:
-    """Return a b, for numbers and matrices. Raises NoValue where shapes do not fit."""
+    """Return a b, for numbers and matrices. Raises NoValue if shapes do not fit."""
     if isinstance(a, Matrix) and isinstance(b, Matrix):
         columns = list(zip(*b, strict=True))
         if any(len(row) != len(b) for row in a):
@@ -171,7 +171,7 @@ def _root(value: int, degree: int) -> int | None:
 
 
 def power(a: Value, b: Value) -> Value:
-    """Return a to the b: exact where it is rational and small. Raises TooBig for towers."""
+    """Return a to the b: exact if it is rational and small. Raises TooBig for towers."""
     exponent = integer(b)
     if isinstance(a, Matrix):
         if exponent is None or not 1 <= exponent <= 64:
@@ -372,7 +372,7 @@ class Budget:
 
 
 def evaluate(term: Term, point: Mapping[str, Value], sign: int = 1) -> Value:
-    """Return the value of a term where each variable has the value `point` gives it; `±` takes `sign`.
+    """Return the value of a term if each variable has the value that `point` gives it; `±` takes `sign`.
 
     Raises NoValue (a pole, an unbound name, shapes that do not fit) or TooBig.
     """

@@ -118,8 +118,8 @@ class _Worker:
         """Yield (outcome, whether the worker stays fit for use) of each task, in order.
 
         Tasks are sent ahead, so that the worker never waits for its caller; each still has its own time. Raises
-        TimeoutError in place of an outcome that does not come in time, Stalled where the worker does not begin in
-        time, EOFError where it is gone.
+        TimeoutError in place of an outcome that does not come in time, Stalled if the worker does not begin in
+        time, EOFError if it is gone.
         """
         self.await_ready()
         lines = [json.dumps(task).encode() + b"\n" for task in tasks]

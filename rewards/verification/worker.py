@@ -54,7 +54,7 @@ def _arm(timeout_s: float) -> None:
 
 
 def _limit_memory(memory_mb: int) -> None:
-    """Limit the address space, where the system knows such a limit (Linux; macOS takes it and does not enforce it)."""
+    """Limit the address space, if the system knows such a limit (Linux; macOS takes it and does not enforce it)."""
     try:
         import resource
 

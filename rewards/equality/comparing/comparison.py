@@ -111,7 +111,7 @@ def renamed(answer: Answer, names: Mapping[str, str]) -> Answer:
 
 
 def assigned(answer: Answer) -> dict[str, Answer] | None:
-    """Return name -> value of `(x, y) = (1, 2)` and of `x = 1, y = 2`, where there are two names or more."""
+    """Return name -> value of `(x, y) = (1, 2)` and of `x = 1, y = 2`, if there are two names or more."""
     if isinstance(answer, Named) and answer.name.startswith("(") and isinstance(answer.value, Listing):
         names = [re.sub(r"\([a-z]$|\([a-z]\)$", "", name) for name in answer.name[1:-1].split(",")]
         same = len(names) == len(answer.value.items) == len(set(names))
@@ -147,7 +147,7 @@ class RealSets:
         self._ends: list[Any] = []
 
     def same(self, p: Answer, g: Answer) -> bool | None:
-        """Return whether two answers are one set of reals, None where one of them is no such set."""
+        """Return whether two answers are one set of reals, None if one of them is no such set."""
         self._ends = []
         try:
             first, second = self._read(p), self._read(g)
@@ -366,7 +366,7 @@ class Comparison:
             plain, degrees = (p, g) if g.unit.name == "degree" else (g, p)
             if contains(degrees.term, "const", "pi"):
                 return False  # an angle in radians
-            if contains(plain.term, "const", "pi") or plain.unit.name:  # where the problem fixes no unit
+            if contains(plain.term, "const", "pi") or plain.unit.name:  # if the problem fixes no unit
                 free = self.problem is not None and not self.problem.fixes_angles and not self.contract.units
                 radians = ("mul", degrees.term, ("div", ("const", "pi"), ("num", Fraction(180))))
                 return free and equal_terms(radians, plain.term)
@@ -374,11 +374,11 @@ class Comparison:
             return False
         counted = self.problem.counted if self.problem else frozenset()
         if p.unscaled is not None and counted.issuperset(map(singular, p.scales)):
-            p = replace(p, term=p.unscaled)  # `5 dozen` where the problem asks how many dozen
+            p = replace(p, term=p.unscaled)  # `5 dozen` if the problem asks how many dozen
         if p.percent == g.percent:
             return self._values(p, g)
         asked = None if self.problem is None else self.problem.asks_percent
-        if p.percent:  # 60 % and 60 are one answer where a percentage is asked for; 0.6 is never 60
+        if p.percent:  # 60 % and 60 are one answer if a percentage is asked for; 0.6 is never 60
             return self._values(p, g) if asked else self._values(hundredth(p), g)
         return self._values(p, hundredth(g)) or (asked is not False and self._values(p, g))
 
@@ -389,7 +389,7 @@ class Comparison:
         if not p.nouns <= vocabulary | g.nouns or not p.amounts <= counted | g.amounts:
             return False
         if p.things and not g.things and p.things <= vocabulary - counted and any(map(is_noun, counted)):
-            return False  # `5 boys` where the problem asks how many girls
+            return False  # `5 boys` if the problem asks how many girls
         if not g.name:
             return self.has_asked_unit(p)
         if not p.name or p.name == g.name:
@@ -399,7 +399,7 @@ class Comparison:
         return {p.name, g.name} in ({"degree", "celsius"}, {"degree", "fahrenheit"})
 
     def has_asked_unit(self, unit: Unit) -> bool:
-        """Return whether a unit is one that the problem asks for; none is, and any is where it asks for none."""
+        """Return whether a unit is one that the problem asks for; none is, and any is if it asks for none."""
         contract, given = self.contract, unit.name
         head, _, below = given.partition("/")
         if head in _MONEY and contract.currencies and head not in contract.currencies:
@@ -412,7 +412,7 @@ class Comparison:
             return not (given and contract.counts)
         for asked in contract.units:
             wanted, _, per = asked.partition("/")
-            # `5 hours` where it asks how many a week
+            # `5 hours` if it asks how many a week
             if given == "degree" and wanted in ("celsius", "fahrenheit"):
                 return True
             money = contract.currencies == {"sterling"} and {head, wanted} >= {"sterling", "pound"}

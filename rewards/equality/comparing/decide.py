@@ -103,7 +103,7 @@ def decide(
     spoken = (known.asking, known.others) if known is not None and " " in prediction else ()
     texts = _texts(prediction, False, *spoken)
     if known is not None and known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])):
-        texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, where a measure is asked for
+        texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, if a measure is asked for
     if known is not None and (name := name_in(gold, known)) is not None:
         if any(same_name(clean(text), name) for text in texts) or name_in(prediction, known) == name:
             return "CORRECT"

@@ -1,6 +1,6 @@
 """Equality of terms: the same values at points drawn for their variables, wherever both are real.
 
-Exact where all is rational, else to 40 of 60 digits, relative to the larger value. If the numbers on the way differ
+Exact if all is rational, else to 40 of 60 digits, relative to the larger value. If the numbers on the way differ
 so much in size that 60 digits could hide one behind another (1 + e^-1000), all is done again with as many digits as it
 takes. Equal terms never disagree; for unequal ones to agree, random numbers would have to coincide. Decimals may be
 rounded: the last functions say when one stands for a number with more digits.
@@ -73,7 +73,7 @@ def stable(decide: Callable[[], bool], literal_digits: int = 0) -> bool:
 
     `literal_digits`: of its longest number, which no irrational one equals however many they share.
 
-    Raises TooBig where that would take too many.
+    Raises TooBig if that would take too many.
     """
     Magnitudes.reset()
     if not decide():

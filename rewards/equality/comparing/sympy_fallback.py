@@ -1,6 +1,6 @@
 """Math-Verify's reading, for what our grammar does not know: derivatives, double integrals, unusual commands.
 
-Only its parser is used, and only where no word of prose is left in the text: its own comparison accepts 1/2^99 for
+Only its parser is used, and only if no word of prose is left in the text: its own comparison accepts 1/2^99 for
 1/2^98 and reads equations out of sentences. The readings must be equal to SymPy, as they stand or simplified.
 """
 
@@ -72,7 +72,7 @@ def _bounded(work: Callable[[], bool]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> Any:
-    """Return SymPy's reading, None where there is none: kept, for an answer comes back with many others."""
+    """Return SymPy's reading, None if there is none: kept, for an answer comes back with many others."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
 
     config = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
@@ -87,7 +87,7 @@ def _parse(text: str) -> Any:
 def agree(prediction: str, gold: str, before: Callable[[], None] = lambda: None) -> bool:
     """Return whether Math-Verify reads both texts and SymPy finds the readings equal; `before` runs before the import.
 
-    Raises TooBig where that takes more work than an answer is worth.
+    Raises TooBig if that takes more work than an answer is worth.
     """
     if not (_fit(prediction) and _fit(gold)):
         return False

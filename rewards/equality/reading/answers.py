@@ -15,10 +15,10 @@ from gtpo.rewards.equality.reading import WORDS
 class Unit(NamedTuple):
     """What follows a number: a measure of the tables, and words that count as a unit under a condition."""
 
-    name: str = ""  # `centimeter^2`, `mile/hour`; empty where no measure is named
-    nouns: frozenset[str] = frozenset()  # Words of no table, in the singular: units where the problem uses them
+    name: str = ""  # `centimeter^2`, `mile/hour`; empty if no measure is named
+    nouns: frozenset[str] = frozenset()  # Words of no table, in the singular: units if the problem uses them
     amounts: frozenset[str] = frozenset()
-    """Words that say an amount themselves (`pairs`, `more`), in the singular: units where the problem asks how many."""
+    """Words that say an amount themselves (`pairs`, `more`), in the singular: units if the problem asks how many."""
     things: frozenset[str] = frozenset()
     """Nouns of the table that are counted (`apple`): no measures, but those of a problem may not be mixed up."""
 
@@ -36,7 +36,7 @@ class Scalar:
     unit: Unit = NO_UNIT
     percent: bool = False
     unscaled: Term | None = None
-    """The term without its words of scale: what it is where the problem asks how many `millions`."""
+    """The term without its words of scale: what it is if the problem asks how many `millions`."""
     scales: tuple[str, ...] = ()
 
 
@@ -47,7 +47,7 @@ class Listing:
     kind: str
     items: tuple[Answer, ...]
     brackets: str = "()"
-    joint: str = ""  # `and` or `or` where a list was joined by one of the words alone
+    joint: str = ""  # `and` or `or` if a list was joined by only one of the words
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Named:
 
     name: str
     value: Answer
-    relation: Relation | None = None  # The same as an equation, where both sides are expressions
+    relation: Relation | None = None  # The same as an equation, if both sides are expressions
     variables: tuple[str, ...] = ()
     contradicted: bool = False  # It closes a chain with another number in it: `x = 41 = 42`
 
@@ -183,6 +183,6 @@ def time_of_day(answer: Answer) -> tuple[str, str] | None:
 
 
 def same_time(first: Answer, second: Answer) -> bool | None:
-    """Return whether two times of day agree, None where one is no time; without a.m. or p.m. it fits both."""
+    """Return whether two times of day agree, None if one is no time; without a.m. or p.m. it fits both."""
     a, b = time_of_day(first), time_of_day(second)
     return None if a is None or b is None else a[0] == b[0] and (a[1] == b[1] or "" in (a[1], b[1]))

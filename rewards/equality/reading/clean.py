@@ -1,7 +1,7 @@
 r"""Cleaning: what an answer may be wrapped in, and the many spellings of one symbol. Text in, text out, linear time.
 
 After `clean`, an answer holds no `$`, no `\left`, no spacing or font command, one spelling of fractions, percent
-and degrees, and its thousands separators are gone where they cannot be anything else.
+and degrees, and its thousands separators are gone if they cannot be anything else.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class Parser:
                 term = ("mul", term, self._signed_power())
             elif self._take("/"):
                 term = ("div", term, self._signed_power())
-            elif self._take("\\div"):  # an operation to carry out, where a fraction is a number
+            elif self._take("\\div"):  # an operation to carry out, while a fraction is a number
                 term = ("mul", term, ("pow", self._signed_power(), ("num", Fraction(-1))))
             elif self._take("\\bmod"):
                 term = ("fn", "mod", term, self._signed_power())
@@ -536,7 +536,7 @@ def parse(text: str) -> Term:
 
 
 def term_of(text: str) -> Term | None:
-    """Return the term of a cleaned text, None where it has none."""
+    """Return the term of a cleaned text, None if it has none."""
     try:
         return parse(text)
     except (NotMathematics, TooBig):

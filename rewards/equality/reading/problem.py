@@ -107,21 +107,21 @@ _SEVERAL = re.compile(r"\b(?:find|list|give|what are|enter)\s+(?:the|all|both)\s
 class Contract:
     """What a problem asks its answer to be."""
 
-    units: frozenset[str] = frozenset()  # Measures that may be asked for; empty where none is
+    units: frozenset[str] = frozenset()  # Measures that may be asked for; empty if none is
     order: str = ""  # `increasing`, `decreasing`, `as named`, or nothing
     rounded: bool = False  # It speaks of rounding or estimating
     places: int | None = None  # Digits after the point of a rounded answer
     forms: frozenset[str] = frozenset()
     """`simplest`, `factored`, `expanded`, `a decimal`, `one fraction`, `as stated` ("in the form ...")."""
     unknowns: frozenset[str] = frozenset()  # Letters whose value it asks for
-    count: int | None = None  # How many answers, where it says a number
+    count: int | None = None  # How many answers, if it says a number
     currencies: frozenset[str] = frozenset()  # Those that it speaks of
     counts: bool = False  # It asks how many there are of something that is no measure
     point: bool = False  # It asks for a point, or another tuple, and not for an interval
     moduli: frozenset[str] = frozenset()  # Of the congruences that it speaks of
 
     def __str__(self) -> str:
-        """Say it in words; empty where the problem asks for nothing in particular."""
+        """Say it in words; empty if the problem asks for nothing in particular."""
         said = [
             ("unit: " + " or ".join(sorted(self.units))) if self.units else "",
             f"order: {self.order}" if self.order else "",
@@ -297,7 +297,7 @@ class ProblemText:
 
     @cached_property
     def options(self) -> dict[str, str]:
-        """Letter -> text of a choice, where there are two or more: letters from A on, in order."""
+        """Letter -> text of a choice, if there are two or more: letters from A on, in order."""
         text = self._question
         matches = list(_OPTION.finditer(text))
         for start in reversed([i for i, match in enumerate(matches) if match["letter"] == "A"]):
@@ -314,7 +314,7 @@ class ProblemText:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Letters of the tuple it asks for, `x, y` of "find (x, y)"; empty where it names none."""
+        """Letters of the tuple it asks for, `x, y` of "find (x, y)"; empty if it names none."""
         order = _ORDER.findall(one_spelling(self._text))
         return tuple(re.findall(r"[a-zA-Z]", order[-1])) if order else ()
 
@@ -336,7 +336,7 @@ class ProblemText:
 
     @cached_property
     def others(self) -> frozenset[str]:
-        """Names of persons whom it speaks of and does not ask for, where it asks for some, in lower case."""
+        """Names of persons whom it speaks of and does not ask for, if it asks for some, in lower case."""
         wanted = set(re.findall(r"\b[A-Z][a-z]+\b", self._asked_prose))
         return frozenset(name.lower() for name in self.names - wanted) if self.names & wanted else frozenset()
 
@@ -419,7 +419,7 @@ def plain_name(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _parsed(piece: str) -> Term | None:
-    """Return the term of a piece of the text, None where it is none."""
+    """Return the term of a piece of the text, None if it is none."""
     return term_of(clean(piece)) if any(map(str.isalnum, piece)) else None
 
 

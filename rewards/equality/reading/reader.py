@@ -67,7 +67,7 @@ _NAME = re.compile(
 
 
 def read(text: str, depth: int = 0) -> Answer:
-    """Return what a cleaned answer is; what is not understood comes back as Words. Raises TooBig alone."""
+    """Return what a cleaned answer is; what is not understood comes back as Words. Raises only TooBig."""
     text = text.strip().rstrip(",;").strip()
     # `\text{13}`, `\text{2 hours}`, `\text{A, B}`
     inside = re.fullmatch(r"\\text\s*\{([^{}]*\d[^{}]*|[A-Z](?:\s*,\s*(?:and\s+)?[A-Z])+)\}", text)

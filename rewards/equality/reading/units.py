@@ -25,7 +25,7 @@ CHANGES_MEANING, NEGATIONS = WORDS.changes_meaning, WORDS.negations
 
 
 def conversion(unit: str, other: str) -> Fraction | None:
-    """Return what a number of `unit` is multiplied by to count `other`; None where that is unknown or senseless."""
+    """Return what a number of `unit` is multiplied by to count `other`; None if that is unknown or senseless."""
     if unit == other:
         return Fraction(1)
     (base, factor), (other_base, other_factor) = _IN_BASE.get(unit, (unit, 1)), _IN_BASE.get(other, (other, 1))
@@ -201,7 +201,7 @@ _MODULUS = re.compile(r"\s*\\text\s*\{\s*\(?\s*mod\s*(\w+)\s*\)?\s*\}\s*$")
 
 
 def mixed(text: str) -> str:
-    """Write `3 1/2` and `3\\frac{1}{2}` as mixed numbers, where the fraction is below one."""
+    """Write `3 1/2` and `3\\frac{1}{2}` as mixed numbers, if the fraction is below one."""
 
     def written(match: re.Match[str]) -> str:
         whole, top, bottom = filter(None, match.groups())
