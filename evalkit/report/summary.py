@@ -49,21 +49,32 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
     rest += f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
     if cell.verdict == EQUIVALENT and cell.p_equivalent is not None:
         rest += f", of equivalence {p_text(cell.p_equivalent)}"
-    return Sentence(method, table.benchmark, cell.verdict, head, rest, _advice(comparison, cell, a, b))
+    return Sentence(method, table.benchmark, cell.verdict, head, rest, _advice(comparison, cell, a, b, where))
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _about_weights(found: Iterable[tuple[str, str, PairedDifference]]) -> list[str]:
     """Say why differences (method, baseline, difference) are about weights, if another seed could have changed them."""
+    found = list(found)
     of_weights = [(a, b, d) for a, b, d in found if d.scope == WEIGHTS and any(d.seeds)]
+    if not of_weights:
+        return []
+    names = dict.fromkeys(a for a, _, _ in of_weights)
+    what = "This" if len(names) == len({a for a, _, _ in found}) else f"What is said of {listed(names)}"
     missing = {name: n for a, b, d in of_weights for name, n in zip((a, b), d.missing_seeds, strict=True) if n}
     if missing:
         lacking = ", ".join(f"{n} of {name}" for name, n in missing.items())
         needed = f"a statement about methods needs {SEEDS_NEEDED} training seeds each ({lacking} missing)"
-        return [f"This is about these weights; {needed}."]
-    return ["This is about these weights, not about training them anew."] * bool(of_weights)
+        return [f"{what} is about these weights; {needed}."]
+    return [f"{what} is about these weights, not about training them anew."]
 
 
-def _advice(comparison: MethodComparison, cell: Cell, a: str, b: str) -> str:
+def _advice(comparison: MethodComparison, cell: Cell, a: str, b: str, where: str) -> str:
     """What a verdict does not speak of, or what would settle an undecided comparison."""
     d = cell.paired
     assert d is not None
@@ -74,7 +85,7 @@ def _advice(comparison: MethodComparison, cell: Cell, a: str, b: str) -> str:
     if d.shown():
         return "Its missing samples could reverse the difference."
     target = comparison.margin or TARGET
-    narrow = f"would narrow the interval to about ±{points(target)} points"
+    narrow = f"would narrow the interval on {where} to about ±{points(target)} points"
     if d.scope == METHODS and (seeds := d.seeds_for(target)) is not None:
         return f"{seeds} seeds of each {narrow}." if seeds > min(filter(None, d.seeds)) else ""
     if d.questions < 2:
@@ -91,12 +102,6 @@ def sentences(comparison: MethodComparison) -> list[Sentence]:
     """Every verdict of the primary metric, what is shown first."""
     every = (verdict_sentence(comparison, table, m.name) for m in comparison.methods for table in comparison.benchmarks)
     return sorted((one for one in every if one is not None), key=lambda one: VERDICTS.index(one.verdict))
-
-
-def listed(names: Iterable[str]) -> str:
-    """`a, b and c`."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
@@ -124,8 +129,16 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
     cells = [(method, table.cells[method, comparison.metrics[0]].paired) for table in comparison.benchmarks
              for method in table.methods if (method, comparison.metrics[0]) in table.cells]  # fmt: skip
     about = _about_weights([(visible(method), base, d) for method, d in cells if d is not None])
-    others = [one.advice for one in found if not one.advice.startswith("This is about")]
-    lines += [("", advice) for advice in dict.fromkeys([*about, *others]) if advice]
+    lines += [("", text) for text in about]
+    advice: dict[str, list[str]] = {}
+    for one in found:
+        if one.advice and " is about these weights" not in one.advice:
+            advice.setdefault(one.advice, []).append(visible(one.method))
+    several = len({one.method for one in found}) > 1
+    lines += [
+        ("", f"{listed(dict.fromkeys(names))}: {text[0].lower()}{text[1:]}" if several else text)
+        for text, names in advice.items()
+    ]
     others = [method.name for method in comparison.methods if method.name != comparison.baseline]
     if len(others) > 1:
         lines.append(("", f"Not compared with each other: {listed(map(visible, others))} (--baseline NAME)."))
