@@ -135,10 +135,8 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
         if one.advice and " is about these weights" not in one.advice:
             advice.setdefault(one.advice, []).append(visible(one.method))
     several = len({one.method for one in found}) > 1
-    lines += [
-        ("", f"{listed(dict.fromkeys(names))}: {text[0].lower()}{text[1:]}" if several else text)
-        for text, names in advice.items()
-    ]
+    for text, names in advice.items():
+        lines.append(("", f"{listed(dict.fromkeys(names))}: {text[0].lower()}{text[1:]}" if several else text))
     others = [method.name for method in comparison.methods if method.name != comparison.baseline]
     if len(others) > 1:
         lines.append(("", f"Not compared with each other: {listed(map(visible, others))} (--baseline NAME)."))

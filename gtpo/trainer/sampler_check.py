@@ -69,6 +69,8 @@ def prepare(trainer: Any) -> None:
     if trainer.args.disable_dropout and (found := ", ".join(sorted(set(zero_dropout(policy))))):
         LOG.info(f"set to 0, as disable_dropout says: {found}")
     count_positions(policy)
+    if (reference := getattr(trainer, "ref_model", None)) is not None:  # of GRPO's KL term
+        count_positions(trainer.accelerator.unwrap_model(reference))
 
 
 def drop_leaks(own: GenerationConfig, asked: GenerationConfig) -> str:

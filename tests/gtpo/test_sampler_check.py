@@ -14,6 +14,7 @@ from datasets import Dataset
 from logs import logged
 from torch import nn
 from transformers import AutoModelForCausalLM
+from trl import GRPOConfig
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.inputs.tiny import build_tokenizer
@@ -48,11 +49,11 @@ def small(family: str, **changes: Any) -> Any:
     return AutoModelForCausalLM.from_config(kind(**{**settings, **changes})).float()
 
 
-def built(folder: Path, model: Any, kind: Any = GTPOTrainer, **changes: Any) -> Any:
+def built(folder: Path, model: Any, kind: Any = GTPOTrainer, settings: Any = GTPOConfig, **changes: Any) -> Any:
     model.config._name_or_path = model.name_or_path = str(folder / "model")
     TOKENIZER.save_pretrained(folder / "model")
     plain = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "use_cpu": True}
-    arguments = GTPOConfig(output_dir=str(folder), report_to="none", bf16=False, **{**plain, **changes})
+    arguments = settings(output_dir=str(folder), report_to="none", bf16=False, **{**plain, **changes})
     trainer = kind(
         model=model, reward_funcs=lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids],
         args=arguments, train_dataset=Dataset.from_dict({"prompt": PROMPTS}), processing_class=TOKENIZER,
@@ -173,3 +174,18 @@ def test_vllm_is_compared_at_the_first_round_and_at_every_step() -> None:
         check.completions((prompts, ids, None, [], far))
     assert coarsest(torch.float32, torch.bfloat16) is torch.bfloat16
     assert TOLERANCE[torch.float32] < TOLERANCE[torch.float16] < TOLERANCE[torch.bfloat16]
+
+
+def test_a_reference_model_counts_positions_as_the_policy_does(tmp_path: Path) -> None:
+    """Before the first step GRPO's KL term is 0, on padded rows too."""
+    model = small("GPT2")
+    model.save_pretrained(tmp_path / "model")
+    trainer = built(tmp_path, model, GRPOBaseline, GRPOConfig, beta=0.04, disable_dropout=True)
+    ids = torch.full((2, 12), 5)
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    with torch.no_grad():
+        ours, theirs = (
+            trainer._get_per_token_logps_and_entropies(of, ids, mask, 4)[0] for of in (trainer.model, trainer.ref_model)
+        )
+    assert torch.equal(ours, theirs)
