@@ -407,7 +407,8 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(
     place: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, calls = getattr(gtpo.run.session, place), []
+    owner = TrainFolder if place == "append_metrics" else gtpo.run.session
+    plain, calls = getattr(owner, place), []
 
     def full(*args: Any, **kwargs: Any) -> Any:
         calls.append(place)
@@ -416,7 +417,7 @@ def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(
         return plain(*args, **kwargs)
 
     with monkeypatch.context() as patched:
-        patched.setattr(gtpo.run.session, place, full)
+        patched.setattr(owner, place, full)
         with pytest.raises(UserError, match=r"no room on disk in .*No space left.*checkpoint-\d is whole"):
             run(tmp_path)
     folder = tmp_path / "results/train/run"
