@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -248,7 +249,8 @@ def savable_generation_config(model: Any) -> str:
     except ValueError as error:
         kept = ("bos_token_id", "eos_token_id", "pad_token_id")
         model.generation_config = type(settings)(**{name: getattr(settings, name) for name in kept})
-        return f"the model's generation_config cannot be saved ({_first(error)}): its sampling defaults are dropped"
+        named = ", ".join(re.findall(r"^- `(\w+)`", str(error), re.MULTILINE)) or _first(error)
+        return f"the model's generation_config cannot be saved as it is ({named}): its sampling defaults are dropped"
     return ""
 
 
