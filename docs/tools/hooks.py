@@ -150,7 +150,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     def anchor(match: re.Match[str]) -> str:
         path = ROOT / match.group(1)
-        if not path.is_file() or not is_shown(path):
+        if not path.is_file() or not is_shown(path) or path.is_relative_to(DOCS / "tools"):  # which is not in the site
             return match.group(0)
         line = line_of(path, match.group(2)) if match.group(2) else None
         if line is None:
