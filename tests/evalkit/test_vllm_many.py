@@ -96,7 +96,7 @@ def test_a_copy_that_is_killed(start, tiny_model: Path, whole, before: str) -> N
 
 def test_no_copy_is_left(start, tiny_model: Path, whole) -> None:  # type: ignore[no-untyped-def]
     """One sentence and exit code 3; the same command in one process goes on with what is stored."""
-    longer = (*COMMON[:3], "64", *COMMON[4:])  # many times what the copies sample until they are killed
+    longer = (*COMMON[:3], "64", *COMMON[4:])  # so that questions are left when they are killed
     run = start(tiny_model, *longer, *RAY, before=LEFT_OUT)
     run.wait_for_a_part()
     for copy in copies(run.process.pid):
