@@ -229,7 +229,7 @@ trainer.train()
 
 
 def test_a_trl_script_is_switched_as_the_readme_says(train, root, model, tmp_path):
-    said = "from gtpo import GTPOConfig, GTPOTrainer    # before: from trl import GRPOConfig, GRPOTrainer"
+    said = "from gtpo import GTPOConfig, GTPOTrainer  # before: from trl import GRPOConfig, GRPOTrainer"
     assert said in (root / "README.md").read_text()
     (tmp_path / "train.py").write_text(TRL_SCRIPT.replace("MODEL", str(model)))
     change = "sed -i 's/GRPO/GTPO/g; s/from trl import/from gtpo import/' train.py"
