@@ -144,12 +144,14 @@ def backbone(model: Any) -> Any:
 
 def generate(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, asked: GenerationConfig) -> Any:
     """Return what `generate` makes of padded prompts [B, T], in the contexts in which TRL samples."""
+    options = {"gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs}
+    known = inspect.signature(unwrap_model_for_generation).parameters  # TRL 1.15 does not have the last one
     unwrapped = unwrap_model_for_generation(
         trainer.model_wrapped,
         trainer.accelerator,
         gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
         generation_kwargs=trainer.generation_kwargs,
-        gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        **{name: value for name, value in options.items() if name in known},
     )
     whole = trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False)
     with unwrapped as model, torch.no_grad(), whole:
