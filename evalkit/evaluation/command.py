@@ -50,7 +50,8 @@ def run_eval(settings: EvalSettings) -> int:
     if settings.json_output:
         print(json.dumps(record.as_json(), indent=2))
     else:
-        printing.print_summary(folder, record, None if settings.rescore else settings.k)
+        as_like = settings.like is not None and "k" not in settings.given  # k is the other run's
+        printing.print_summary(folder, record, None if settings.rescore or as_like else settings.k)
         sys.stdout.flush()
     printing.warn(record)  # below the numbers that it speaks of
     return COMPLETE if record.status == "complete" else INCOMPLETE

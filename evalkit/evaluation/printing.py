@@ -165,7 +165,9 @@ def warn(record: EvalRecord) -> None:
             )  # fmt: skip
         if entry.unfinished_rate is not None and entry.unfinished_rate > CUT_OFF:
             LOG.warning("%s: unfinished thoughts %.0f %%: they have no answer", name, 100 * entry.unfinished_rate)
-        if record.scoring == "strict" and (entry.no_answer_rate or 0.0) > NO_ANSWER and entry.lenient is not None:
+        # Completions that are cut off have no answer: the warning below says it.
+        silent = (entry.no_answer_rate or 0.0) > NO_ANSWER and (entry.truncation_rate or 0.0) <= NO_ANSWER / 2
+        if record.scoring == "strict" and silent and entry.lenient is not None:
             LOG.warning(
                 "%s: no answer in %.0f %% of the completions under strict scoring, which reads the answer tags "
                 "(lenient: %.0f %%). Likely cause: %s", name, 100 * (entry.no_answer_rate or 0.0),
@@ -192,8 +194,6 @@ def _likely_cause(record: EvalRecord, entry: BenchmarkRecord) -> str:
     none = entry.no_answer_rate or 0.0
     if (entry.unfinished_rate or 0.0) > none / 2:
         return "thoughts do not end within --max-tokens"
-    if (entry.truncation_rate or 0.0) > none / 2:
-        return "completions are cut off before their answer: set a larger --max-tokens"
     if entry.lenient is not None and (entry.lenient.no_answer_rate or 0.0) >= none / 2:
         return (
             "the completions hold no answer in any form. Look at one in samples/; a base model wants few-shot examples "

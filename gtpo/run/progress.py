@@ -196,6 +196,10 @@ class StepProgress:
         finally:
             hook.remove()
 
+    def restart(self) -> None:
+        """Count tokens from here: what was forwarded before is of the check of the sampler."""
+        self._forwards = 0
+
     def _count(self, *args: Any) -> None:
         self._forwards += 1
 

@@ -175,6 +175,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         outputs = super()._tokenize_prompts(prompts)
         self.sampler.prompts(outputs[0])
+        if self.step_progress is not None:
+            self.step_progress.restart()
         return outputs
 
     def draw(self, prompts: list[Any]) -> tuple[Any, ...]:
