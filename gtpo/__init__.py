@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["GTPOConfig", "GTPOTrainer"]
 
 __version__: str
+
+# A script that stands in a checkout imports this folder, also if gtpo is installed: the other packages lie beside it.
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "rewards")):
+    __path__.append(os.path.dirname(os.path.dirname(__file__)))
 
 # On a processor with bfloat16 it warns of a kernel that is not on this machine, though nothing that we do needs it.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -139,3 +139,10 @@ def test_help_imports_nothing_heavy(root, words):
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip().endswith("loaded: []"), done.stderr
     assert done.stdout
+
+
+def test_a_script_in_a_checkout_finds_the_packages_beside_gtpo(root: Path) -> None:
+    """A script's own folder comes before what is installed. -S: nothing is installed at all."""
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); import gtpo.evalkit, gtpo.rewards.extract"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=root.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
