@@ -80,7 +80,9 @@ def resolve(given: str) -> list[Path]:
     path = Path(given)
     if path.name in ("eval.json", "run.json") and path.is_file():
         return [path.parent]
-    if path.is_dir() and any((path / part).exists() for part in ("eval.json", "run.json", "samples", "metrics.jsonl", "trainer_state.json")):
+    if path.is_dir() and any(
+        (path / part).exists() for part in ("eval.json", "run.json", "samples", "metrics.jsonl", "trainer_state.json")
+    ):
         return [path]
     places = [RESULTS / kind / given for kind in ("eval", "train")]
     there = [] if path.is_absolute() else [place for place in places if place.is_dir()]

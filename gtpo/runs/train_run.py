@@ -194,13 +194,16 @@ class TrainFolder:
         """Return how many of these problems the run was trained on, or the run that it began from, by their texts."""
         known: set[str] = set()
         folder: TrainFolder | None = self
+        seen: set[Path] = set()
         while folder is not None:
+            seen.add(folder.root.resolve())
             path = folder.root / PROBLEMS
             known |= set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
             base = str(folder.document.get("base_model") or "")
             homes = (Path(), *folder.root.resolve().parents[2:3])  # of results/train/NAME
-            runs = [TrainFolder((home / base).parent) for home in homes if base]
-            folder = next((run for run in runs if run.run_json.is_file() and run.root != folder.root), None)
+            places = [(home / base).parent for home in homes if base]  # of best/ and final/
+            runs = [TrainFolder(place.parent if place.name == "checkpoints" else place) for place in places]
+            folder = next((run for run in runs if run.run_json.is_file() and run.root.resolve() not in seen), None)
         return sum(_text_key(text) in known for text in texts) if known else 0
 
     def has_begun(self) -> bool:

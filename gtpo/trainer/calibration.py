@@ -13,14 +13,13 @@ import torch
 from datasets import IterableDataset
 from torch import Tensor
 from transformers import TrainerCallback
-from trl.trainer.utils import pad
 
 from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
-from gtpo.trainer.group_statistics import batch_statistics
+from gtpo.trainer.group_statistics import batch_statistics, padded, padded_batch
 
 CALIBRATION_FILE = "initial_entropy.json"
 REPORT_SECONDS = 5.0
@@ -178,13 +177,8 @@ class GateCalibration(TrainerCallback):
     def _entropies(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], written: Sequence[Any]) -> Tensor:
         """Return <H>_i [n] in nats of n completions under the policy, in one forward; written: its own tokens (1)."""
         trainer = self.trainer
-        batch: dict[str, Tensor] = {}
-        for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-            ids = pad([torch.tensor(row) for row in rows], trl_seam.tokenizer(trainer).pad_token_id, side)
-            mask = pad([torch.ones(len(row), dtype=torch.long) for row in rows], 0, side)
-            batch |= {f"{name}_ids": ids, f"{name}_mask": mask}
-        batch = {name: value.to(trainer.accelerator.device) for name, value in batch.items()}
+        batch = padded_batch(trainer, prompt_ids, completion_ids)
         # Of the distribution that was sampled, whatever the objective takes.
         _, entropies = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
-        own = pad([torch.tensor(row) for row in written], 0, "right").to(entropies.device)
+        own = padded(trainer, written, 0, "right")
         return (entropies * own).sum(dim=1) / own.sum(dim=1)

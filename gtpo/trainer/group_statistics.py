@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from trl.trainer.utils import pad
 
 from gtpo.common.errors import UserError
 from gtpo.completions import Completions, group_advantages, prepare_completions
@@ -259,7 +260,24 @@ class GroupStatistics:
         totals = torch.stack([gap.sum(), known.sum().to(gap.dtype)])
         difference, tokens = self.trainer.accelerator.gather(totals).view(-1, 2).sum(dim=0).tolist()
         trl_seam.log(self.trainer, "sampling/logp_difference", difference / max(tokens, 1))
-        self.trainer.sampler.observe(self.trainer.state.global_step + 1, difference, tokens)
+        last = self.trainer.accelerator.sync_gradients
+        self.trainer.sampler.observe(self.trainer.state.global_step + 1, difference, tokens, last=last)
+
+
+def padded(trainer: Any, rows: Sequence[Sequence[Any]], value: Any, side: str) -> Tensor:
+    """Return rows of different lengths as one tensor on the trainer's device, float32 if the padding is a float."""
+    kind = torch.float32 if isinstance(value, float) else torch.long
+    found: Tensor = pad([torch.tensor(row, dtype=kind) for row in rows], value, side)
+    return found.to(trainer.accelerator.device)
+
+
+def padded_batch(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> dict[str, Tensor]:
+    """Return the ids and masks [B, .] of prompts and their completions, padded as TRL pads a round."""
+    batch = {}
+    for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
+        batch[f"{name}_ids"] = padded(trainer, rows, trl_seam.tokenizer(trainer).pad_token_id, side)
+        batch[f"{name}_mask"] = padded(trainer, [[1] * len(row) for row in rows], 0, side)
+    return batch
 
 
 def batch_statistics(

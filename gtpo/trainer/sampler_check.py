@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
-from trl.trainer.utils import pad
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.trainer import trl_seam
+from gtpo.trainer.group_statistics import padded, padded_batch
 
 ROWS, WIDTH, DRAWN = 8, 64, 16
 """The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn."""
@@ -149,11 +149,6 @@ def computing_dtype(trainer: Any) -> torch.dtype:
     return coarsest(computes, *held)
 
 
-def tolerance_of(trainer: Any) -> float:
-    """Return what a trainer's log-probabilities may differ by from those of its sampler, in nats per token."""
-    return TOLERANCE[computing_dtype(trainer)]
-
-
 class Drawn(NamedTuple):
     """A padded batch of B rows whose last L tokens were drawn, with their log-probabilities [B, L]."""
 
@@ -175,7 +170,7 @@ class SamplerCheck:
 
     def __init__(self, trainer: Any, tolerance: float | None = None) -> None:
         self.trainer, self.tolerance = trainer, tolerance
-        self._checked, self._step, self._sum, self._tokens = False, -1, 0.0, 0.0
+        self._checked, self._sum, self._tokens = False, 0.0, 0.0
 
     # -- at the first round ----------------------------------------------------------------------------------------
 
@@ -210,12 +205,13 @@ class SamplerCheck:
         short = sorted(range(len(prompt_ids)), key=lambda row: len(prompt_ids[row]))
         rows = [row for at, row in enumerate(short[:ROWS]) if (at + 1) * (len(prompt_ids[row]) + DRAWN) <= ROWS * WIDTH]
         rows = rows or short[:1]
+        drawn = slice(ROWS * DRAWN // len(rows))  # of few rows more: the mean of 16 tokens is no measure
         masks = [[1] * len(row) for row in completion_ids] if tool_mask is None else tool_mask
-        ids = [[int(token) for token in completion_ids[row][:DRAWN]] for row in rows]
-        batch = self._batch([prompt_ids[row] for row in rows], ids)
-        given = [[float("nan") if p is None else p for p in logprobs[row][:DRAWN]] for row in rows]
-        own = self._padded([masks[row][:DRAWN] for row in rows], 0, "right").bool()
-        sampled = self._padded(given, 0.0, "right")
+        ids = [[int(token) for token in completion_ids[row][drawn]] for row in rows]
+        batch = padded_batch(self.trainer, [prompt_ids[row] for row in rows], ids)
+        given = [[float("nan") if p is None else p for p in logprobs[row][drawn]] for row in rows]
+        own = padded(self.trainer, [masks[row][drawn] for row in rows], 0, "right").bool()
+        sampled = padded(self.trainer, given, 0.0, "right")
         known = own & ~sampled.isnan()
         self._judge(
             self.trainer.logps_of(batch),
@@ -229,7 +225,7 @@ class SamplerCheck:
         mask = drawn.batch["completion_mask"].bool()
         self._judge(self.trainer.logps_of(drawn.batch), drawn.plain, mask, drawn)
         shaped = _mean((drawn.processed - drawn.plain).abs(), mask)
-        if shaped > self._allowed(_mean(drawn.logits.abs(), mask)):
+        if shaped > self.allowed(_mean(drawn.logits.abs(), mask)):
             LOG.warning(
                 f"sampling parameters move the log-probability of a drawn token by {shaped:.2g} nats on average: the "
                 "loss, the gate and H_ini are of the distribution without them (training.top_p, top_k, min_p, "
@@ -251,7 +247,7 @@ class SamplerCheck:
             output_scores=True,
             output_logits=True,
         )
-        batch = self._batch(prompts, [[] for _ in prompts])
+        batch = padded_batch(trainer, prompts, [[] for _ in prompts])
         found = trl_seam.generate(trainer, batch["prompt_ids"], batch["prompt_mask"], asked)
         ids = found.sequences[:, batch["prompt_ids"].size(1) :]
         ends = torch.isin(ids, torch.tensor(trainer.eos_token_ids, device=ids.device))
@@ -265,22 +261,12 @@ class SamplerCheck:
             logits.gather(-1, taken)[..., 0],
         )
 
-    def _batch(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> dict[str, Tensor]:
-        batch = {}
-        for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-            batch[f"{name}_ids"] = self._padded(rows, trl_seam.tokenizer(self.trainer).pad_token_id, side)
-            batch[f"{name}_mask"] = self._padded([[1] * len(row) for row in rows], 0, side)
-        return batch
-
-    def _padded(self, rows: Sequence[Sequence[Any]], value: Any, side: str) -> Tensor:
-        kind = torch.float32 if isinstance(value, float) else torch.long
-        padded: Tensor = pad([torch.tensor(row, dtype=kind) for row in rows], value, side)
-        return padded.to(self.trainer.accelerator.device)
-
-    def _allowed(self, size: float) -> float:
-        """Return the tolerance; logits of this mean size, made in 16 bits, add their spacing."""
+    def allowed(self, size: float = 0.0) -> float:
+        """Return the tolerance in nats per token; logits of this mean size, made in 16 bits, add their spacing."""
+        if self.tolerance is not None:
+            return self.tolerance
         dtype = computing_dtype(self.trainer)
-        return self.tolerance or TOLERANCE[dtype] + size * torch.finfo(dtype).eps
+        return TOLERANCE[dtype] + size * torch.finfo(dtype).eps
 
     def _judge(self, ours: Tensor, sampled: Tensor, mask: Tensor, drawn: Drawn) -> None:
         """Raise OtherPolicy if the loss's log-probabilities [B, L] are not the sampler's, with the likely cause."""
@@ -288,7 +274,7 @@ class SamplerCheck:
         parts = (gap, ours, sampled, drawn.logits.abs(), mask)
         here = torch.stack([torch.where(mask, each.float(), 0.0).sum() for each in parts])
         difference, loss, sampler, size, tokens = accelerator.gather(here).view(-1, 5).sum(dim=0).tolist()
-        mean, allowed = difference / max(tokens, 1), self._allowed(size / max(tokens, 1))
+        mean, allowed = difference / max(tokens, 1), self.allowed(size / max(tokens, 1))
         if mean <= allowed:  # never if it is not a number
             return
         policy, vllm = trl_seam.policy(self.trainer), self.trainer.use_vllm
@@ -344,19 +330,21 @@ class SamplerCheck:
 
     # -- at every step, vLLM ---------------------------------------------------------------------------------------
 
-    def observe(self, step: int, difference: float, tokens: float) -> None:
-        """Take in the summed absolute difference of a micro-batch. Raises OtherPolicy beyond the tolerance."""
-        if self.tolerance is None:
-            self.tolerance = tolerance_of(self.trainer)
-        if step != self._step:
-            self._step, self._sum, self._tokens = step, 0.0, 0.0
+    def observe(self, step: int, difference: float, tokens: float, *, last: bool) -> None:
+        """Take in the summed absolute difference of a micro-batch; `last` of its step, which is judged as a whole.
+
+        Raises OtherPolicy beyond the tolerance.
+        """
         self._sum, self._tokens = self._sum + difference, self._tokens + tokens
-        mean = self._sum / max(self._tokens, 1.0)
-        if mean <= self.tolerance:  # never if it is not a number
+        if not last:  # a few tokens say little
+            return
+        mean, tokens, allowed = self._sum / max(self._tokens, 1.0), self._tokens, self.allowed()
+        self._sum = self._tokens = 0.0
+        if mean <= allowed:  # never if it is not a number
             return
         raise OtherPolicy(
             f"step {step}: vLLM's log-probabilities differ from the trainer's by {mean:.4g} nats per token over "
-            f"{self._tokens:.0f} tokens, the tolerance is {self.tolerance:g} (rollout.logp_difference_alarm): it "
+            f"{tokens:.0f} tokens, the tolerance is {allowed:g} (rollout.logp_difference_alarm): it "
             "samples from another policy than the one that is trained. Its weights are stale, or another base: see "
             "gtpo doctor, and train on with rollout.engine: transformers"
         )

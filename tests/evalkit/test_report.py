@@ -409,6 +409,10 @@ def test_problems_that_a_run_was_trained_on_are_known_by_their_text(tmp_path: Pa
     TrainFolder(run).write_problems(["What is 2 + 2?", "What is 2 + 2?"])
     asked = ["What is\n1 + 1?", "What is 2 + 2?", "What is 3 + 3?"]
     assert (TrainFolder(run).trained_on(asked), TrainFolder(base).trained_on(asked)) == (2, 1)
+    later = write_train(tmp_path / "results/train/later", base_model=str(run / "checkpoints/checkpoint-4"))
+    assert TrainFolder(later).trained_on(asked) == 2
+    TrainFolder(base).update_run(base_model=str(run / "best"))  # trained again, from its own successor
+    assert TrainFolder(base).trained_on(asked) == 2
     for name in ("a", "b"):
         write_eval(tmp_path / f"results/eval/{name}", benchmarks={"arithmetic": 5}, seen=3 if name == "a" else None)
     noted = gtpo("compare", "a", "b", "--format", "json", cwd=tmp_path)

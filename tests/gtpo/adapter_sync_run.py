@@ -29,7 +29,6 @@ from gtpo.config import BuiltModel  # noqa: E402
 from gtpo.inputs.model import widen_adapters  # noqa: E402
 from gtpo.inputs.tiny import build_tiny_model  # noqa: E402
 from gtpo.trainer import adapter_sync  # noqa: E402
-from gtpo.trainer.sampler_check import tolerance_of  # noqa: E402
 
 
 def digest(tensors: dict[str, Any]) -> str:
@@ -94,7 +93,7 @@ def measure(base: str, steps: int) -> dict[str, Any]:
         gaps = [row[key] for row in trainer.state.log_history if key in row]
         moved = max(p.abs().max().item() for n, p in trainer.model.named_parameters() if "lora_B" in n)
         return {
-            "base": base, "steps": len(gaps), "tolerance": tolerance_of(trainer), "largest_b": moved,
+            "base": base, "steps": len(gaps), "tolerance": trainer.sampler.allowed(), "largest_b": moved,
             "base_unchanged": {name: before[name] == after[name] for name in before}, "difference_first": gaps[0],
             "difference_last": gaps[-1], "difference_largest": max(gaps),
         }  # fmt: skip

@@ -80,13 +80,13 @@ def test_tensors_are_the_update_of_each_layer(settings: dict[str, Any]) -> None:
 
 def test_check_sums_over_a_step_and_stops_beyond_the_tolerance() -> None:
     check = SamplerCheck(None, 0.05)
-    check.observe(1, 0.4, 10.0)
-    check.observe(2, 0.049 * 10, 10.0)  # a new step: the first one's sum is gone
-    check.observe(2, 0.0, 10.0)
+    check.observe(1, 0.4, 10.0, last=True)
+    check.observe(2, 0.6, 4.0, last=False)  # 0.15 of few tokens; 0.04 over the step
+    check.observe(2, 0.2, 16.0, last=True)
     with pytest.raises(UserError, match=r"step 3: .* by 0.06 nats per token over 10 tokens, the tolerance is 0.05"):
-        check.observe(3, 0.6, 10.0)
+        check.observe(3, 0.6, 10.0, last=True)
     with pytest.raises(UserError, match="by nan"):
-        check.observe(4, math.nan, 10.0)
+        check.observe(4, math.nan, 10.0, last=True)
 
 
 def test_config_is_refused_before_the_start(root: Path) -> None:

@@ -172,6 +172,11 @@ def test_vllm_is_compared_at_the_first_round_and_at_every_step() -> None:
     check._cause = lambda *_: "the cause"  # type: ignore[method-assign]
     with pytest.raises(OtherPolicy, match=r"vLLM gives the tokens .* they differ by 0\.1 nats per token over 6"):
         check.completions((prompts, ids, None, [], far))
+    trainer.logps_of = lambda batch: torch.zeros(batch["completion_ids"].shape)
+    check = SamplerCheck(trainer, 0.01)
+    check._cause = lambda *_: "the cause"  # type: ignore[method-assign]
+    with pytest.raises(OtherPolicy, match=r"over 128 tokens"):  # of one row, if prompts are long
+        check.completions(([[1] * 600] * 2, [[5] * 200] * 2, None, [], [[-1.0] * 200] * 2))
     assert coarsest(torch.float32, torch.bfloat16) is torch.bfloat16
     assert TOLERANCE[torch.float32] < TOLERANCE[torch.float16] < TOLERANCE[torch.bfloat16]
 
