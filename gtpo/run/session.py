@@ -242,7 +242,7 @@ class TrainingRun(TrainerCallback):
             gate.between_batches, gate.while_measuring = self._stop_before_training, self.stop.at_once
         if isinstance(trainer, SampledTrainer):
             self.groups = trainer.groups
-            trainer.resample_equal_groups = self.config.training.resample_equal_groups
+            trainer.set_resampling(self.config.training.resample_equal_groups)
             trainer.sampler.tolerance = self.config.rollout.logp_difference_alarm
             self.groups.mark_unscored = partial(mark_unscored, trainer)
         StepProgress(trainer, self.progress)

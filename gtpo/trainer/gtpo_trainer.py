@@ -45,7 +45,7 @@ from gtpo.trainer.group_statistics import (
 )
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import LMHead, add_policy_head, policy_forward
-from gtpo.trainer.resampling import draw_again, obstacle
+from gtpo.trainer.resampling import draw_again
 from gtpo.trainer.sampler_check import SamplerCheck, prepare
 
 
@@ -192,10 +192,15 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         if self.only_samples:
             raise trl_seam.RoundOver(outputs)
         if self.resample_equal_groups and trl_seam.mode(self) == "train":
-            if why := obstacle(self):
-                raise ValueError(why)
             outputs, self._rewards = draw_again(self, self._rows, prompts, outputs, self.resample_equal_groups)
         return outputs
+
+    def set_resampling(self, times: int) -> None:
+        """Set `resample_equal_groups`. Raises ValueError for a trainer whose rounds have a state of their own."""
+        for name in ("tools", "environments", "rollout_func"):
+            if times and getattr(self, name, None):
+                raise ValueError(f"resample_equal_groups does not work with {name}, whose state belongs to one round")
+        self.resample_equal_groups = times
 
     def rewards_of(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Return the rewards [N, functions] of this rank's completions, gathered over ranks."""
@@ -256,7 +261,7 @@ class GTPOTrainer(SampledTrainer):
         self.groups = GroupStatistics(self, self.objective)
         self.gate = GateCalibration(self, self.objective)
         self._loss_to_check = args.check_loss
-        self.resample_equal_groups = args.resample_equal_groups
+        self.set_resampling(args.resample_equal_groups)
         self._scoring = False
         self._scored_entropies: Tensor | None = None
         for callback in (ObjectiveGuard(self, self.objective), self.gate):

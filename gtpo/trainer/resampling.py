@@ -17,14 +17,6 @@ from gtpo.completions import group_advantages
 from gtpo.trainer import trl_seam
 
 
-def obstacle(trainer: Any) -> str:
-    """Return why a trainer cannot draw groups again; empty if it can."""
-    for name in ("tools", "environments", "rollout_func"):
-        if getattr(trainer, name, None):
-            return f"resample_equal_groups does not work with {name}, whose state belongs to one round"
-    return ""
-
-
 def draw_again(
     trainer: Any, rows: Sequence[Any], prompts: Sequence[Any], outputs: tuple[Any, ...], rounds: int
 ) -> tuple[tuple[Any, ...], Tensor]:

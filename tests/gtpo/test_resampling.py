@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_train_run import MANY_STEPS_A_ROUND, _Crash, assert_same_run, crash_at, metrics, run
+from test_sampler_check import built, small
+from test_train_run import MANY_STEPS_A_ROUND, assert_same_run, crash, metrics, run
 
 from gtpo.common.errors import UserError
 from gtpo.trainer import SampledTrainer
@@ -72,14 +73,11 @@ def test_rewards_of_what_is_kept_are_not_computed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, MANY_STEPS_A_ROUND], ids=["one step a round", "many"])
-def test_resume_is_exact(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_is_exact(changes: dict[str, Any], tmp_path: Path) -> None:
     settings = {**SETTINGS, **changes}
     whole = run(tmp_path / "whole", **settings)
     assert sum(row.get("groups/resampled", 0) for row in metrics(whole)) > 0
-    with monkeypatch.context() as patched:
-        crash_at(patched, 3)
-        with pytest.raises(_Crash):
-            run(tmp_path / "cut", **settings)
+    crash(3, lambda: run(tmp_path / "cut", **settings))
     cut = run(tmp_path / "cut", **settings)
     assert_same_run(cut, whole)
     about = [json.loads((folder / "run.json").read_text())["resampling"] for folder in (cut, whole)]
@@ -91,3 +89,8 @@ def test_off_by_default_and_refused_if_nothing_is_sampled(tmp_path: Path) -> Non
     assert not {"groups/resampled", "groups/zero_variance_drawn"} & set(row)
     with pytest.raises(UserError, match=r"training\.resample_equal_groups 2: method sft samples no groups"):
         run(tmp_path, method="sft", **{"training.resample_equal_groups": 2})
+
+
+def test_rounds_with_a_state_of_their_own_are_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="resample_equal_groups does not work with rollout_func"):
+        built(tmp_path, small("Llama"), resample_equal_groups=1, rollout_func=lambda prompts, trainer: {})

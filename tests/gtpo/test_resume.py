@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from logs import logged
-from test_train_run import MANY_STEPS_A_ROUND, _Crash, assert_same_run, config_of, metrics, run
+from test_train_run import MANY_STEPS_A_ROUND, assert_same_run, config_of, crash, metrics, run
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.run.health import Health, Judgement
-from gtpo.run.session import TrainingRun
 
 
 def fail_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -145,33 +144,16 @@ def test_name_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["gtpo", "sft"])
-def test_run_cut_between_two_lines_of_metrics_is_the_uninterrupted_one(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_cut_between_two_lines_of_metrics_is_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
     changes = {"method": method, "training.logging_steps": 3, "training.save_steps": 2}
     whole = run(tmp_path / "whole", **changes)
-    with monkeypatch.context() as patched:
-        crash_at_step_end(patched, 5)
-        with pytest.raises(_Crash):
-            run(tmp_path / "cut", **changes)
+    crash(5, lambda: run(tmp_path / "cut", **changes), "on_step_end")
     cut = tmp_path / "cut/results/train/run"
     assert [row["step"] for row in metrics(cut)] == [3]
     assert (cut / "checkpoints/checkpoint-4/metrics_0.pt").is_file()
     run(tmp_path / "cut", **changes)
     assert_same_run(cut, whole)
     assert not (cut / "checkpoints/checkpoint-6/metrics_0.pt").exists(), "a line ends there"
-
-
-def crash_at_step_end(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Let the process die, as far as the run can tell, at the end of `step`."""
-    plain = TrainingRun.on_step_end
-
-    def on_step_end(self: TrainingRun, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        plain(self, args, state, control, **kwargs)
-        if state.global_step == step:
-            raise _Crash
-
-    monkeypatch.setattr(TrainingRun, "on_step_end", on_step_end)
 
 
 def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
@@ -196,21 +178,15 @@ def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
     assert sampled_at == [1, 4, 5]
     # The checkpoint of the rollback lies within the round and has nothing sampled: it resumes nevertheless.
     sampled_at.clear()
-    with monkeypatch.context() as patched:
-        crash_at_step_end(patched, 4)
-        with pytest.raises(_Crash):
-            run(tmp_path / "cut", **changes)
+    crash(4, lambda: run(tmp_path / "cut", **changes), "on_step_end")
     run(tmp_path / "cut", **changes)
     assert sampled_at == [1, 4, 4, 5]
     assert_same_run(tmp_path / "cut/results/train/run", whole)
 
 
-def test_round_that_is_missing_from_a_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_that_is_missing_from_a_checkpoint_is_refused(tmp_path: Path) -> None:
     changes = {**MANY_STEPS_A_ROUND, "training.save_steps": 3}
-    with monkeypatch.context() as patched:
-        crash_at_step_end(patched, 4)
-        with pytest.raises(_Crash):
-            run(tmp_path, **changes)
+    crash(4, lambda: run(tmp_path, **changes), "on_step_end")
     (tmp_path / "results/train/run/checkpoints/checkpoint-3/rollouts_0.pt").unlink()
     with pytest.raises(UserError, match=r"checkpoint-3 has no rollouts_0.pt.*Move it away"):
         run(tmp_path, **changes)

@@ -49,7 +49,14 @@ def small(family: str, **changes: Any) -> Any:
     return AutoModelForCausalLM.from_config(kind(**{**settings, **changes})).float()
 
 
-def built(folder: Path, model: Any, kind: Any = GTPOTrainer, settings: Any = GTPOConfig, **changes: Any) -> Any:
+def built(
+    folder: Path,
+    model: Any,
+    kind: Any = GTPOTrainer,
+    settings: Any = GTPOConfig,
+    rollout_func: Any = None,
+    **changes: Any,
+) -> Any:
     model.config._name_or_path = model.name_or_path = str(folder / "model")
     TOKENIZER.save_pretrained(folder / "model")
     plain = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "use_cpu": True}
@@ -57,6 +64,7 @@ def built(folder: Path, model: Any, kind: Any = GTPOTrainer, settings: Any = GTP
     trainer = kind(
         model=model, reward_funcs=lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids],
         args=arguments, train_dataset=Dataset.from_dict({"prompt": PROMPTS}), processing_class=TOKENIZER,
+        rollout_func=rollout_func,
     )  # fmt: skip
     trainer.model.train()
     return trainer

@@ -10,7 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,16 +162,19 @@ class _Crash(BaseException):
     pass
 
 
-def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Let the process die, as far as the run can tell, after the metrics of `step` were written."""
-    plain = TrainingRun.on_log
+def crash(step: int, start: Callable[[], Any], event: str = "on_log") -> None:
+    """Let what `start` trains die, as far as the run can tell, after an event of `step`."""
+    plain = getattr(TrainingRun, event)
 
-    def on_log(self: TrainingRun, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        plain(self, args, state, control, logs, **kwargs)
-        if logs and "loss" in logs and state.global_step == step:
+    def dies(self: TrainingRun, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        plain(self, args, state, control, **kwargs)
+        if state.global_step == step and "loss" in kwargs.get("logs", {"loss": None}):
             raise _Crash
 
-    monkeypatch.setattr(TrainingRun, "on_log", on_log)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TrainingRun, event, dies)
+        with pytest.raises(_Crash):
+            start()
 
 
 @pytest.mark.parametrize(
@@ -178,14 +182,9 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     [("gtpo", MANY_STEPS_A_ROUND, 3), ("grpo", {"training.beta": 0.05}, 5), ("sft", {}, 3)],
     ids=["gtpo within a round", "grpo with KL", "sft"],
 )
-def test_resumed_run_is_the_uninterrupted_one(
-    method: str, changes: dict[str, Any], step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_is_the_uninterrupted_one(method: str, changes: dict[str, Any], step: int, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", method=method, **changes)
-    with monkeypatch.context() as patched:
-        crash_at(patched, step)
-        with pytest.raises(_Crash):
-            run(tmp_path / "cut", method=method, **changes)
+    crash(step, lambda: run(tmp_path / "cut", method=method, **changes))
     cut = tmp_path / "cut/results/train/run"
     assert len(metrics(cut)) == step
     (cut / "metrics.jsonl").open("a").write('{"step": 99, "lo')  # the line that was being written
@@ -380,26 +379,32 @@ def test_reward_that_returns_no_scores_stops_with_a_sentence(
         run(folder, **changes)
 
 
-def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@contextmanager
+def no_room_for(checkpoint: str) -> Iterator[None]:
     plain = torch.save
 
     def full(value: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        if "checkpoint-4" in str(path):
+        if checkpoint in str(path):
             raise FULL
         plain(value, path, *args, **kwargs)
 
-    with monkeypatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch, "save", full)
-        with pytest.raises(UserError, match=r"no room on disk for checkpoint-4.*checkpoint-2 is whole"):
-            run(tmp_path)
+        yield
+
+
+def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path) -> None:
+    told = r"no room on disk for checkpoint-4.*checkpoint-2 is whole"
+    with no_room_for("checkpoint-4"), pytest.raises(UserError, match=told):
+        run(tmp_path)
     folder = tmp_path / "results/train/run"
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["checkpoint-2"]
     run(tmp_path)
     assert_same_run(folder, run(tmp_path / "whole"))
-
-
-FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.slow
@@ -429,16 +434,8 @@ def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-def test_the_checkpoint_that_is_whole_is_the_last_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = torch.save
-
-    def full(value: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        if "checkpoint-12" in str(path):
-            raise FULL
-        plain(value, path, *args, **kwargs)
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(UserError, match="checkpoint-10 is whole"):
+def test_the_checkpoint_that_is_whole_is_the_last_by_number(tmp_path: Path) -> None:
+    with no_room_for("checkpoint-12"), pytest.raises(UserError, match="checkpoint-10 is whole"):
         run(tmp_path, **{"training.max_steps": 12, "training.save_total_limit": None})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_train_run import STEPS, _Crash, config_of, crash_at, metrics, run
+from test_train_run import STEPS, config_of, crash, metrics, run
 from torch.nn.functional import kl_div
 
 from gtpo.common.errors import UserError
@@ -61,15 +61,10 @@ def test_it_starts_at_nothing_grows_and_leaves_the_training_alone(case: str, tmp
         assert logged == metrics(run(tmp_path / "off", **changes))
 
 
-def test_resumed_run_measures_from_where_the_first_session_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_measures_from_where_the_first_session_started(tmp_path: Path) -> None:
     every = {"training.log_kl_steps": 2, "training.log_completions_steps": 0}
     whole = metrics(run(tmp_path / "whole", **every))
-    with monkeypatch.context() as patch:
-        crash_at(patch, 5)
-        with pytest.raises(_Crash):
-            run(tmp_path / "cut", **every)
+    crash(5, lambda: run(tmp_path / "cut", **every))
     assert metrics(run(tmp_path / "cut", **every)) == whole
     assert [row["step"] for row in whole if METRIC in row] == [2, 4, STEPS]
 

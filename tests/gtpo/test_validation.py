@@ -14,7 +14,7 @@ import pytest
 import torch
 from logs import logged
 from safetensors.torch import load_file
-from test_train_run import MANY_STEPS_A_ROUND, STEPS, _Crash, assert_same_run, config_of, crash_at, metrics
+from test_train_run import MANY_STEPS_A_ROUND, STEPS, assert_same_run, config_of, crash, metrics
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.summary import score_held_out
@@ -55,14 +55,10 @@ def test_training_does_not_notice_its_validation(changes: dict[str, Any], tmp_pa
     assert 0 < cost["share_of_session"] < 1
 
 
-def test_resumed_run_with_validation_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_with_validation_is_the_uninterrupted_one(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", **ON)
-    with monkeypatch.context() as patch:
-        crash_at(patch, 5)
-        with pytest.raises(_Crash):
-            run(tmp_path / "cut", **ON)
-    resumed = run(tmp_path / "cut", **ON)
-    assert_same_run(resumed, whole)
+    crash(5, lambda: run(tmp_path / "cut", **ON))
+    assert_same_run(run(tmp_path / "cut", **ON), whole)
 
 
 def test_signal_in_the_first_validation_stops_the_run_at_once(tmp_path: Path) -> None:
