@@ -7,9 +7,11 @@ numbers at three k.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +51,31 @@ def main() -> None:
     photograph(page)
 
 
-def photograph(page: Path) -> None:
-    """Write a picture of each of SECTIONS, in 128 colours."""
+@contextlib.contextmanager
+def chromium(width: int) -> Iterator[Any]:
+    """Open a headless browser with a window of this width; it ends with the block."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--hide-scrollbars",
-        f"--window-size={WIDTH},900",
-    ):
-        options.add_argument(flag)
+    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars", f"window-size={width},900"):
+        options.add_argument(f"--{flag}")
     options.binary_location = shutil.which("chromium") or ""
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     try:
+        yield browser
+    finally:
+        browser.quit()
+
+
+def save_screenshot(browser: Any, path: Path) -> None:
+    """Write what the window shows, in 128 colours."""
+    browser.save_screenshot(str(path))
+    Image.open(path).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def photograph(page: Path) -> None:
+    """Write a picture of each of SECTIONS."""
+    with chromium(WIDTH) as browser:
         browser.get(f"file://{page}")
         deadline = time.monotonic() + SECONDS
         while not browser.execute_script("return document.documentElement.dataset.complete"):
@@ -81,11 +92,8 @@ def photograph(page: Path) -> None:
                     end = "return Math.ceil(document.querySelector(arguments[0]).getBoundingClientRect().bottom) + 24"
                     size["height"] = browser.execute_script(end, last)
             path = DEMO / f"figures/{name}.png"
-            browser.save_screenshot(str(path))
-            Image.open(path).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+            save_screenshot(browser, path)
             print(f"wrote {path.relative_to(DEMO.parents[2])}")
-    finally:
-        browser.quit()
 
 
 if __name__ == "__main__":

@@ -259,35 +259,21 @@ def curves() -> None:
 
 def photograph_view() -> None:
     """Photograph the page of `gtpo view` on the published collapse."""
-    from PIL import Image
-    from selenium import webdriver
+    from demo_evidence import chromium, save_screenshot
 
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "results/train/demo-collapse"
         shutil.copytree(PUBLISHED / "collapse", run)
         command = [sys.executable, "-m", "gtpo", "view", "demo-collapse"]
         server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        options = webdriver.ChromeOptions()
-        for flag in (
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-            "--window-size=1100,900",
-        ):
-            options.add_argument(flag)
-        options.binary_location = shutil.which("chromium") or ""
-        browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
         try:
             assert server.stdout is not None
             address = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line)))
-            browser.get(address)
-            time.sleep(6)
-            path = FIGURES / "view.png"
-            browser.save_screenshot(str(path))
-            Image.open(path).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+            with chromium(1100) as browser:
+                browser.get(address)
+                time.sleep(6)
+                save_screenshot(browser, FIGURES / "view.png")
         finally:
-            browser.quit()
             server.terminate()
 
 
