@@ -140,7 +140,7 @@ class Throughput:
     def __init__(self, name: str) -> None:
         self.name, self.samples, self.tokens, self._began = name, 0, 0, 0.0
         self.state = ""
-        """Empty while it works; else what is the matter: `restarting`, `left out`."""
+        """Empty while it works; `left out`, if it gets no more questions."""
 
     def start(self) -> None:
         """Begin to measure."""

@@ -62,7 +62,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 """Before another attempt; it doubles with each."""
 
 ALL_FAILED = 16
-"""So many failures in a row (or as many as requests are in flight, if more) say that a server answers nothing."""
+"""So many failures in a row (or as many as requests are in flight, if more) say that a server answers nothing. Samples
+of one question that are refused for good count once."""
 
 DRAIN_S = 30.0
 """When the engine stops by itself, requests in flight may still be answered for so long."""
@@ -104,8 +105,11 @@ class _Server:
         """What to say if it does not know the model after all: it does not list it."""
         self.workers: list[asyncio.Task[None]] = []
         self.pause_until = self.halved_at = 0.0
-        self.accepted_at = time.monotonic()
-        self.served = self.failed_in_a_row = self.refusals = 0
+        self.full_since: float | None = None
+        """When it refused for the rate (429), if nothing of a completion has come since."""
+        self.failures: set[tuple[Any, ...]] = set()
+        """Those in a row."""
+        self.served = self.refusals = 0
         self.model: str | None = None
 
     def failed(self, sent: float) -> None:
@@ -117,7 +121,8 @@ class _Server:
     def accepted(self) -> None:
         """Note an answer."""
         self.limit = min(self.most, self.limit + 1 / self.limit)
-        self.refusals, self.accepted_at = 0, time.monotonic()
+        self.refusals = 0
+        self.failures.clear()
 
 
 class OpenAIEngine(Engine):
@@ -367,7 +372,6 @@ class OpenAIEngine(Engine):
             return
         server.accepted()
         server.served += 1
-        server.failed_in_a_row = 0
         if request.stop and reply.finish_reason == "stop" and self._reading.stop:
             text = self._reading.plain(reply.text, request.task.prompt.text)
             if unfinished(text):  # a stop text ended it in its thought: from now on they are applied here only
@@ -392,8 +396,9 @@ class OpenAIEngine(Engine):
         self._waiting.appendleft(request)
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**server.refusals / 4)
         server.pause_until = max(server.pause_until, now + max(error.pause_s, pause))
-        if now - server.accepted_at > self.access.timeout_s:
-            self._leave_out(server, f"it has accepted no request for {now - server.accepted_at:.0f} s (HTTP 429)")
+        server.full_since = server.full_since or now
+        if now - server.full_since > self.access.timeout_s:
+            self._leave_out(server, f"it has accepted no request for {now - server.full_since:.0f} s (HTTP 429)")
 
     def _failed(self, server: _Server, request: _Request, error: RequestError) -> None:
         """Decide from an error: the sample is asked for again, or has failed, or the server is left out."""
@@ -403,7 +408,8 @@ class OpenAIEngine(Engine):
             self._leave_out(server, f"it refuses further requests ({text})")
             return
         request.attempts += 1
-        server.failed_in_a_row += 1
+        task = request.task
+        server.failures.add((request, request.attempts) if error.passing else (task.benchmark, task.question_id))
         if not server.served and status in (401, 404):
             self._halt(UserError(server.unlisted or refusal(url, self.access, status, text)))
         elif not server.served and status is not None and 300 <= status < 400:
@@ -416,11 +422,11 @@ class OpenAIEngine(Engine):
         elif self._stop_at is None or not error.passing:
             reason = "error" if error.passing else "refused"
             self._hand_on(server, request, Reply(error.text, None, reason), text)
-        if server.failed_in_a_row >= max(ALL_FAILED, self._concurrency):
+        if len(server.failures) >= max(ALL_FAILED, self._concurrency):
             if not server.served and not error.passing:
                 self._halt(UserError(f"{url} refuses every request ({text})"))
             else:
-                self._leave_out(server, f"{server.failed_in_a_row} requests in a row failed ({text})")
+                self._leave_out(server, f"{len(server.failures)} requests in a row failed ({text})")
 
     def _halt(self, error: Exception) -> None:
         """Stop by itself; the first reason counts."""
@@ -474,6 +480,7 @@ class OpenAIEngine(Engine):
             async with self._session.post(url, data=data.encode(), headers=_JSON, allow_redirects=False) as response:
                 async for part in response.content.iter_any():
                     if response.status == 200:
+                        server.full_since = None
                         answer.feed(part)
                     elif len(body) < 100_000:
                         body += part

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,6 +93,15 @@ def test_a_server_that_accepts_nothing_holds_nothing_up(serve) -> None:  # type:
     server, other = serve(lambda payload, times: Reply(429, {}, {"Retry-After": "100"})), serve()
     wanted = tasks(8, 4)
     assert collect(make(server, other), wanted) == undisturbed(serve, wanted)
+
+
+def test_a_busy_server_that_was_waited_for(serve, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """How long it refuses counts from its first refusal, not from when the engine was made (--wait-for-server)."""
+    server = serve(lambda payload, times: Reply(429, {}) if times == 1 else completion(payload))
+    source, wanted = make(server), tasks(4, 4)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2 * source.access.timeout_s)
+    monkeypatch.setattr(engine_module, "time", later)
+    assert collect(source, wanted) == undisturbed(serve, wanted)
 
 
 def test_a_sample_that_fails_everywhere_fails_alone(serve) -> None:  # type: ignore[no-untyped-def]

@@ -384,8 +384,19 @@ def test_what_no_request_can_mend_is_told_at_once(serve: Serve, monkeypatch, rep
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = serve(lambda payload, times: reply)
     with pytest.raises(UserError, match=message):
-        collect(make(server), tasks(50, 4))
+        collect(make(server), tasks(50, 1))
     assert len(server.requests) <= (8 if reply.status != 400 else 16 + 4), "the rest is not asked for"
+
+
+def test_a_refused_question_ends_nothing(serve: Serve) -> None:
+    """More of its samples are refused in a row than say that a server answers nothing, and before all others."""
+    refused = {sample_seed(5, "b", "q0", index) for index in range(64)}
+    server = serve(
+        lambda payload, times: Reply(400, {"error": "too long"}) if payload["seed"] in refused else completion(payload)
+    )
+    found = collect(make(server), tasks(3, 64))
+    assert {seed for seed, g in found.items() if g.error == "HTTP 400: too long"} == refused
+    assert len(server.served) == 2 * 64
 
 
 def test_a_server_that_is_shut_down(serve: Serve) -> None:
