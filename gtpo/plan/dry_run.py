@@ -31,6 +31,7 @@ from gtpo.config.schema import PASSED_ON_DEFAULTS, TrainConfig
 from gtpo.inputs.dataset import DatasetReport, check_ids
 from gtpo.inputs.model_shape import find_weights
 from gtpo.plan.preflight import check_inputs, is_local, needed_packages
+from gtpo.runs.train_run import RESULTS
 
 GIB = 1 << 30
 NF4_BYTES = 0.516
@@ -155,7 +156,7 @@ def dry_run(
 
     given: the flags, which are repeated in the text. verbose: the text has every key and every item of memory.
     """
-    problems, name, runs = check_inputs(config), config.model.model_name, Path("results") / "train"
+    problems, name, runs = check_inputs(config), config.model.model_name, RESULTS / "train"
     tokenizer, items, rows = None, list[Item](), 0
     with nullcontext() if name is None or Path(name).exists() else cache_if_unreachable():
         try:

@@ -20,7 +20,7 @@ from gtpo.plan.preflight import preflight
 from gtpo.run.continuation import check_config
 from gtpo.run.environment import trackers_write_to
 from gtpo.run.stopping import Stop
-from gtpo.runs.train_run import ENDED, TrainFolder
+from gtpo.runs.train_run import ENDED, RESULTS, TrainFolder
 
 if TYPE_CHECKING:
     from gtpo.run.validation import ScoreHeldOut
@@ -32,7 +32,7 @@ def train(
     json_output: bool = False,
     check_loss: bool = False,
     score_held_out: ScoreHeldOut | None = None,
-    results_dir: Path = Path("results"),
+    results_dir: Path = RESULTS,
 ) -> Path:
     """Train `config` into `results_dir/train/<run_name>` and return that folder.
 

@@ -73,7 +73,7 @@ def find_runs(
 
 
 def resolve(given: str) -> list[Path]:
-    """A folder from a path to it, to its eval.json, or from a name under results/; a name may stand for shards.
+    """Return the folder of a path to it or to its eval.json, or of a name under results/; of shards, all of a name.
 
     UserError, with the nearest name, if there is none.
     """
@@ -169,8 +169,7 @@ def _lies_in(record: EvalRecord, folder: Path) -> bool:
 
 
 def evals_of(folder: Path) -> list[tuple[Path, EvalRecord]]:
-    """The eval runs of a train run's folder, complete or not: beside it (results/train/X -> results/eval/*), or under
-    results/.
+    """Return the eval runs of a train run, complete or not: beside it (results/train/X -> results/eval/*), or here.
 
     A name says nothing across projects: under this results/ another one's train run has those made of its folder.
     """

@@ -228,10 +228,14 @@ class TrainFolder:
             self._lock = None
 
     def remove_partial(self) -> None:
-        """Remove what an interrupted write left behind."""
+        """Remove what an interrupted write left behind; put back a folder that was moved aside for a new one."""
         shutil.rmtree(self.checkpoints / PARTIAL, ignore_errors=True)
         for folder in (self.best, self.final, self.base):
-            shutil.rmtree(folder.with_name(PARTIAL + "-" + folder.name), ignore_errors=True)
+            new, old = (folder.with_name(f"{PARTIAL}{part}-{folder.name}") for part in ("", "-old"))
+            if old.exists() and not folder.exists():
+                old.rename(folder)
+            for left in (new, old):
+                shutil.rmtree(left, ignore_errors=True)
 
     def update_run(self, **fields: Any) -> None:
         """Merge `fields` into run.json."""

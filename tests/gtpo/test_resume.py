@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from test_train_run import MANY_STEPS_A_ROUND, assert_same_run, config_of, crash
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
+from gtpo.run.checkpoint import replace_folder
 from gtpo.run.health import Health, Judgement
+from gtpo.runs.train_run import TrainFolder
 
 
 def fail_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -190,3 +193,22 @@ def test_round_that_is_missing_from_a_checkpoint_is_refused(tmp_path: Path) -> N
     (tmp_path / "results/train/run/checkpoints/checkpoint-3/rollouts_0.pt").unlink()
     with pytest.raises(UserError, match=r"checkpoint-3 has no rollouts_0.pt.*Move it away"):
         run(tmp_path, **changes)
+
+
+def test_best_weights_outlive_a_kill_while_they_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, plain = TrainFolder(tmp_path), os.replace
+    for name in ("best", ".partial-best"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text(name)
+
+    def killed(source: Path, target: Path) -> None:
+        if target == folder.best:
+            raise KeyboardInterrupt
+        plain(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        replace_folder(tmp_path / ".partial-best", folder.best)
+    folder.remove_partial()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["best", "best/weights"]
+    assert (folder.best / "weights").read_text() == "best"
