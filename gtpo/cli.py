@@ -19,6 +19,7 @@ from gtpo.common.options import Options
 from gtpo.common.packages import require
 from gtpo.evalkit.evaluation.settings import EXAMPLES, HELP_GROUPS, EvalSettings
 from gtpo.evalkit.report.command import CompareSettings, run_compare
+from gtpo.runs.find import RESULTS
 
 COLLAPSED = 4
 """Exit code of a training run that collapsed and was stopped."""
@@ -210,9 +211,19 @@ def _evaluate(settings: EvalSettings) -> int:
 def _compare(settings: CompareSettings) -> int:
     """Compare methods: paired differences with intervals, figures, and a page to look into any completion.
 
-    Runs that differ only in their training seed are one method. Exit code 5 if --fail-if-worse fails.
+    Runs that differ only in their training seed are one method. Files of completions are scored first, as
+    `gtpo eval --completions` does. Exit code 5 if --fail-if-worse fails.
     """
-    return run_compare(settings)
+    scored = {}
+    for word, (name, path) in settings.recorded().items():
+        from gtpo.evalkit.evaluation.command import run_eval
+
+        given = {} if settings.fields is None else {"fields": settings.fields}
+        evaluation = EvalSettings(completions=path, out=RESULTS / "eval" / name, **given)
+        if code := run_eval(evaluation, summary=False):
+            return code
+        scored[word] = str(evaluation.out)
+    return run_compare(settings, [scored.get(word, word) for word in settings.runs])
 
 
 class _Evaluate(TyperCommand):

@@ -40,16 +40,28 @@ def boxed(home: Path, name: str, wrong: int) -> None:
 
 def test_completions_in_boxes_are_scored_and_compared(tmp_path: Path) -> None:
     """Strict scoring finds nothing in them; 0 % would be nobody's result."""
-    boxed(tmp_path, "model_a.jsonl", 2)
+    boxed(tmp_path, "a.jsonl", 2)
     boxed(tmp_path, "model_b.jsonl", 8)
-    said = gtpo(tmp_path, "eval", "--completions", "model_a.jsonl", "--k", "4")
-    assert "model_a, lenient scoring" in said
+    said = gtpo(tmp_path, "compare", "model_a=a.jsonl", "model_b.jsonl")
+    assert "a.jsonl: lenient scoring, stored in results/eval/model_a" in said
     assert "since no completion has an <answer> tag" in said
-    assert "50.0 [" in said
-    gtpo(tmp_path, "eval", "--completions", "model_b.jsonl", "--k", "4")
-    assert "model_b is better than model_a" in gtpo(tmp_path, "compare", "model_a", "model_b")
-    strict = gtpo(tmp_path, "eval", "--completions", "model_a.jsonl", "--k", "4", "--scoring", "strict")
+    assert "model_b is better than model_a" in said
+    assert "4 samples each, lenient" in said
+    again = gtpo(tmp_path, "eval", "model_a", "--completions", "a.jsonl", "--k", "4")
+    parts = list((tmp_path / "results/eval/model_a/samples").iterdir())
+    assert len(parts) == 1, "compare stored what eval would have"
+    assert "model_a, lenient scoring" in again
+    assert "50.0 [" in again
+    strict = gtpo(tmp_path, "eval", "--completions", "a.jsonl", "--k", "4", "--scoring", "strict")
     assert "--scoring lenient" in strict.splitlines()[-1], "the advice comes last, and this command takes it"
+
+
+def test_files_with_other_fields_are_compared(tmp_path: Path) -> None:
+    for name, shift in (("one", 0), ("two", 1)):
+        rows = [{"target": str(i), "response": f"#### {i + shift * (i % 3 > 0)}"} for i in range(40)]
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    said = gtpo(tmp_path, "compare", "one.jsonl", "two.jsonl", "--fields", "gold=target,completion=response")
+    assert "two is worse than one" in said
 
 
 def test_one_tag_makes_the_scoring_strict(tmp_path: Path) -> None:
@@ -58,9 +70,10 @@ def test_one_tag_makes_the_scoring_strict(tmp_path: Path) -> None:
 
 
 def test_the_examples_show_a_verdict(tmp_path: Path, root: Path) -> None:
-    for name in ("before", "after"):
-        gtpo(tmp_path, "eval", "--completions", str(root / f"examples/{name}.jsonl"), "--k", "4")
-    assert "after is better than before" in gtpo(tmp_path, "compare", "before", "after")
+    files = [str(root / f"examples/{name}.jsonl") for name in ("before", "after")]
+    said = gtpo(tmp_path, "compare", *files, "--html", "page.html")
+    assert "after is better than before" in said
+    assert (tmp_path / "page.html").stat().st_size > 100_000
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +123,12 @@ def test_fields_of_other_names_are_trained_on_too(trained: tuple[Path, str]) -> 
 MISTAKES = {
     ("eval", "--completions", "list.json"): "Rows of your own go into a .jsonl file",
     ("train", "rows.jsonl"): "to train on it: gtpo train --model MODEL --data rows.jsonl",
-    ("compare", "rows.jsonl", "rows.jsonl"): "score it first: gtpo eval --completions rows.jsonl",
+    ("compare", "rows.jsonl", "rows.jsonl"): 'two files are called "rows": give each a name of its own, as in NAME=',
+    ("compare", "one.jsonl", "nowhere.jsonl"): "nowhere.jsonl: no such file",
+    ("compare", "one.jsonl", "nogold.jsonl"): "nogold.jsonl:1: no gold",
+    ("compare", "one.jsonl", "other.jsonl"): "these runs have no question in common",
+    ("compare", "list.json", "one.jsonl"): "list.json is a file, not a run",
+    ("compare", "some-run", "--fields", "a=b"): "--fields names the fields of files of completions",
     ("eval", "--completions", "rows.jsonl"): 'several go under "completions"',
     ("eval", "--completions", "rows.jsonl", "--k", "four"): '--k must be a whole number, found "four"',
     ("train", "--model", "nothing", "--data", "rows.jsonl", "--max-token", "8"): 'Did you mean "--max-tokens"?',
@@ -120,6 +138,9 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
 def test_a_mistake_is_answered_with_what_to_do(tmp_path: Path, words: tuple[str, ...]) -> None:
     write_rows(tmp_path / "rows.jsonl", [{"id": "q", "gold": "1", "completion": ["1", "2"]}])
+    write_rows(tmp_path / "one.jsonl", [{"id": "q", "gold": "1", "completion": "1"}])
+    write_rows(tmp_path / "other.jsonl", [{"id": "r", "gold": "2", "completion": "1"}])
+    write_rows(tmp_path / "nogold.jsonl", [{"id": "q", "completion": "1"}])
     (tmp_path / "list.json").write_text("[]")
     assert MISTAKES[words] in gtpo(tmp_path, *words, code=2)
 

@@ -101,19 +101,21 @@ def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
             and entry.source == run.record.model.source
         ]
         stored: dict[str, str] = {}
+        of: dict[str, set[tuple[str, str]]] = {}
         for name in own:
             mine = {(question, gold) for question, (_, gold) in (load_problems(run, name) or {}).items()}
             # Most of the smaller one's: a file may have lost rows, or one gold may have been corrected.
             alike = (n for n, theirs in seen.items() if 2 * len(mine & theirs) > min(len(mine), len(theirs)))
             here = next(alike, name)
             seen.setdefault(here, mine)
-            stored[here] = name
+            stored[here], of[here] = name, mine
         if other := {name: here for here, name in stored.items() if here != name}:
             entries = {other.get(name, name): entry for name, entry in run.record.benchmarks.items()}
             run = replace(run, records=(run.record.model_copy(update={"benchmarks": entries}),), stored=stored)
             notes += [
-                f"{name} has the questions and golds of {here}, all or most, and is shown as {here}"
+                f"{name} has most of the questions and golds of {here}, and is shown as {here}"
                 for name, here in other.items()
+                if seen[here] != of[here]
             ]
         found.append(run)
     return found

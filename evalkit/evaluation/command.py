@@ -13,8 +13,11 @@ COMPLETE, INCOMPLETE, INTERRUPTED = 0, 3, 130
 """Exit codes, beside 2 for a mistake of the user's."""
 
 
-def run_eval(settings: EvalSettings) -> int:
-    """Run one `gtpo eval` command and return its exit code. Raises UserError for a mistake of the user's."""
+def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
+    """Run one `gtpo eval` command and return its exit code. Raises UserError for a mistake of the user's.
+
+    summary: print the results; otherwise only where they are.
+    """
     from gtpo.evalkit.evaluation import printing
 
     start_logging(settings.verbosity)
@@ -47,7 +50,9 @@ def run_eval(settings: EvalSettings) -> int:
         where = f" ({error.filename})" if error.filename else ""
         LOG.error("incomplete: the disk is full%s: free some space. The same command resumes", where)
         return INCOMPLETE
-    if settings.json_output:
+    if not summary:
+        LOG.info(f"{settings.completions}: {record.scoring} scoring, stored in {folder}")
+    elif settings.json_output:
         print(json.dumps(record.as_json(), indent=2))
     else:
         as_like = settings.like is not None and "k" not in settings.given  # k is the other run's

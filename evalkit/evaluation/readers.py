@@ -52,7 +52,8 @@ class Row:
 def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Iterator[Row]:
     """Yield the rows of a file. Raises UserError with file and line on the first that is wrong.
 
-    fields: our names for fields that have others; such a file holds rows of the user's own.
+    fields: our names for fields that have others; such a file holds rows of the user's own. Rows without an id are
+    numbered, so that files of the same questions in the same order can be compared.
     """
     if path.suffix in (".eval", ".json"):
         return _inspect(path)
@@ -64,7 +65,7 @@ def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Ite
     if not fields or "id" in fields:
         return (_plain(where, renamed(row, fields or {}, where)) for where, row in rows)
     numbered = enumerate(rows)
-    return (_plain(where, {"id": f"{path.stem}/{i}", **renamed(row, fields, where)}) for i, (where, row) in numbered)
+    return (_plain(where, {"id": f"row {i}", **renamed(row, fields, where)}) for i, (where, row) in numbered)
 
 
 def _row(

@@ -96,7 +96,7 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
             where, identifier = found.without_gold or ("", "")
             raise UserError(
                 f'{where}: no gold, and "{identifier}" is no id of a known benchmark; '
-                "add gold to the rows, or name the benchmark with --benchmarks"
+                "add gold to the rows, or name the benchmark with gtpo eval --benchmarks"
             )
         return stem, str(path), found.problems
     if complete and not settings.benchmarks and benchmark.local and data_folder(settings.data_dir) is None:

@@ -27,7 +27,10 @@ class CompareSettings(Options):
     COMMAND: ClassVar[str] = "gtpo compare"
     ARGUMENT: ClassVar[str] = "runs"
 
-    runs: Sequence[str] = option(..., "Eval or train runs: folders, or names under results/eval and results/train.")
+    runs: Sequence[str] = option(
+        ..., "Eval or train runs: folders, or names under results/eval and results/train; or files of completions, "
+        "[NAME=]FILE.jsonl, which are scored and stored in results/eval/NAME.",
+    )  # fmt: skip
     baseline: str | None = option(
         None, "Method or run to compare with. Default: GRPO, else SFT, else a model not trained here."
     )
@@ -49,6 +52,9 @@ class CompareSettings(Options):
     k: str | None = option(None, "The k of the details, e.g. 1,8,16,32,64.")
     scoring: Literal["strict", "lenient"] | None = option(None, "Default: the runs' own headline.")
     format: Literal["table", "markdown", "latex", "csv", "json"] = option("table", "Format of the output.")
+    fields: str | None = option(
+        None, "Names of fields in files of completions, as of gtpo eval: completion=response,gold=target."
+    )
     per_subject: bool = option(False, "Also one table per subject and level.")
     allow_mismatch: bool = option(False, "Compare unlike or incomplete runs on what they share, with a note.")
     margin: float | None = option(
@@ -72,6 +78,24 @@ class CompareSettings(Options):
             check_writable("--html", self.html, folder=False)
         if self.figures is not None:
             check_writable("--figures", self.figures, folder=True)
+
+    def recorded(self) -> dict[str, tuple[str, Path]]:
+        """Return the files of completions among the runs: word -> (name of its run, file). UserError on a mistake."""
+        found: dict[str, tuple[str, Path]] = {}
+        for word in self.runs:
+            name, _, file = word.rpartition("=")
+            match = re.fullmatch(r"(.+?)(\.jsonl(\.gz)?|\.parquet|\.eval)", Path(file).name)
+            if match is None:
+                continue
+            if not Path(file).is_file():
+                raise UserError(f"{file}: no such file")
+            name = name or match[1]
+            if word in found or name in (known for known, _ in found.values()):
+                raise UserError(f'two files are called "{name}": give each a name of its own, as in NAME={file}')
+            found[word] = name, Path(file)
+        if self.fields is not None and not found:
+            raise UserError("--fields names the fields of files of completions, and none is given")
+        return found
 
 
 def parse_ks(text: str | None) -> list[int] | None:
@@ -98,15 +122,15 @@ def parse_metrics(texts: Sequence[str]) -> list[tuple[str, int]] | None:
     return list(found) or None
 
 
-def run_compare(settings: CompareSettings) -> int:
+def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
     """Run the command and return its exit code. The comparison goes to stdout, everything else to stderr.
 
-    Raises UserError.
+    runs: those of the settings, with the run of each file of completions in its place. Raises UserError.
     """
     from gtpo.runs.find import find_runs
 
     ks, metrics = parse_ks(settings.k), parse_metrics(settings.metric or ())
-    runs, trains, notes = find_runs(list(settings.runs), allow_incomplete=settings.allow_mismatch)
+    evals, trains, notes = find_runs(list(runs), allow_incomplete=settings.allow_mismatch)
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
     from gtpo.evalkit.comparison.scores import Column
@@ -117,7 +141,7 @@ def run_compare(settings: CompareSettings) -> int:
 
     details = settings.details or ks is not None
     comparison = compare(
-        runs,
+        evals,
         trains,
         baseline=settings.baseline,
         group_by=settings.group_by,

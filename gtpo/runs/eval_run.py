@@ -86,9 +86,8 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
     differing = [f"{key} ({_short(before)} there, {_short(now)} now)" for key, before, now in unlike(old, new)]
     differing += also
     if differing:
-        raise UserError(
-            f"{where} was made with other settings: {'; '.join(differing)}. Repeat those, or choose another --out"
-        )
+        other = "choose another --out" + " (in gtpo compare NAME=FILE)" * (new.engine.name == "recorded")
+        raise UserError(f"{where} was made with other settings: {'; '.join(differing)}. Repeat those, or {other}")
 
 
 def setting(record: EvalRecord, key: str) -> Any:

@@ -268,7 +268,7 @@ def test_logs_of_other_fields(tmp_path: Path) -> None:
     first, second = read_completions(tmp_path / "details.parquet", fields)
     assert (first.problem.problem, first.problem.answer) == ("1 + 1?", "2")
     assert [sample.text for sample in first.samples] == ["2", "3"]
-    assert (first.id, second.id) == ("details/0", "details/1")
+    assert (first.id, second.id) == ("row 0", "row 1")
 
 
 def test_a_log_of_inspect_ai(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> N
     document = json.loads(ran.stdout)
     found = {row["method"]: row["mean"] for row in document["records"] if (row["metric"], row["k"]) == ("pass@k", 1)}
     assert found == {"ours": 0.75, "theirs": 0.25}
-    assert "theirs has the questions and golds of ours" in " ".join(document["notes"])
+    assert document["notes"] == []
     page = (tmp_path / "page.html").read_text()
     assert all(f"answer\\u003e{name}" in page for name in ("ours", "theirs")), "both files' completions are shown"
     ran = gtpo("compare", "ours", "others", code=2)
