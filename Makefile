@@ -8,6 +8,8 @@ VERL_VENV ?= .venv-verl
 PIP_INSTALL ?= pip install
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 # Each job imports torch and TRL: no more jobs than cores.
+# Compiled files are kept, whatever the caller says: each job, and each process that a test starts, would compile all again.
+unexport PYTHONDONTWRITEBYTECODE
 TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 
 .PHONY: help install docs demo publish-demo publish-first-steps publish-real clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench clean
