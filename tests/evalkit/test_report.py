@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -20,8 +21,8 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.comparison.training_curves import Curve, method_bands, read_curves, smoothed, summary
 from gtpo.evalkit.engines.model_ref import fingerprint
+from gtpo.evalkit.report import figures
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples, rank_questions
-from gtpo.evalkit.report.figures import write_figures
 from gtpo.evalkit.report.latex import latex
 from gtpo.evalkit.report.page import embedded, render
 from gtpo.runs.find import find_runs
@@ -272,18 +273,19 @@ def test_incomplete_train_run_is_refused_or_noted(tmp_path: Path) -> None:
     assert_refused(gtpo("compare", "new", cwd=tmp_path), "new/run.json", "schema version 9")
 
 
-def test_figures_are_written_and_repeat(home: Path) -> None:
+def test_figures_are_written_and_repeat(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {path.name for path in (home / "figures").iterdir()}
     stems = ("curves-arithmetic", "curves-hard", "differences", "training")
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "pdf")}
     assert (home / "figures/training.pdf").read_bytes().startswith(b"%PDF")
     assert (home / "figures/training.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (home / "figures/training.svg").read_text()
-    # The same runs in another process: the same bytes, so that committed figures do not change without a reason.
+    # Drawn again: the same bytes, so that committed figures do not change without a reason. One of four is enough.
+    every = figures._figures
+    monkeypatch.setattr(figures, "_figures", lambda comparison: itertools.islice(every(comparison), 1))
     runs, trains, notes = find_runs([str(home / "results" / place) for place in ("eval/base", *TRAINED)])
-    write_figures(compare(runs, trains, notes=notes), home / "again")
-    for name in names:
-        assert (home / "figures" / name).read_bytes() == (home / "again" / name).read_bytes(), name
+    for path in figures.write_figures(compare(runs, trains, notes=notes), home / "again"):
+        assert path.read_bytes() == (home / "figures" / path.name).read_bytes(), path
 
 
 def test_ranking_brings_disagreement_first_and_covers_every_kind() -> None:

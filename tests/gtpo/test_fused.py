@@ -87,7 +87,7 @@ def assert_close(found: Tensor, wanted: Tensor, leaves: list[Tensor], exact: lis
 @pytest.mark.parametrize("trainable", [False, True])
 def test_every_switch_by_hand(name: str, trainable: bool) -> None:
     """In float64 and float32, with a threshold that drops some completions and keeps others."""
-    for seed in range(4):
+    for seed in range(2):
         hidden, lm_head, ids, mask, rewards = make(seed)
         entropy = reference_loss(PRESETS["grpo"], hidden @ lm_head.T, ids, mask, rewards, G).entropy
         objective = replace(VARIANTS[name], entropy_threshold=float(entropy.median()) + 1e-3)

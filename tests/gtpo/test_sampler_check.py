@@ -28,7 +28,7 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
     "pad_token_id": TOKENIZER.pad_token_id, "eos_token_id": TOKENIZER.eos_token_id, "bos_token_id": 1,
     "initializer_range": 0.3, "moe_intermediate_size": 16, "num_experts": 4, "num_local_experts": 4,
-    "num_experts_per_tok": 2,
+    "num_experts_per_tok": 2, "n_embd": 32, "n_layer": 2, "n_head": 4,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {"sliding_window": 16}, "Phi3": {}, "Phi": {}, "Qwen3Moe": {},

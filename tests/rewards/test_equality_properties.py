@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gtpo.rewards import extract_answer, last_boxed
 from gtpo.rewards.equality.comparing.decide import decide
 
-PROFILE = settings(max_examples=120, deadline=None, derandomize=True)
+PROFILE = settings(max_examples=60, deadline=None, derandomize=True)
 
 integers = st.integers(-999, 999)
 atoms = st.one_of(

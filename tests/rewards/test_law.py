@@ -93,8 +93,8 @@ def test_a_letter_is_no_licence_to_copy(answer: tuple[str, str, str], letter: st
 
 @pytest.mark.shared
 def test_the_law_on_real_problems(shared_dir: Path, verifier: Verifier) -> None:
-    rows = problems(shared_dir, 12)
-    base = refused(list(originals([*rows, *embedded()[:8]])), verifier)
+    rows = problems(shared_dir, 6)
+    base = refused(list(originals([*rows, *embedded()[:2]])), verifier)
     attacks = rewritten(base, REWRITINGS)
     assert len(attacks) > 1000
     assert [c for c, v in zip(attacks, judge(attacks, verifier), strict=True) if v is Verdict.CORRECT] == []

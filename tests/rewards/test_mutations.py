@@ -35,6 +35,6 @@ def test_our_own_golds(verifier: Verifier) -> None:
 
 @pytest.mark.shared
 def test_golds_of_the_real_sets(shared_dir: Path, verifier: Verifier) -> None:
-    pairs = real_pairs(shared_dir)
+    pairs = real_pairs(shared_dir, 150)
     assert len(pairs) > 1000
     assert_judged_right(pairs, verifier)
