@@ -107,7 +107,7 @@ def train(
     """
     from gtpo.config import load_config
     from gtpo.config.flags import START, as_file, from_flags, parse_flags
-    from gtpo.config.schedule import launched_processes
+    from gtpo.config.resolve import launched_processes
 
     if quiet and verbose:
         raise UserError("--quiet and --verbose exclude each other")

@@ -1,13 +1,17 @@
 """The config of a training run: schema, loading, flags, the published dialect, help. Free of torch.
 
-schema      TrainConfig: every key typed, ranged and documented
+    read (document) -> translate (published) -> validate (load.to_config, resolve)
+
+Each step takes a value and returns another one.
+
+schema      TrainConfig: every key typed, ranged and documented; how many prompts and steps follow from them
 keys        every key by its dotted name; the reference of `gtpo train --help-config` and docs/config.md
-document    the YAML with `extends`, where each key was set, and the sentence for an error in it
-flags       `--section.key value` and the published shortcuts -> overrides
+document    the YAML with `extends` and the flags over it, and where each key was set
+flags       the command line's words -> the flags and their values
 published   the authors' own config files: their paths and values mapped to ours, each with a printed line
 resolve     contradictions, and what follows from other keys: group-complete batches, 32-bit optimizer states
-schedule    processes, rollouts and optimizer steps
-load        all of it: YAML and overrides -> a resolved TrainConfig
+load        all of it: YAML and flags -> a resolved TrainConfig, or a sentence for each error
+passed_on   what TRL, peft and the samplers check themselves: their own settings
 """
 
 from gtpo.config.load import load_config

@@ -1,6 +1,7 @@
-"""The raw document of a config: YAML with `extends`, found by path or name, and where each key was set.
+"""The first step of loading a config: read YAML with `extends`, from a file or a table, and lay the flags over it.
 
-And one sentence for each error in it: place, key as typed, what is expected, what was found, the nearest name.
+A Document is what was read: raw values, and where each key was set. It is never changed; `put` and `without` return
+another one.
 """
 
 from __future__ import annotations
@@ -8,24 +9,22 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.yaml_file import read_yaml
-from gtpo.config.keys import SHORTCUTS, keys, sections
+from gtpo.config.keys import Origin, full_name, is_passed_on
 
 Key = tuple[str, ...]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")), _PACKAGE / "configs")
 """The configs that come with gtpo: beside its modules if it is installed, configs/ in a checkout."""
-
-
 TABLE = "table.yaml"
 """A file of many configs: FOLDER/table.yaml holds FOLDER/NAME for each of its names (`_from_table`)."""
 GROUPS = {
@@ -43,76 +42,7 @@ GROUPS = {
 """Folder of CONFIGS -> what is in it."""
 
 
-def config_names() -> list[str]:
-    """Return the names of the configs that come with gtpo, e.g. paper/llama-math-gtpo-g8."""
-    files = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*") if path.suffix in (".yaml", ".sbatch"))
-    names = {file.with_suffix("").as_posix() for file in files if file.name != TABLE}
-    for table in CONFIGS.glob(f"*/{TABLE}"):
-        names |= {f"{table.parent.name}/{name}" for name in _table_names(table)}
-    return sorted(names)
-
-
-def find_config(name: str) -> Path | None:
-    """Return the file that comes with gtpo under this name, with or without its ending; None if there is none.
-
-    A config of a table has a path like any other, which `read_document` understands; there is no such file.
-    """
-    known = name.removesuffix(".yaml").removesuffix(".sbatch")
-    if known not in config_names():
-        return None
-    return next(CONFIGS.glob(f"{known}.*"), CONFIGS / f"{known}.yaml")
-
-
-def _axes(table: Path) -> list[dict[str, Any]]:
-    values, _ = read_yaml(table, "a mapping of sections", _Loader)
-    return [entries for axis, entries in values.items() if axis != "base"]
-
-
-@functools.cache
-def _table_names(table: Path) -> dict[str, tuple[str, ...]]:
-    """Return the names of a table's configs: an entry of each axis, joined by dashes -> the entries."""
-    if not table.is_file():
-        return {}
-    return {"-".join(entries): entries for entries in itertools.product(*_axes(table))}
-
-
-def _exists(path: Path) -> bool:
-    return path.is_file() or path.name.removesuffix(".yaml") in _table_names(path.with_name(TABLE))
-
-
-def _from_table(path: Path) -> Document:
-    """Return the config that a table has under a path's name: its `base`, and an entry of each axis laid over it."""
-    table = path.with_name(TABLE)
-    values, lines = read_yaml(table, "a mapping of sections", _Loader)
-    chosen = _table_names(table)[path.name.removesuffix(".yaml")]
-    layers = [("base",), *zip((axis for axis in values if axis != "base"), chosen, strict=True)]
-    document = Document({}, {(): Origin(str(table), "")})
-    for layer in layers:
-        above: Any = functools.reduce(lambda inside, key: inside.get(key, {}), layer, values)
-        document.values = _merge(document.values, _string_keys(above))
-        places = {key[len(layer) :]: line for key, line in lines.items() if key[: len(layer)] == layer}
-        document.origins |= {key: Origin(f"{table}:{line}", ".".join(key)) for key, line in places.items() if key}
-    return document
-
-
-class Origin(NamedTuple):
-    """Where a key was set and how the user typed it. As text, the start of an error message."""
-
-    place: str
-    """`file:line`; empty for a flag."""
-    typed: str
-    """The key in the file's dialect, or the flag with its dashes."""
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.typed}" if self.place else self.typed
-
-    @property
-    def is_flag(self) -> bool:
-        """Return whether the key was set on the command line."""
-        return self.typed.startswith("--")
-
-
-@dataclass
+@dataclass(frozen=True)
 class Document:
     """Raw values of a config and the origin of each key that was set."""
 
@@ -134,25 +64,45 @@ class Document:
             value = value.get(part) if isinstance(value, dict) else None
         return value
 
-    def set(self, dotted: str, value: Any, origin: Origin | None = None) -> None:
-        """Set a value and create the sections above it. Raises UserError if one of them is no mapping."""
-        *sections, name = dotted.split(".")
-        inside = self.values
-        for depth, part in enumerate(sections, start=1):
-            if inside.get(part) is None:
-                inside[part] = {}
-            inside = inside[part]
-            if not isinstance(inside, dict):
-                raise UserError(f"{self.origin('.'.join(sections[:depth]))} must be a mapping, found {inside!r}")
-        inside[name] = value
-        if origin is not None:
-            self.origins[*sections, name] = origin
+    def put(self, dotted: str, value: Any, origin: Origin | None = None) -> Document:
+        """Return the document with a value set. Raises UserError if a section above it is no mapping."""
 
-    def drop(self, dotted: str) -> Any:
-        """Remove a dotted key and return its value, None if it is absent."""
+        def inside(values: Any, above: Key, rest: list[str]) -> Any:
+            if not rest:
+                return value
+            if not isinstance(values, dict | None):
+                raise UserError(f"{self.origin(above)} must be a mapping, found {values!r}")
+            values = values or {}
+            return {**values, rest[0]: inside(values.get(rest[0]), (*above, rest[0]), rest[1:])}
+
+        key = dotted.split(".")
+        return Document(inside(self.values, (), key), self.origins | ({tuple(key): origin} if origin else {}))
+
+    def without(self, dotted: str) -> Document:
+        """Return the document without a key."""
         section, _, name = dotted.rpartition(".")
         inside = self.get(section) if section else self.values
-        return inside.pop(name, None) if isinstance(inside, dict) else None
+        if not isinstance(inside, dict) or name not in inside:
+            return self
+        left = {key: value for key, value in inside.items() if key != name}
+        return self.put(section, left) if section else Document(left, self.origins)
+
+    def over(self, below: Document) -> Document:
+        """Return this document laid over another."""
+        return Document(_merge(below.values, self.values), below.origins | self.origins)
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Lay one mapping over another; only mappings merge, everything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _string_keys(value: Any) -> Any:
+    return {str(key): _string_keys(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
 class _Loader(yaml.SafeLoader):
@@ -174,6 +124,60 @@ def read_scalar(value: Any) -> Any:
         return value
 
 
+# -- the configs that come with gtpo -----------------------------------------------------------------------------------
+
+
+def config_names() -> list[str]:
+    """Return the names of the configs that come with gtpo, e.g. paper/llama-math-gtpo-g8."""
+    files = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*") if path.suffix in (".yaml", ".sbatch"))
+    names = {file.with_suffix("").as_posix() for file in files if file.name != TABLE}
+    for table in CONFIGS.glob(f"*/{TABLE}"):
+        names |= {f"{table.parent.name}/{name}" for name in _table_names(table)}
+    return sorted(names)
+
+
+def find_config(name: str) -> Path | None:
+    """Return the file that comes with gtpo under this name, with or without its ending; None if there is none.
+
+    A config of a table has a path like any other, which `read` understands; there is no such file.
+    """
+    known = name.removesuffix(".yaml").removesuffix(".sbatch")
+    if known not in config_names():
+        return None
+    return next(CONFIGS.glob(f"{known}.*"), CONFIGS / f"{known}.yaml")
+
+
+@functools.cache
+def _table_names(table: Path) -> dict[str, tuple[str, ...]]:
+    """Return the names of a table's configs: an entry of each axis, joined by dashes -> the entries."""
+    if not table.is_file():
+        return {}
+    values, _ = read_yaml(table, "a mapping of sections", _Loader)
+    axes = [entries for axis, entries in values.items() if axis != "base"]
+    return {"-".join(entries): entries for entries in itertools.product(*axes)}
+
+
+def _from_table(path: Path) -> Document:
+    """Return the config that a table has under a path's name: its `base`, and an entry of each axis laid over it."""
+    table = path.with_name(TABLE)
+    values, lines = read_yaml(table, "a mapping of sections", _Loader)
+    chosen = _table_names(table)[path.name.removesuffix(".yaml")]
+    document = Document({}, {(): Origin(str(table), "")})
+    for layer in [("base",), *zip((axis for axis in values if axis != "base"), chosen, strict=True)]:
+        above: Any = functools.reduce(lambda inside, key: inside.get(key, {}), layer, values)
+        places = {key[len(layer) :]: line for key, line in lines.items() if key[: len(layer)] == layer}
+        origins = {key: Origin(f"{table}:{line}", ".".join(key)) for key, line in places.items() if key}
+        document = Document(_string_keys(above), origins).over(document)
+    return document
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _exists(path: Path) -> bool:
+    return path.is_file() or path.name.removesuffix(".yaml") in _table_names(path.with_name(TABLE))
+
+
 def _parse(path: Path) -> Document:
     if path.is_dir():
         what = "a folder; expected a config file (.yaml)"
@@ -181,47 +185,33 @@ def _parse(path: Path) -> Document:
     if _exists(path) and not path.is_file():
         return _from_table(path)
     if not path.exists():
-        near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
-        typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
-        inside = [name for name in config_names() if name.startswith(f"{typed}/")]
-        if inside:
-            raise UserError(f"{path} is a folder of configs; name one of them: {', '.join(inside)}")
-        hint = near or did_you_mean(typed, config_names()) or " `gtpo configs` lists those that come with gtpo."
-        if not near and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and path.suffix not in (".yaml", ".yml"):
-            hint += f" If it is {_model_hint(path)}"
-        raise UserError(f"{path}: no such config file.{hint}")
+        raise UserError(_absent(path))
     values, lines = read_yaml(path, "a mapping of sections", _Loader)
     origins = {key: Origin(f"{path}:{line}", ".".join(key)) for key, line in lines.items()}
     return Document(_string_keys(values), {(): Origin(str(path), ""), **origins})
+
+
+def _absent(path: Path) -> str:
+    near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
+    typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    if inside := [name for name in config_names() if name.startswith(f"{typed}/")]:
+        return f"{path} is a folder of configs; name one of them: {', '.join(inside)}"
+    hint = near or did_you_mean(typed, config_names()) or " `gtpo configs` lists those that come with gtpo."
+    if not near and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and path.suffix not in (".yaml", ".yml"):
+        hint += f" If it is {_model_hint(path)}"
+    return f"{path}: no such config file.{hint}"
 
 
 def _model_hint(model: Path) -> str:
     return f"a model: gtpo train --model {model} --data gsm8k --method gtpo"
 
 
-def _string_keys(value: Any) -> Any:
-    return {str(key): _string_keys(inner) for key, inner in value.items()} if isinstance(value, dict) else value
-
-
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Lay one mapping over another; only mappings merge, everything else is replaced."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def read_document(path: Path, _chain: tuple[Path, ...] = ()) -> Document:
-    """Read a YAML file and what it `extends`: files relative to it, or configs of gtpo by name; the later ones win."""
+def _extended(path: Path, chain: tuple[Path, ...] = ()) -> Document:
+    """Read a file over what it `extends`: files relative to it, or configs of gtpo by name; the later ones win."""
     document = _parse(path)
-    bases = document.values.pop("extends", None)
-    if bases is None:
-        return document
-    place = document.origin("extends").place
-    chain = (*_chain, path.resolve())
-    merged = Document()
-    for base in [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else [None]:
+    bases, place, below = document.values.get("extends"), document.origin("extends").place, Document()
+    chain = (*chain, path.resolve())
+    for base in bases if isinstance(bases, list) else [] if bases is None else [bases]:
         if not isinstance(base, str):
             raise UserError(f"{place}: extends takes a file or a list of files, found {bases!r}")
         file = path.parent / base
@@ -231,89 +221,17 @@ def read_document(path: Path, _chain: tuple[Path, ...] = ()) -> Document:
             raise UserError(f"{place}: extends {base} is circular")
         if not _exists(file):
             raise UserError(f"{place}: extends {base}: no such file ({file})")
-        below = read_document(file, chain)
-        merged = Document(_merge(merged.values, below.values), {**merged.origins, **below.origins})
-    return Document(_merge(merged.values, document.values), {**merged.origins, **document.origins})
+        below = _extended(file, chain).over(below)
+    return document.without("extends").over(below)
 
 
-# -- error messages ----------------------------------------------------------------------------------------------------
+def read(path: Path, flags: Mapping[str, Any]) -> Document:
+    """Return the document of a file with flags laid over it: name without dashes -> text, or a list of words.
 
-
-OriginOf = Callable[[str], Origin]
-"""The read-only map from a dotted key to where it was set."""
-
-
-@dataclass
-class Findings:
-    """What loading a config found: all its errors, and what the user should know of a config that is accepted."""
-
-    errors: list[str] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-
-    def raise_errors(self) -> None:
-        """Raise one UserError with a line per error, if there are any."""
-        if self.errors:
-            raise UserError("\n      ".join(dict.fromkeys(self.errors)))
-
-
-def unknown_key(origin: Origin, known: Iterable[str] = ()) -> str:
-    """Name an unknown key or flag, where it was set, and the nearest known one; `known` are the likeliest."""
-    name = origin.typed.removeprefix("--")
-    same = [key for key in keys() if key.rpartition(".")[2] == name.rpartition(".")[2].replace("-", "_")]
-    section, _, leaf = name.rpartition(".")
-    if name in keys() and section and not origin.is_flag:
-        hint = f' A file nests its keys: put "{leaf}:" under "{section}:" (with dots it is a flag, --{name}).'
-    elif same:
-        hint = f' Did you mean "{same[0]}"?'
-    else:
-        hint = (
-            did_you_mean(name, known)
-            or did_you_mean(name, (*SHORTCUTS, *keys()))
-            or " gtpo train --help-config lists the keys."
-        )
-    if origin.is_flag:
-        return f'unknown flag "{origin.typed}".' + hint.replace('mean "', 'mean "--')
-    return f'{origin.place}: unknown key "{origin.typed}".{hint}'
-
-
-def _unknown(document: Document, loc: Key) -> str:
-    parent = ".".join(loc[:-1])
-    siblings = (
-        [f"{parent}.{name}".lstrip(".") for name in sections()[parent].model_fields] if parent in sections() else []
-    )
-    if loc not in document.origins:  # a section that exists only through a flag
-        inside = [origin for key, origin in document.origins.items() if key[: len(loc)] == loc]
-        return unknown_key(inside[0] if inside else document.origin(loc))
-    return unknown_key(document.origins[loc], siblings)
-
-
-def _nearest_choice(value: Any, choices: Iterable[str]) -> str:
-    """Suggest one of the choices; YAML reads the words off, no, on and yes as booleans."""
-    if isinstance(value, bool):
-        meant = next((choice for choice in choices if choice in (("always",) if value else ("never", "none"))), None)
-        return f' Did you mean "{meant}"? (YAML reads {"on and yes as true" if value else "off and no as false"})' * (
-            meant is not None
-        )
-    return did_you_mean(str(value), choices)
-
-
-def schema_error(document: Document, error: Mapping[str, Any]) -> str:
-    """Turn one pydantic error into one sentence."""
-    loc = tuple(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return _unknown(document, loc)
-    name = ".".join(part for part in loc if not part.isdigit())
-    origin = document.origin(name)
-    if error["type"] == "missing":
-        return f"{origin} is missing"
-    key = keys().get(name)
-    if key is None:
-        if name in sections():
-            return f"{origin} must be a mapping, found {error['input']!r}"
-        return f"{origin}: {error['msg'].removeprefix('Value error, ')}"
-    if error["type"] == "string_pattern_mismatch":
-        expects = "a name that starts with a letter, digit or _ and has no slash (it names a folder)"
-    else:
-        expects = key.expects + (" or null" if key.optional and error["input"] is None else "")
-    hint = _nearest_choice(error["input"], key.choices)
-    return f"{origin} must be {expects}; found {error['input']!r}.{hint}"
+    A key of TRL or peft takes the text as a file would; a key of ours takes it as its type.
+    """
+    document = _extended(path)
+    for flag, value in flags.items():
+        name = full_name(flag)
+        document = document.put(name, read_scalar(value) if is_passed_on(name) else value, Origin("", f"--{flag}"))
+    return document if document.get("run_name") is not None else document.put("run_name", path.stem)

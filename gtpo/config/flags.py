@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,8 +53,7 @@ def _is_config(word: str) -> bool:
 def _value(key: ConfigKey | None, words: list[str]) -> Any:
     if key is not None and key.many:
         text = ",".join(words).strip()
-        if text.startswith("[") and text.endswith("]"):  # a list as YAML writes it
-            text = text[1:-1]
+        text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # a list as YAML writes it
         return [part.strip(" '\"") for part in text.split(",") if part.strip()]
     if len(words) > 1:
         return words
@@ -77,33 +77,32 @@ def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
             continue
         flag, equals, inline = word[2:].partition("=")
         key = keys().get(full_name(flag))
+        following = list(itertools.takewhile(lambda word: not word.startswith("--"), queue))
         if equals:
-            taken = [inline]
+            taken, following = [inline], []
         elif key is None or key.many:
-            taken = []
-            while queue and not queue[0].startswith("--"):
-                taken.append(queue.pop(0))
             # `--trainer.reward_funcs a b run.yaml`: the last word is the config if there is no other.
-            elsewhere = positional or any(_is_config(later) for later in queue)
-            if len(taken) > (key is not None) and not elsewhere and _is_config(taken[-1]):
-                positional.append(taken.pop())
-        elif key.scalar is bool and (not queue or queue[0].lower() not in _BOOLEAN):
-            taken = ["true"]
+            elsewhere = positional or any(map(_is_config, queue[len(following) :]))
+            last = len(following) > (key is not None) and not elsewhere and _is_config(following[-1])
+            taken = following[:-1] if last else following
+        elif key.scalar is bool:
+            taken = [word for word in following[:1] if word.lower() in _BOOLEAN]
         else:
-            taken = [queue.pop(0)] if queue and not queue[0].startswith("--") else []
-        if not taken and key is not None:
+            taken = following[:1]
+        if not taken and key is not None and key.scalar is not bool:
             raise UserError(f"--{flag} needs a value: {key.expects}")
+        if not equals:
+            del queue[: len(taken)]
         value = _value(key, taken or ["true"])
         if flag in SHORTCUTS and key is not None and key.many:
             value = [*overrides.get(flag, []), *value]
         overrides.pop(flag, None)  # the last flag wins, also over another spelling of the same key
         overrides[flag] = value
+    if strays := [word for word in positional if not _is_config(word)][: len(positional) - 1]:
+        raise UserError(
+            f'"{strays[0]}" is neither a flag nor a config file; flags begin with two dashes '
+            "(gtpo train --help and --help-config list them)"
+        )
     if len(positional) > 1:
-        strays = [word for word in positional if not _is_config(word)]
-        if strays:
-            raise UserError(
-                f'"{strays[0]}" is neither a flag nor a config file; flags begin with two dashes '
-                "(gtpo train --help and --help-config list them)"
-            )
         raise UserError(f"one config file at a time; found {', '.join(positional)}")
     return (positional[0] if positional else None), overrides

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gtpo.config.schema import TrainConfig
+from gtpo.common.errors import did_you_mean
+from gtpo.config.schema import PassedOn, TrainConfig
 from gtpo.presets import PRESETS, bounds_of
 
 WORDS: dict[type, str] = {
@@ -21,8 +22,6 @@ WORDS: dict[type, str] = {
     dict: "a mapping",
 }  # fmt: skip
 """Type -> what it takes, in words."""
-PASSED_ON = ("training", "lora", "rollout")
-"""Sections that take the fields of a library's own configuration too (`gtpo.config.passed_on`)."""
 
 SHORTCUTS: dict[str, str] = {
     "model": "model.model_name",
@@ -38,6 +37,23 @@ SHORTCUTS: dict[str, str] = {
     "fields": "dataset.fields",
 }
 """The short flags of the published README, and those that `gtpo eval` has too -> the key they set."""
+
+
+class Origin(NamedTuple):
+    """Where a key was set and how the user typed it. As text, the start of an error message."""
+
+    place: str
+    """`file:line`; empty for a flag."""
+    typed: str
+    """The key in the file's dialect, or the flag with its dashes."""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.typed}" if self.place else self.typed
+
+    @property
+    def is_flag(self) -> bool:
+        """Return whether the key was set on the command line."""
+        return self.typed.startswith("--")
 
 
 @dataclass(frozen=True)
@@ -65,34 +81,29 @@ class ConfigKey:
         return f"a list, each {what}" if self.many else what
 
 
+def alternatives(annotation: Any) -> list[Any]:
+    """Return the types that an annotation takes: the parts of a union, else the annotation itself."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return [inner for part in typing.get_args(annotation) for inner in alternatives(part)]
+    return [annotation]
+
+
 def _section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the section class that an annotation (also `Section | None`) names, if it does."""
-    for part in (annotation, *typing.get_args(annotation)):
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            return part
-    return None
+    kinds = (kind for kind in alternatives(annotation) if isinstance(kind, type))
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
 
 def _key(name: str, info: FieldInfo) -> ConfigKey:
-    annotation = info.annotation
-    optional = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
-    if optional:
-        (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
-    many = typing.get_origin(annotation) is list
-    if many:
-        (annotation,) = typing.get_args(annotation)
-        if isinstance(annotation, types.UnionType):  # a reward by its name, or with arguments
-            annotation = typing.get_args(annotation)[0]
-    choices = typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
+    kinds = alternatives(info.annotation)
+    kind = kinds[0]  # the other is None, or the long form of a value, as of a reward with arguments
+    if many := typing.get_origin(kind) is list:
+        kind = alternatives(typing.get_args(kind)[0])[0]
+    choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+    default = None if info.is_required() else info.get_default(call_default_factory=True)
+    doc = " ".join((info.description or "").split())
     return ConfigKey(
-        name=name,
-        scalar=str if choices else typing.cast("type", annotation),
-        choices=choices,
-        many=many,
-        optional=optional,
-        bounds=tuple(bounds_of(info)),
-        default=None if info.is_required() else info.get_default(call_default_factory=True),
-        doc=" ".join((info.description or "").split()),
+        name, str if choices else kind, choices, many, type(None) in kinds, tuple(bounds_of(info)), default, doc
     )
 
 
@@ -112,12 +123,13 @@ def sections() -> dict[str, type[BaseModel]]:
 @functools.cache
 def keys() -> dict[str, ConfigKey]:
     """Return every key by its dotted name, section by section in the schema's order."""
-    fields = (
-        (f"{section}.{name}".lstrip("."), info)
+    fields = {
+        f"{section}.{name}".lstrip("."): info
         for section, model in sections().items()
         for name, info in model.model_fields.items()
-    )
-    return {name: _key(name, info) for name, info in fields if not _section_of(info.annotation)}
+        if not _section_of(info.annotation)
+    }
+    return {name: _key(name, info) for name, info in fields.items()}
 
 
 def full_name(flag: str) -> str:
@@ -127,9 +139,27 @@ def full_name(flag: str) -> str:
 
 
 def is_passed_on(name: str) -> bool:
-    """Return whether a dotted key is a library's own: in such a section, and not one of ours."""
-    section, dot, inside = name.partition(".")
-    return section in PASSED_ON and bool(dot) and f"{section}.{inside.partition('.')[0]}" not in keys()
+    """Return whether a dotted key is a library's own: in a section that takes them, and not one of ours."""
+    section, _, inside = name.partition(".")
+    own = f"{section}.{inside.partition('.')[0]}" in keys()
+    return bool(inside) and issubclass(sections().get(section, BaseModel), PassedOn) and not own
+
+
+def unknown_key(origin: Origin, likely: Iterable[str] = ()) -> str:
+    """Name an unknown key or flag, where it was set, and the nearest known one; `likely` are compared first."""
+    name = origin.typed.removeprefix("--")
+    section, _, leaf = name.rpartition(".")
+    same = [key for key in keys() if key.rpartition(".")[2] == leaf.replace("-", "_")]
+    if name in keys() and section and not origin.is_flag:
+        hint = f' A file nests its keys: put "{leaf}:" under "{section}:" (with dots it is a flag, --{name}).'
+    elif same:
+        hint = f' Did you mean "{same[0]}"?'
+    else:
+        near = did_you_mean(name, likely) or did_you_mean(name, (*SHORTCUTS, *keys()))
+        hint = near or " gtpo train --help-config lists the keys."
+    if origin.is_flag:
+        return f'unknown flag "{origin.typed}".' + hint.replace('mean "', 'mean "--')
+    return f'{origin.place}: unknown key "{origin.typed}".{hint}'
 
 
 # -- the reference: `gtpo train --help-config` and docs/config.md ------------------------------------------------------
@@ -148,22 +178,20 @@ def default_of(key: ConfigKey) -> str:
 
 
 def _word(value: Any) -> str:
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return "[" + ", ".join(map(str, value)) + "]"
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value) if value != "" else '""'
+    if isinstance(value, list):
+        return "[" + ", ".join(map(str, value)) + "]"
+    if value is None or value == "":
+        return '""' if value == "" else "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def by_section() -> Iterator[tuple[str, str, list[ConfigKey]]]:
     """Yield (section, its documentation, its own keys)."""
     for name, section in sections().items():
         own = [key for key in keys().values() if key.name.rpartition(".")[0] == name]
-        if own or name in PASSED_ON:
+        if own or issubclass(section, PassedOn):
             yield name, " ".join((section.__doc__ or "").split()), own
 
 
@@ -172,9 +200,7 @@ def print_reference() -> None:
     for name, doc, own in by_section():
         print(f"\n{name or 'top level'}: {doc}")
         for key in own:
-            print(f"  --{key.name}\n      {key.expects}; default {default_of(key)}")
-            if key.doc:
-                print(f"      {key.doc}")
+            print(f"  --{key.name}\n      {key.expects}; default {default_of(key)}\n      {key.doc}")
     print("\nshort flags")
     for flag, name in SHORTCUTS.items():
         print(f"  --{flag:20} --{name}")

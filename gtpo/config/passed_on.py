@@ -6,7 +6,6 @@ settings with it. It is imported by whoever calls, which is why these keys are c
 
 from __future__ import annotations
 
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
@@ -15,7 +14,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.config.keys import WORDS, keys
+from gtpo.config.keys import WORDS, alternatives, keys
 from gtpo.config.schema import TrainConfig
 
 
@@ -51,11 +50,8 @@ def checked(config: TrainConfig, section: str, kind: Any, decided: Mapping[str, 
 
 def in_words(annotation: Any) -> str:
     """Return in words which values a type annotation takes, e.g. "a number or null"."""
-    parts = [annotation]
-    while any(isinstance(part, types.UnionType) or typing.get_origin(part) is typing.Union for part in parts):
-        parts = [inner for part in parts for inner in (typing.get_args(part) or [part])]
     words = []
-    for part in parts:
+    for part in alternatives(annotation):
         origin = typing.get_origin(part) or part
         if origin is Literal:
             words.append(f"one of {', '.join(map(str, typing.get_args(part)))}")

@@ -9,9 +9,10 @@ read with it, and resumed only if nothing differs (`gtpo.runs.train_run`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model
 
@@ -19,28 +20,6 @@ from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
 
 Method = Literal["gtpo", "grpo", "sft"]
-Optimizer = Literal[
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_torch_8bit",
-    "adamw_8bit",
-    "adamw_bnb_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw_32bit",
-    "adafactor",
-    "lion_8bit",
-    "lion_32bit",
-    "paged_lion_8bit",
-    "paged_lion_32bit",
-    "ademamix",
-    "ademamix_8bit",
-    "sgd",
-]
-BITSANDBYTES = frozenset(
-    name for name in get_args(Optimizer) if name.startswith(("adamw_8bit", "adamw_bnb", "paged_", "lion_", "ademamix"))
-)
-"""Optimizers of the package bitsandbytes."""
-
 PASSED_ON_DEFAULTS: dict[str, Any] = {"lr_scheduler_type": "cosine", "weight_decay": 0.1, "max_grad_norm": 0.1}
 """The published values of TRL's settings that TRL has other defaults for, with every method."""
 
@@ -61,7 +40,7 @@ class Section(BaseModel):
 class PassedOn(Section):
     """A section that also takes the fields of a library's own configuration.
 
-    They are checked by type and name as soon as that library has been imported (`gtpo.run.passed_on`).
+    They are checked by type and name as soon as that library has been imported (`gtpo.config.passed_on`).
     """
 
     model_config = ConfigDict(extra="allow")
@@ -178,8 +157,9 @@ class TrainingSection(PassedOn):
     """Decay of Adam's first moment (the paper: 0.999999 for GTPO, 0.9 for the baselines)."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     """Decay of Adam's second moment (the paper: 0.999999 for GTPO, 0.95 for the baselines)."""
-    optimizer: Optimizer = "adamw_torch"
-    """Optimizer. With an Adam beta above 0.9999, 8-bit states are replaced by 32-bit states, with a warning."""
+    optimizer: str = "adamw_torch"
+    """Optimizer, by transformers' name. With an Adam beta above 0.9999, 8-bit states become 32-bit states, with a
+    warning."""
     num_generations: int = Field(8, ge=1)
     """Completions per prompt (G). At least 2."""
     per_device_train_batch_size: int = Field(8, ge=1)
@@ -197,6 +177,8 @@ class TrainingSection(PassedOn):
     resample_equal_groups: int = Field(0, ge=0)
     """How many times groups whose rewards are all equal are drawn again, from the same prompts (dynamic sampling). They
     have no advantage to learn from; each draw costs its sampling and scoring."""
+    initial_entropy: float | None = Field(None, ge=0)
+    """H_ini in nats, if you know it. Unset: gtpo measures it before the first step if objective.filter is auto."""
     num_train_epochs: float = Field(1, gt=0)
     """Passes over the dataset."""
     max_steps: int = Field(-1, ge=-1)
@@ -230,6 +212,21 @@ class TrainingSection(PassedOn):
     """Optimizer steps between files of the completions log (always one for the first step). 0: no log."""
     report_to: list[Literal["wandb", "tensorboard", "trackio"]] = []
     """Experiment trackers, in addition to metrics.jsonl."""
+
+    @property
+    def micro_batches_per_rollout(self) -> int:
+        """The micro-batches that share one rollout."""
+        return self.steps_per_generation or self.gradient_accumulation_steps
+
+    @property
+    def one_step_per_rollout(self) -> bool:
+        """Whether each rollout feeds one optimizer step, so that the policy trained is the one that sampled."""
+        return self.gradient_accumulation_steps % (self.micro_batches_per_rollout * self.num_iterations) == 0
+
+    def prompts_per_rollout(self, world_size: int) -> int:
+        """Return the prompts that one rollout takes over all processes; a resolved config has complete groups."""
+        completions = self.per_device_train_batch_size * self.micro_batches_per_rollout * world_size
+        return completions // self.num_generations
 
 
 class RewardCall(Section):
@@ -349,6 +346,18 @@ class TrainConfig(Section):
     def place(self, key: str) -> str:
         """Return a dotted key as an error names it: with file and line, or as the flag that it was."""
         return self._places.get(key, key)
+
+    def optimizer_steps(self, rows: int, world_size: int) -> int:
+        """Return the optimizer steps that a run over `rows` usable rows takes."""
+        training = self.training
+        if training.max_steps > 0:
+            return training.max_steps
+        if self.method == "sft":
+            micro = math.ceil(rows / (training.per_device_train_batch_size * world_size))
+        else:  # an incomplete last rollout is left out
+            rollouts = rows // training.prompts_per_rollout(world_size)
+            micro = rollouts * training.micro_batches_per_rollout * training.num_iterations
+        return math.ceil(training.num_train_epochs * math.ceil(micro / training.gradient_accumulation_steps))
 
     def preset_name(self) -> str:
         """Return the preset in force; method sft has none (ValueError)."""

@@ -15,12 +15,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.errors import UserError
-from gtpo.config.resolve import training_source
-from gtpo.config.schedule import launched_processes, require_a_rollout
-from gtpo.config.schema import TrainConfig
+from gtpo.config.resolve import launched_processes
+from gtpo.config.schema import DatasetSection, TrainConfig
 from gtpo.inputs.tiny import damage_target
 from gtpo.rewards.data.problem import Problem, chat_messages, target_text
-from gtpo.rewards.data.problems import load_file, load_source, parse_fields
+from gtpo.rewards.data.problems import load_file, load_source, parse_fields, training_source
 from gtpo.rewards.golds import find_unverifiable
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class TrainingProblems:
     """
 
     def __init__(self, config: TrainConfig, problems: Sequence[Problem] | None = None) -> None:
-        self.config, self.source = config, training_source(config.dataset)
+        self.config, self.source = config, training_source(config.dataset.name, config.dataset.split)
         self._order = None if problems is None else self._shuffled(problems)
         self._unverifiable: dict[int, dict[str, str]] = {}
         self._parts: tuple[list[Problem], list[Problem]] | None = None
@@ -265,6 +264,31 @@ class TrainingProblems:
                 report.largest_id = max(report.largest_id, *ids)
                 kept.append(row)
         return kept
+
+
+def held_out_benchmark(dataset: DatasetSection) -> str:
+    """Return the words after `gtpo eval RUN` that measure a run that was trained on a dataset.
+
+    That is the test split of a known one, else the user's validation file, else the embedded benchmark, which is there
+    without a network; never the training problems.
+    """
+    family = training_source(dataset.name, dataset.split).partition("_")[0]
+    name = {"gsm8k": "gsm8k", "math": "math500"}.get(family)
+    if dataset.validation_file or name is None:
+        return f"--benchmarks {dataset.validation_file or 'arithmetic'}"
+    return f"--benchmarks {name}" + (f" --data-dir {dataset.data_dir}" if dataset.data_dir else "")
+
+
+def require_a_rollout(config: TrainConfig, rows: int, world_size: int) -> None:
+    """Raise UserError if the usable rows do not fill one rollout."""
+    training = config.training
+    if config.method == "sft" or rows >= (needed := training.prompts_per_rollout(world_size)):
+        return
+    raise UserError(
+        f"{rows} usable problems do not fill one rollout, which takes {needed} (training.per_device_train_batch_size "
+        f"{training.per_device_train_batch_size} x {training.micro_batches_per_rollout} micro-batch(es) x {world_size} "
+        f"process(es) / num_generations {training.num_generations}); lower the batch or use more problems"
+    )
 
 
 def _nothing_left(config: TrainConfig, report: DatasetReport) -> str:

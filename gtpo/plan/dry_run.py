@@ -26,7 +26,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import adapter_base, cache_if_unreachable
 from gtpo.common.packages import install_command, installed
 from gtpo.common.terminal import columns_of_stdout, folded
-from gtpo.config.schedule import launched_processes, micro_batches_per_rollout, optimizer_steps
+from gtpo.config.resolve import launched_processes
 from gtpo.config.schema import PASSED_ON_DEFAULTS, TrainConfig
 from gtpo.inputs.dataset import DatasetReport, check_ids
 from gtpo.inputs.model_shape import find_weights
@@ -118,7 +118,7 @@ def memory(config: TrainConfig, model: Any) -> list[Item]:
     if not frozen and ((config.method == "grpo" and training.beta > 0) or training.log_kl_steps):
         item("untrained model", parameters * size, "beta or log_kl_steps, with all weights trained")
     if config.method != "sft" and config.rollout.engine in ("auto", "transformers"):
-        sampled = training.per_device_train_batch_size * micro_batches_per_rollout(config)
+        sampled = training.per_device_train_batch_size * training.micro_batches_per_rollout
         item("KV cache", 4 * keys * layers * sampled * length, f"transformers samples {sampled} x {length:,} tokens")
     return items
 
@@ -145,7 +145,7 @@ def _steps(config: TrainConfig, rows: int | None) -> dict[str, Any]:
         steps |= {"prompts_per_step": examples / training.num_generations}
         steps |= {"completion_tokens_per_step_at_most": examples * (training.max_completion_length or 0)}
     if rows is not None or training.max_steps > 0:
-        steps["steps"] = optimizer_steps(config, rows or 0, processes)
+        steps["steps"] = config.optimizer_steps(rows or 0, processes)
     return steps
 
 

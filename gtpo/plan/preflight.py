@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -12,14 +13,16 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.packages import require
 from gtpo.common.vllm_environment import LORA_RANKS
-from gtpo.config.schedule import one_step_per_rollout
-from gtpo.config.schema import BITSANDBYTES, TrainConfig
+from gtpo.config import TrainConfig
 from gtpo.inputs.dataset import TrainingProblems, to_row
 from gtpo.inputs.model_shape import Weights, find_weights
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import SOURCES
 from gtpo.rewards.loading import load_reward, probe_reward
 from gtpo.runs.train_run import RESULTS
+
+BITSANDBYTES = re.compile(r"adamw_8bit|.*(bnb|paged|lion|ademamix)")
+"""Optimizers of the package bitsandbytes."""
 
 
 class RunInputs(NamedTuple):
@@ -58,7 +61,7 @@ def check_trl(config: TrainConfig) -> None:
         return
     if config.method == "grpo":
         what = "method grpo"
-    elif config.method == "gtpo" and not one_step_per_rollout(config):
+    elif config.method == "gtpo" and not config.training.one_step_per_rollout:
         what = "several optimizer steps per rollout (training.num_iterations, training.steps_per_generation)"
     else:
         return
@@ -94,9 +97,9 @@ def needed_packages(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
     model, optimizer = config.model, config.training.optimizer
     if model.load_in_4bit:
         yield "model.load_in_4bit", "bitsandbytes", "bitsandbytes"
-    if optimizer == "adamw_torch_8bit":
+    if optimizer in ("adamw_torch_4bit", "adamw_torch_8bit"):
         yield f"training.optimizer {optimizer}", "torchao", "torchao"
-    elif optimizer in BITSANDBYTES:
+    elif BITSANDBYTES.match(optimizer):
         yield f"training.optimizer {optimizer}", "bitsandbytes", "bitsandbytes"
     if model.backend == "unsloth":
         yield "model.backend unsloth", "unsloth", "unsloth"

@@ -187,7 +187,7 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         if config.method == "gtpo":
             arguments.pop("beta")
             arguments |= {"preset": config.preset_name(), "objective": objective, "check_loss": check_loss}
-            arguments["resample_equal_groups"] = config.training.resample_equal_groups
+            arguments |= {name: getattr(config.training, name) for name in ("initial_entropy", "resample_equal_groups")}
         else:
             arguments["scale_rewards"] = objective.scale_rewards
             arguments["mask_truncated_completions"] = objective.mask_truncated

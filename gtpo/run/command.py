@@ -15,7 +15,7 @@ from gtpo.common.hub import check_model
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.vllm_environment import quiet_vllm
 from gtpo.config import TrainConfig
-from gtpo.config.schedule import launched_processes
+from gtpo.config.resolve import launched_processes
 from gtpo.plan.preflight import preflight
 from gtpo.run.continuation import check_config
 from gtpo.run.environment import trackers_write_to

@@ -9,8 +9,8 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import LOCK_FILES, flatten, write_text
 from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
-from gtpo.config.document import Findings, read_document
-from gtpo.config.load import validate
+from gtpo.config.document import read
+from gtpo.config.load import to_config
 from gtpo.runs.train_run import TrainFolder
 
 LONGEST_NAME = 255
@@ -48,7 +48,7 @@ def _stored_config(folder: TrainFolder) -> TrainConfig:
     Raises UserError if the file is of a version whose keys are not those of this one.
     """
     try:
-        return validate(read_document(folder.config_yaml), Findings())
+        return to_config(read(folder.config_yaml, {}))
     except UserError as error:
         first = str(error).splitlines()[0]
         raise UserError(

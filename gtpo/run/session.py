@@ -18,9 +18,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, duration, libraries_aside
 from gtpo.common.provenance import command_line, now, peak_memory
 from gtpo.config import TrainConfig
-from gtpo.config.resolve import held_out_benchmark
-from gtpo.config.schedule import one_step_per_rollout
-from gtpo.inputs.dataset import check_ids, to_row
+from gtpo.inputs.dataset import check_ids, held_out_benchmark, to_row
 from gtpo.inputs.model import LoadedModel, load_model, rounded_away, widen_adapters
 from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
@@ -326,7 +324,7 @@ class TrainingRun(TrainerCallback):
         """Write one line of metrics.jsonl and act on the run's health."""
         if not logs or "loss" not in logs:
             return
-        method, ratios_move = self.config.method, not one_step_per_rollout(self.config)
+        method, ratios_move = self.config.method, not self.config.training.one_step_per_rollout
         row = metrics_row(state.global_step, logs, method, ratios_move=ratios_move)
         steps = max(1, len(self.step_seconds))
         row["time/step"] = sum(self.step_seconds) / steps

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.log import LOG
-from gtpo.config.schedule import launched_processes
+from gtpo.config.resolve import launched_processes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

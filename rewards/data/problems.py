@@ -168,9 +168,46 @@ GENERATED = {f"arithmetic_{split}": partial(arithmetic_problems, split) for spli
 """Splits of the embedded task, generated when they are asked for."""
 
 
+FAMILIES = {
+    "gsm8k": "gsm8k", "openai/gsm8k": "gsm8k", "math": "math", "hendrycks_math": "math",
+    "eleutherai/hendrycks_math": "math", "arithmetic": "arithmetic",
+}  # fmt: skip
+"""The name of a dataset to train on, in any case -> the family whose splits are sources: `<family>_<split>`."""
+FILES = (".jsonl", ".jsonl.gz", ".parquet")
+"""How the name of a file of problems ends."""
+
+
 def source_names() -> list[str]:
     """Return every name that `load_source` knows."""
     return [*SOURCES, *GENERATED]
+
+
+def training_source(name: str, split: str) -> str:
+    """Return the name by which `load_source` knows `dataset.name` and `dataset.split`.
+
+    Raises UserError, which begins with the key at fault, for an unknown name or split.
+    """
+    if name.endswith(FILES):
+        return name
+    if name in source_names():
+        # The name has its split already. "train" is also what is read if no split was set.
+        if split == "train" or name.endswith(f"_{split}"):
+            return name
+        raise UserError(f'dataset.split "{split}" contradicts dataset.name {name}, which names its split itself')
+    family = FAMILIES.get(name.lower())
+    if family is None:
+        hint = did_you_mean(name, [*FAMILIES, *source_names()])
+        known = "gsm8k, math (hendrycks_math), arithmetic, or a .jsonl or .parquet file"
+        raise UserError(f'dataset.name "{name}" is not known.{hint} Known: {known}')
+    if (source := f"{family}_{split}") in source_names():
+        return source
+    splits = [known.removeprefix(f"{family}_") for known in source_names() if known.startswith(f"{family}_")]
+    raise UserError(f'dataset.split "{split}" is not known: {name} has the splits {", ".join(splits)}')
+
+
+def has_subjects(source: str) -> bool:
+    """Return whether a source of `load_source` may be divided by subject."""
+    return source.endswith(FILES) or not source.startswith(("gsm8k_", "arithmetic_"))
 
 
 def problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Problem:
@@ -335,7 +372,7 @@ def load_source(
     Raises UserError for an unknown name (with the nearest one), a file or folder that is not there, broken rows
     (with file and line), an unknown subset, and a Hub that cannot be reached.
     """
-    if fields and not name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
+    if fields and not name.endswith(FILES):
         raise UserError(f"names of fields are for .jsonl and .parquet files, and {name} is none")
     if name in GENERATED:
         problems = GENERATED[name]()
@@ -346,7 +383,7 @@ def load_source(
         if folder and not found:
             raise UserError(f"{folder} has neither {name}.jsonl nor {name}.parquet")
         problems = load_file(found, published=True) if found else load_hub(name, SOURCES[name])
-    elif name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
+    elif name.endswith(FILES):
         problems = load_file(Path(name), fields=fields)
     else:
         known = source_names()

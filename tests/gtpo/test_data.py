@@ -10,9 +10,16 @@ import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
-from gtpo.config.resolve import held_out_benchmark
 from gtpo.config.schema import DatasetSection
-from gtpo.inputs.dataset import DatasetReport, TrainingProblems, check_ids, encode, reasoning, to_row
+from gtpo.inputs.dataset import (
+    DatasetReport,
+    TrainingProblems,
+    check_ids,
+    encode,
+    held_out_benchmark,
+    reasoning,
+    to_row,
+)
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.rewards import final_reward, format_ok
 from gtpo.rewards.data.problem import Problem

@@ -9,7 +9,7 @@ import pytest
 from test_train_run import config_of as tiny_config
 
 from gtpo.common.errors import UserError
-from gtpo.config.schedule import optimizer_steps, prompts_per_rollout, require_a_rollout
+from gtpo.inputs.dataset import require_a_rollout
 
 
 def config_of(folder: Path, method: str = "gtpo", **training: Any) -> Any:
@@ -47,7 +47,7 @@ def test_steps_are_those_of_the_trainer(
     data = Dataset.from_list(TrainingProblems(config, problems).select(None)[0])
     model, tokenizer = build_tiny_model(config.model.build, max_seq_length=96, seed=0)
     arguments = trainer_arguments(config, tmp_path / "checkpoints", "float32")
-    assert arguments.generation_batch_size // arguments.num_generations == prompts_per_rollout(config, 1)
+    assert arguments.generation_batch_size // arguments.num_generations == config.training.prompts_per_rollout(1)
     trainer = GTPOTrainer(
         model=model,
         args=arguments,
@@ -58,14 +58,14 @@ def test_steps_are_those_of_the_trainer(
     trainer.add_callback(ExactCheckpoints(trainer))
     loader = trainer.get_train_dataloader()
     _, _, _, _, _, _, steps = trainer.set_initial_training_values(arguments, loader)
-    assert optimizer_steps(config, rows, 1) == steps
+    assert config.optimizer_steps(rows, 1) == steps
 
 
 def test_sft_steps_and_max_steps(tmp_path: Path) -> None:
     config = config_of(tmp_path, method="sft", per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    assert optimizer_steps(config, 33, 1) == 5  # 9 micro-batches, two a step
-    assert optimizer_steps(config, 33, 2) == 3
-    assert optimizer_steps(config_of(tmp_path, max_steps=7), 1000, 1) == 7
+    assert config.optimizer_steps(33, 1) == 5  # 9 micro-batches, two a step
+    assert config.optimizer_steps(33, 2) == 3
+    assert config_of(tmp_path, max_steps=7).optimizer_steps(1000, 1) == 7
 
 
 def test_too_few_rows_for_a_round_are_refused(tmp_path: Path) -> None:
