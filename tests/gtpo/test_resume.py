@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from logs import logged
-from test_train_run import MANY_STEPS_A_ROUND, assert_same_run, config_of, crash, metrics, run
+from test_train_run import MANY_STEPS_A_ROUND, assert_same_run, config_of, crash, metrics, run, whole_run
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
@@ -69,9 +69,10 @@ def test_start_that_made_a_step_is_not_replaced(tmp_path: Path, monkeypatch: pyt
         run(tmp_path, **{"training.per_device_train_batch_size": 4})
 
 
-def cut_run(folder: Path, **changes: Any) -> Path:
+def cut_run(folder: Path) -> Path:
     """Return a run as it is when it was killed after the checkpoint of step 4."""
-    found = run(folder, **changes)
+    found = folder / "results/train/run"
+    shutil.copytree(whole_run(), found)
     about = json.loads((found / "run.json").read_text())
     (found / "run.json").write_text(json.dumps(about | {"status": "running"}))
     for name in ("checkpoints/checkpoint-6", "final"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import itertools
 import json
 import logging
 import os
@@ -10,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +82,15 @@ def run(folder: Path, **changes: Any) -> Path:
     return train(config_of(folder, **changes), results_dir=folder / "results")
 
 
+WHOLE, _number = tempfile.TemporaryDirectory(), itertools.count()
+
+
+@functools.cache
+def whole_run(**changes: Any) -> Path:
+    """Return the uninterrupted run of a config, trained once a process: who changes it takes a copy."""
+    return run(Path(WHOLE.name) / str(next(_number)), **changes)
+
+
 def metrics(run_folder: Path) -> list[dict[str, Any]]:
     """Return metrics.jsonl without what the clock says."""
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
@@ -111,8 +123,8 @@ def assert_same_run(found: Path, expected: Path) -> None:
 # -- the folder ------------------------------------------------------------------------------------------------------
 
 
-def test_run_folder_and_names_shared_by_the_methods(tmp_path: Path) -> None:
-    folders = {method: run(tmp_path / method, method=method) for method in ("gtpo", "grpo", "sft")}
+def test_run_folder_and_names_shared_by_the_methods() -> None:
+    folders = {"gtpo": whole_run(), **{method: whole_run(method=method) for method in ("grpo", "sft")}}
     for method, folder in folders.items():
         about = json.loads((folder / "run.json").read_text())
         assert (about["status"], about["method"], about["step"]) == ("finished", method, STEPS)
@@ -134,9 +146,8 @@ def test_run_folder_and_names_shared_by_the_methods(tmp_path: Path) -> None:
         assert first["gtpo"][name] == pytest.approx(first["grpo"][name], rel=1e-5), name
 
 
-def test_completions_log(tmp_path: Path) -> None:
-    folder = run(tmp_path)
-    files = sorted((folder / "completions").glob("*.parquet"))
+def test_completions_log() -> None:
+    files = sorted((whole_run() / "completions").glob("*.parquet"))
     assert [path.stem for path in files] == ["step-000001", "step-000002", "step-000004", "step-000006"]
     rows = pq.read_table(files[0]).to_pylist()
     assert len(rows) == 8
@@ -183,7 +194,7 @@ def crash(step: int, start: Callable[[], Any], event: str = "on_log") -> None:
     ids=["gtpo within a round", "grpo with KL", "sft"],
 )
 def test_resumed_run_is_the_uninterrupted_one(method: str, changes: dict[str, Any], step: int, tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", method=method, **changes)
+    whole = whole_run(**{} if method == "gtpo" else {"method": method}, **changes)
     crash(step, lambda: run(tmp_path / "cut", method=method, **changes))
     cut = tmp_path / "cut/results/train/run"
     assert len(metrics(cut)) == step
@@ -218,7 +229,7 @@ def test_kill_9_and_the_same_command_again(tmp_path: Path) -> None:
     assert not (folder / "checkpoints/checkpoint-3").exists()
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
     assert run(tmp_path) == folder
-    assert_same_run(folder, run(tmp_path / "whole"))
+    assert_same_run(folder, whole_run())
 
 
 def test_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,14 +249,14 @@ def test_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, monkeypatch: p
     assert (folder / "checkpoints/checkpoint-3").is_dir()
     run(tmp_path)
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
-    assert metrics(folder) == metrics(run(tmp_path / "whole"))
+    assert metrics(folder) == metrics(whole_run())
 
 
 def test_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = run(tmp_path)
+    folder = whole_run()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     with logged(logging.INFO) as told:
-        train(config_of(tmp_path), results_dir=tmp_path / "results", json_output=True)
+        train(config_of(tmp_path), results_dir=folder.parents[1], json_output=True)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
     assert "nothing to do" in told[-1]
     assert json.loads(capsys.readouterr().out)["status"] == "finished"
@@ -255,10 +266,10 @@ def test_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("key", "value"), [("training.learning_rate", 3e-3), ("objective.gamma", 0.2), ("method", "grpo")]
 )
 def test_folder_of_another_config_is_refused_by_the_key(key: str, value: Any, tmp_path: Path) -> None:
-    folder = run(tmp_path)
+    folder = whole_run()
     before = (folder / "config.yaml").read_bytes()
     with pytest.raises(UserError, match=key if key != "method" else "method = 'gtpo', now 'grpo'"):
-        run(tmp_path, **{key: value})
+        train(config_of(tmp_path, **{key: value}), results_dir=folder.parents[1])
     assert (folder / "config.yaml").read_bytes() == before
 
 
@@ -404,7 +415,7 @@ def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path) -> No
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["checkpoint-2"]
     run(tmp_path)
-    assert_same_run(folder, run(tmp_path / "whole"))
+    assert_same_run(folder, whole_run())
 
 
 @pytest.mark.slow
@@ -430,7 +441,7 @@ def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(
     assert about["status"] == "failed"
     assert "no room on disk" in about["stopped_because"]
     run(tmp_path)
-    assert_same_run(folder, run(tmp_path / "whole"))
+    assert_same_run(folder, whole_run())
 
 
 @pytest.mark.slow
