@@ -177,10 +177,13 @@ def head_rows(blocks: list[dict[str, Any]]) -> dict[str, str]:
 def test_the_page_on_speed(root: Path, published: Any) -> None:
     page, record = (root / "docs/one_pass.md").read_text(), (root / "results/published/bench/loss.md").read_text()
     rows = head_rows(published("bench/loss")["blocks"])
+    with_amx = head_rows(published("bench/loss_amx")["blocks"])
     told = re.findall(r"^\| \d+ x .*$", page, re.MULTILINE)
     assert len(told) >= 4
     assert set(told) <= set(rows)
-    assert sorted(re.findall(r"^\| \d+ x .*$", record, re.MULTILINE)) == sorted(rows.values())
+    assert sorted(re.findall(r"^\| \d+ x .*$", record, re.MULTILINE)) == sorted([*rows.values(), *with_amx.values()])
+    frozen = [re.findall(r"\d\.\d\d", row)[0] for row in with_amx.values() if "frozen" in row]
+    assert f"takes {frozen[0]} of them at D = 2048, {frozen[1]} at D = 896" in " ".join(page.split())
     blocks = {(b["shape"], b["head"]): b for b in published("bench/head_cuda")["blocks"]}
     for tokens in (8192, 1024):
         its = [loss.ratio(blocks[f"{tokens}x4096x128256", head], "bare matmuls") for head in ("frozen", "trainable")]
