@@ -26,6 +26,7 @@ from gtpo.objective import Objective, reference_loss
 from gtpo.rewards.loading import probe_reward
 from gtpo.trainer import trl_seam
 from gtpo.trainer.policy_head import LMHead, policy_forward
+from gtpo.trainer.sampler_check import chosen_logps, own_logits
 
 OBJECTIVE_FILE = "objective.json"
 """In each checkpoint: a run is resumed with the objective that it has."""
@@ -109,15 +110,17 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, tor
 def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
     """Compare the fused loss of the first group of a scored round with `reference_loss`. All processes take part.
 
-    The reference is in float64 (CPU) or float32 (GPU). Raises ValueError if the gradients of the hidden states differ.
+    The reference is in float64 (CPU) or float32 (GPU), with the logits of the model's own forward. Raises ValueError
+    if those, or the gradients of the hidden states, differ.
     """
     accelerator, group, rows = trainer.accelerator, trl_seam.group_size(trainer), {}
     names = {"prompt_ids": True, "prompt_mask": True, "completion_ids": False, "completion_mask": False}
     for name, left in names.items():
         whole = accelerator.pad_across_processes(batch[name], dim=1, pad_first=left)
         rows[name] = accelerator.gather(whole)[:group]
-    ids = rows["completion_ids"][:, :MAX_TOKENS]
     lengths = rows["completion_mask"].sum(dim=1)
+    rows |= {name: rows[name][:, :MAX_TOKENS] for name in ("completion_ids", "completion_mask")}
+    ids, own = rows["completion_ids"], own_logits(trainer, rows)
     shared: dict[str, Any] = {
         "completion_ids": ids,
         "completion_mask": torch.arange(ids.size(1), device=ids.device) < lengths[:, None],
@@ -130,25 +133,32 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
 
     def losses(hidden: Tensor, head: LMHead) -> tuple[str, bool]:
         wide = torch.float32 if hidden.is_cuda else torch.float64
-        ours = hidden[:, :MAX_TOKENS].detach().clone().requires_grad_()
+        ours = hidden.detach().clone().requires_grad_()
         theirs = ours.detach().to(wide).requires_grad_()
         bias = None if head.bias is None else head.bias.detach()
         narrow = head._replace(weight=head.weight.detach(), bias=bias)
         exact = narrow._replace(weight=narrow.weight.to(wide), bias=None if bias is None else bias.to(wide))
         with torch.enable_grad():
             fused = fused_linear_gtpo_loss(trainer.objective, ours, narrow.weight, **narrow.transform(), **shared)
-            reference = reference_loss(trainer.objective, exact.logits(theirs), **shared)
+            logits = exact.logits(theirs)
+            gap = (chosen_logps(own, ids) - chosen_logps(logits.detach(), ids)).abs()
+            if hidden.dtype == torch.float32:  # logits rounded to 16 bits are too coarse for a gradient
+                logits = logits + (own.to(wide) - logits).detach()
+            reference = reference_loss(trainer.objective, logits, **shared)
             (found,) = torch.autograd.grad(fused.loss, ours)
             (wanted,) = torch.autograd.grad(reference.loss, theirs)
         norm = float(wanted.norm()) or 1.0  # of no gradient at all the difference is absolute
         gradient = float((found.to(wide) - wanted).norm()) / norm
-        passed = gradient <= TOLERANCE.get(hidden.dtype, 2e-2)
+        apart = float(gap[shared["completion_mask"]].mean())
+        allowed = trainer.sampler.allowed(float(own.float().abs().mean()))
+        passed = gradient <= TOLERANCE.get(hidden.dtype, 2e-2) and apart <= allowed
         verdict = "agrees with" if passed else "DIFFERS from"
         line = (
             f"check-loss: the fused loss {verdict} the reference on the first group: "
             f"loss {abs(float(fused.loss.detach()) - float(reference.loss.detach())):.1e}, "
             f"entropy {float((fused.entropy.to(wide) - reference.entropy).abs().max()):.1e}, "
-            f"gradient {gradient:.1e} (relative)"
+            f"gradient {gradient:.1e} (relative); the head's log-probabilities lie {apart:.1e} nats from those of the "
+            f"model's own forward (at most {allowed:.1e})"
         )
         return line, passed
 

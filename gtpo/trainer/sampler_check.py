@@ -149,6 +149,22 @@ def computing_dtype(trainer: Any) -> torch.dtype:
     return coarsest(computes, *held)
 
 
+def own_logits(trainer: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Return the logits [B, L, V] of the completions by the model's own forward, which knows what it does to them."""
+    with torch.no_grad(), trainer.accelerator.autocast():
+        output = trainer.model_wrapped(
+            input_ids=torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+            attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+        )
+    logits: Tensor = output.logits[:, -batch["completion_ids"].size(1) - 1 : -1]
+    return logits
+
+
+def chosen_logps(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return the log-probabilities [B, L] of tokens [B, L] from logits [B, L, V]."""
+    return logits.float().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+
+
 class Drawn(NamedTuple):
     """A padded batch of B rows whose last L tokens were drawn, with their log-probabilities [B, L]."""
 
@@ -320,13 +336,7 @@ class SamplerCheck:
 
     def _forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Return log-probabilities [B, L] by the model's own forward."""
-        trainer, ids = self.trainer, batch["completion_ids"]
-        with torch.no_grad(), trainer.accelerator.autocast():
-            logits = trainer.model_wrapped(
-                input_ids=torch.cat([batch["prompt_ids"], ids], dim=1),
-                attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-            ).logits[:, -ids.size(1) - 1 : -1]
-        return (logits.float() / trainer.temperature).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+        return chosen_logps(own_logits(self.trainer, batch) / self.trainer.temperature, batch["completion_ids"])
 
     # -- at every step, vLLM ---------------------------------------------------------------------------------------
 

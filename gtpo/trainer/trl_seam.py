@@ -26,6 +26,7 @@ from trl.trainer import utils as trl_utils
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.rewards.completions import decode_completion
+from gtpo.rewards.thoughts import opened_thought, plain
 
 NEWEST = (1, 16)
 """The newest release of TRL that all tests have passed with; 1.15 is the oldest."""
@@ -183,16 +184,20 @@ def sample(trainer: Any, rows: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
 
 
 def with_special_tokens(trainer: Any, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what `_generate` returned with completions that hold their special tokens, but for those of their end.
+    """Return what `_generate` returned with completions as `gtpo eval` reads them, special tokens and thoughts whole.
 
-    TRL drops all of them: a tag or a thought's delimiter that is a special token of the tokenizer never reached the
-    reward. What TRL parses into more than a text, and what tools wrote into, stays as it is.
+    TRL drops all special tokens: a tag or a thought's delimiter that is one never reached the reward. The tokens that
+    end a completion are left out. What TRL parses into more than a text, and what tools wrote into, stays as it is.
     """
     if trainer.tools:
         return outputs
     completions = []
-    for ids, completion in zip(outputs[1], outputs[3], strict=True):
+    for prompt, ids, completion in zip(outputs[0], outputs[1], outputs[3], strict=True):
         text = decode_completion(trainer._tokenizer, ids, trainer.eos_token_ids)
+        # The template opened it: without the tag, a thought that is cut off would be read as an answer.
+        inside = opened_thought(trainer._tokenizer.decode(prompt[-32:]))
+        if inside and not plain(text).lstrip().startswith("<think>"):
+            text = f"<think>{text}"
         if isinstance(completion, str):
             completion = text
         elif len(completion) == 1 and completion[0].keys() == {"role", "content"}:

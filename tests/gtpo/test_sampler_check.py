@@ -90,7 +90,7 @@ def test_a_model_that_is_right_is_not_stopped(family: str, dtype: str, tmp_path:
 
 
 def test_logits_under_another_name_are_found(tmp_path: Path) -> None:
-    """RecurrentGemma's cap has a name of its own; --check-loss compared the loss with the same guess."""
+    """RecurrentGemma's cap has a name of its own. --check-loss takes its logits from the model too."""
     shape = {"block_types": ["recurrent", "attention"], "attention_window_size": 64, "lru_width": 32}
     model = small("RecurrentGemma", **shape, logits_soft_cap=1.0)
     model.get_output_embeddings().weight.data.mul_(20)
@@ -101,6 +101,10 @@ def test_logits_under_another_name_are_found(tmp_path: Path) -> None:
     assert told.startswith("RecurrentGemmaForCausalLM: generate gives the tokens that it draws a mean log-probability")
     assert "the tolerance is 0.001" in told
     assert "the model's own forward differs from the loss by" in told
+    trainer = built(tmp_path, model, check_loss=True, initial_entropy=0.1, max_steps=1)
+    trainer.sampler._checked = True  # which would stop it before
+    with pytest.raises(ValueError, match=r"check-loss: the fused loss DIFFERS.*from those of the model's own forward"):
+        trainer.train()
 
 
 @pytest.mark.parametrize("kind", [GTPOTrainer, GRPOBaseline])

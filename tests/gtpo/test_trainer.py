@@ -23,6 +23,7 @@ from gtpo.config import BuiltModel
 from gtpo.entropy import Calibration
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS
+from gtpo.rewards import extract_answer
 
 needs_trl_kernel = pytest.mark.skipif(
     version("trl").startswith("1.15.") and not torch.cuda.is_available(),
@@ -330,21 +331,28 @@ def test_what_the_objective_decides_may_be_said_as_it_decides_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("conversational", [True, False])
-def test_tags_that_are_special_tokens_reach_the_reward(tmp_path: Path, conversational: bool) -> None:
-    """TRL decodes without them; only what ends the completion is left out here."""
+@pytest.mark.parametrize("thought", ["", "<think> "])
+def test_the_reward_reads_what_gtpo_eval_reads(tmp_path: Path, conversational: bool, thought: str) -> None:
+    """TRL decodes without special tokens; a thought that the prompt opened, and nothing closes, holds no answer."""
     text, tags = (
         "<reasoning> add </reasoning> <answer> 42 </answer>",
         ("<reasoning>", "</reasoning>", "<answer>", "</answer>"),
     )
-    model, seen = scripted(tmp_path / "model", text, tags), list[Any]()
+    model, seen = scripted(tmp_path / "model", thought + text, tags), list[Any]()
 
     def reward(completions: list[Any], **columns: Any) -> list[float]:
         seen.extend(completions)
         return [float(i) for i in range(len(completions))]
 
-    prompts: list[Any] = PROMPTS if conversational else [f"What is {number} + 1? Go" for number in range(8)]
+    prompts: list[Any] = [f"What is {number} + 1? Go {thought}" for number in range(8)]
+    if conversational:
+        prompts = PROMPTS
+        template = model / "chat_template.jinja"
+        template.write_text(f"{template.read_text()} {thought}")
     args = arguments(tmp_path, max_steps=1, max_completion_length=16, model_init_kwargs={"dtype": "float32"})
     GTPOTrainer(
         model=str(model), reward_funcs=reward, args=args, train_dataset=Dataset.from_dict({"prompt": prompts})
     ).train()
-    assert {found[0]["content"] if conversational else found for found in seen[-4:]} == {text}
+    read = {found[0]["content"] if conversational else found for found in seen[-4:]}
+    assert read == {f"<think>{text}" if thought else text}
+    assert {extract_answer(found) for found in read} == {None if thought else "42"}
