@@ -19,7 +19,6 @@ from gtpo.common.options import Options
 from gtpo.common.packages import require
 from gtpo.evalkit.evaluation.settings import EXAMPLES, HELP_GROUPS, EvalSettings
 from gtpo.evalkit.report.command import CompareSettings, run_compare
-from gtpo.runs.find import RESULTS
 
 COLLAPSED = 4
 """Exit code of a training run that collapsed and was stopped."""
@@ -214,10 +213,11 @@ def _compare(settings: CompareSettings) -> int:
     Runs that differ only in their training seed are one method. Files of completions are scored first, as
     `gtpo eval --completions` does. Exit code 5 if --fail-if-worse fails.
     """
+    from gtpo.evalkit.evaluation.command import run_eval
+    from gtpo.runs.train_run import RESULTS
+
     scored = {}
     for word, (name, path) in settings.recorded().items():
-        from gtpo.evalkit.evaluation.command import run_eval
-
         given = {} if settings.fields is None else {"fields": settings.fields}
         evaluation = EvalSettings(completions=path, out=RESULTS / "eval" / name, **given)
         if code := run_eval(evaluation, summary=False):
@@ -276,7 +276,7 @@ def view(
 
     Prints the page's address, which only this machine can open. Reads run folders and changes nothing.
     """
-    from gtpo.evalkit.view.server import run_view
+    from gtpo.evalkit.view import run_view
 
     run_view(runs or [], port=port, open_browser=open_browser)
 

@@ -19,8 +19,18 @@ from gtpo.common.errors import UserError, did_you_mean
 from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
 from gtpo.evalkit.comparison.questions import Shared, named_alike, shared_questions
-from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column, clusters, differ, pairing_note, scores
-from gtpo.evalkit.comparison.verdicts import Cell, corrected
+from gtpo.evalkit.comparison.verdicts import (
+    FORMAT,
+    MAJ,
+    PASS,
+    Cell,
+    Column,
+    clusters,
+    corrected,
+    differ,
+    pairing_note,
+    scores,
+)
 from gtpo.evalkit.statistics import method_mean
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.train_run import TrainFolder

@@ -137,11 +137,11 @@ def group(members: list[Member], group_by: str, labels: Sequence[str], notes: li
         _note_inside(method, chosen=key[0] != "config", notes=notes)
     if group_by == "config":
         _note_near(methods, notes)
-    return [_as_given(method, methods, notes) for method in methods]
+    return [_as_given(method, methods) for method in methods]
 
 
-def _as_given(method: Method, methods: list[Method], notes: list[str]) -> Method:
-    """The method, marked and noted if it is the one run from whose weights all others were trained."""
+def _as_given(method: Method, methods: list[Method]) -> Method:
+    """The method, marked if it is the one run from whose weights all others were trained."""
     others = [member for other in methods if other is not method for member in other.members]
     trained = [member.train for member in others if member.train is not None]
     if len(method.members) > 1 or method.trains == [] or not trained or len(trained) < len(others):
@@ -153,10 +153,7 @@ def _as_given(method: Method, methods: list[Method], notes: list[str]) -> Method
         where_it_was_trained = train.root.resolve().parents[2]  # of results/train/NAME
         return folder in (Path(base).resolve(), (where_it_was_trained / base).resolve())
 
-    if not all(map(begins_here, trained)):
-        return method
-    notes.append(f"all other runs began from {method.name}: differences to it are of these weights, whatever its seed")
-    return replace(method, given=True)
+    return replace(method, given=all(map(begins_here, trained)))
 
 
 def _labelled(members: list[Member], labels: Sequence[str]) -> dict[str, str]:

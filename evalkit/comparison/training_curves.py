@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gtpo.runs.train_run import MetricsLog, TrainFolder
+from gtpo.runs.train_run import TrainFolder
 
 LN2 = math.log(2.0)
 """The entropy gate's default threshold, drawn into every entropy plot."""
@@ -65,24 +65,22 @@ class Curve:
         return np.minimum.reduceat(self.values, edges), np.maximum.reduceat(self.values, edges)
 
 
-def curves_of(log: MetricsLog) -> dict[str, Curve]:
-    """The curves by key; values that are missing, null or not finite leave a gap. UserError as in `MetricsLog.read`."""
+def read_curves(train: TrainFolder) -> dict[str, Curve]:
+    """The curves of one train run by key; values that are missing, null or not finite leave a gap. Raises UserError."""
     points: dict[str, list[tuple[float, float]]] = {}
-    for step, row in sorted(log.read().items()):
+    for step, row in sorted(train.metrics().items()):
         for key, value in row.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
                 points.setdefault(key, []).append((float(step), float(value)))
     return {key: Curve(*np.array(found).T) for key, found in points.items() if key != "step"}
 
 
-def read_curves(train: TrainFolder) -> dict[str, Curve]:
-    """The curves of one train run by key; empty if it logged nothing."""
-    return curves_of(MetricsLog(train))
-
-
 @dataclass(frozen=True)
 class Band:
-    """One metric over the steps of a method: the mean over its seeds, and the least and the largest of them. [S]"""
+    """One metric over the steps of a method: the mean over its seeds, and how far they go from it. [S]
+
+    low, high: the least and the largest seed; of one seed, the least and the largest of the steps behind a point.
+    """
 
     steps: NDArray[np.float64]
     mean: NDArray[np.float64]
@@ -91,21 +89,21 @@ class Band:
     seeds: int
 
 
-def method_bands(trains: list[TrainFolder], points: int) -> dict[str, Band]:
+def bands(curves: list[dict[str, Curve]], points: int) -> dict[str, Band]:
     """The curves of a method's train runs by key, at most `points` steps each: those that every seed reached."""
-    curves = [read_curves(train) for train in trains]
-    bands = {}
-    for key in dict.fromkeys(key for found in curves for key in found):
-        own = [found[key] for found in curves if key in found]
+    found = {}
+    for key in dict.fromkeys(key for one in curves for key in one):
+        own = [one[key] for one in curves if key in one]
         first, last = max(curve.steps[0] for curve in own), min(curve.steps[-1] for curve in own)
         steps = np.unique(np.concatenate([curve.steps for curve in own]))
         steps = steps[(steps >= first) & (steps <= last)]
         if not steps.size:  # the seeds logged no step in common
             continue
-        aligned = [Curve(steps, np.interp(steps, curve.steps, curve.values)).thinned(points) for curve in own]
-        values = np.stack([curve.values for curve in aligned])
-        bands[key] = Band(aligned[0].steps, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(own))
-    return bands
+        aligned = [Curve(steps, np.interp(steps, curve.steps, curve.values)) for curve in own]
+        values = np.stack([curve.thinned(points).values for curve in aligned])
+        low, high = (values.min(axis=0), values.max(axis=0)) if len(own) > 1 else own[0].extremes(points)
+        found[key] = Band(aligned[0].thinned(points).steps, values.mean(axis=0), low, high, len(own))
+    return found
 
 
 def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

@@ -133,7 +133,7 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
     evals, trains, notes = find_runs(list(runs), allow_incomplete=settings.allow_mismatch)
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
-    from gtpo.evalkit.comparison.scores import Column
+    from gtpo.evalkit.comparison.verdicts import Column
     from gtpo.evalkit.report.latex import as_latex
     from gtpo.evalkit.report.records import as_csv, as_json
     from gtpo.evalkit.report.tables import as_markdown, as_rich
@@ -178,7 +178,7 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
         except ImportError as error:
             failed = UserError(f"--figures: matplotlib cannot be imported ({error}); pip install 'gtpo[report]'")
     if settings.html is not None:
-        from gtpo.evalkit.report.page import write_page
+        from gtpo.evalkit.report.payload import write_page
 
         size = write_page(comparison, settings.html, samples_bytes=int(settings.samples_mb * 1e6))
         print(f"page: {settings.html} ({size / 1e6:.1f} MB), open it in any browser", file=sys.stderr)

@@ -9,7 +9,6 @@ completions if everything fits, and otherwise a few: one of each verdict first, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gtpo.evalkit.report.maths import segments
+from gtpo.evalkit.report.page import segments
 from gtpo.evalkit.report.text import visible
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.questions import AGAIN, load_problems, load_prompts, sample_files
 from gtpo.runs.tables import read_table
-from gtpo.runs.train_run import TrainFolder, read_completions
+from gtpo.runs.train_run import read_completions
 
 FEW = 4
 """Completions shown of a question and run if not all fit."""
@@ -31,6 +30,8 @@ LONGEST = 6000
 """Characters shown of one completion; a longer one is cut in its middle, which the page says."""
 CHARACTERS = 3.5
 """Characters of a token, about."""
+LOGS = 12
+"""Logged rollouts of a run that are looked at."""
 TURNS = ("disagree", "disagree", "partial", "disagree", "failed", "solved")
 ANSWERS = 8
 """Answer classes of a question and method that are listed, the largest first."""
@@ -176,54 +177,25 @@ def _keep(kept: list[dict[str, Any]], sample: dict[str, Any], each: int) -> None
         kept.remove(max(later, key=lambda one: one["index"]))
 
 
-def _groups_in(path: Path) -> list[dict[str, Any]]:
-    """The groups of one logged rollout, the most telling first."""
-    members: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for row in read_completions(path):
-        members.setdefault((int(row["step"]), int(row["group"])), []).append(row)
-    return sorted((_group(*key, rows) for key, rows in members.items()), key=lambda group: -group["interest"])
+def choose_groups(files: list[Path], budget: int) -> list[dict[str, Any]]:
+    """Choose groups of logged rollouts for the token view, spread over the steps, as far as `budget` bytes go.
 
-
-def groups_of(path: Path, budget: int) -> list[dict[str, Any]]:
-    """The groups of one logged rollout, the most telling first, as far as `budget` bytes go."""
-    return _that_fit(_groups_in(path), budget)
-
-
-def _that_fit(groups: Iterable[dict[str, Any]], budget: int) -> list[dict[str, Any]]:
-    """The first group, and each further one for which there is room left."""
+    A group tells most if its advantages differ and conflict weights are at work: of every step the one that tells most
+    comes first, then a second of each.
+    """
+    picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, num=min(len(files), LOGS))})
+    ranked: list[tuple[int, dict[str, Any]]] = []
+    for path in (files[i] for i in picked):
+        members: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        for row in read_completions(path):
+            members.setdefault((int(row["step"]), int(row["group"])), []).append(row)
+        groups = (_group(*key, rows) for key, rows in members.items())
+        ranked += enumerate(sorted(groups, key=lambda group: -group["interest"]))
     chosen: list[dict[str, Any]] = []
-    spent = 0
-    for group in groups:
-        if not chosen or spent + group["bytes"] <= budget:
-            spent += group["bytes"]
+    for _, group in sorted(ranked, key=lambda entry: entry[0]):
+        if not chosen or sum(one["bytes"] for one in chosen) + group["bytes"] <= budget:
             chosen.append(group)
     return chosen
-
-
-def choose_groups(train: TrainFolder, budget: int) -> tuple[list[dict[str, Any]], int]:
-    """Choose logged groups of a train run for the token view: spread over the steps, most telling first.
-
-    Returns (groups, groups logged in all). A group tells most if its advantages differ and conflict weights are at
-    work; of every chosen step the best one is shown, then a second of each, as far as `budget` bytes go.
-    """
-    files = train.completions_files()
-    if not files:
-        return [], 0
-    picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, num=min(len(files), 12))})
-    by_step: dict[int, list[dict[str, Any]]] = {}
-    for group in (group for i in picked for group in _groups_in(files[i])):
-        by_step.setdefault(group["step"], []).append(group)
-    logged = sum(map(len, by_step.values()))
-    if len(picked) < len(files):
-        logged = round(logged * len(files) / len(picked))
-    ranked = [
-        (turn, step, group)
-        for step, groups in by_step.items()
-        for turn, group in enumerate(sorted(groups, key=lambda group: -group["interest"]))
-    ]
-    chosen = _that_fit((group for *_, group in sorted(ranked, key=lambda entry: entry[:2])), budget)
-    chosen.sort(key=lambda g: (g["step"], g["group"]))
-    return chosen, logged
 
 
 def _group(step: int, number: int, members: list[dict[str, Any]]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ import numpy as np
 from gtpo.common.errors import UserError
 from gtpo.common.files import write_bytes
 from gtpo.evalkit.comparison.compare import MethodComparison
-from gtpo.evalkit.comparison.scores import MAJ, PASS
-from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Band, method_bands, smoothed
+from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Band, bands, read_curves, smoothed
+from gtpo.evalkit.comparison.verdicts import MAJ, PASS
 from gtpo.evalkit.report.payload import POINTS, curve_ks, curves_over_k, key_columns
 from gtpo.evalkit.report.text import visible
 
@@ -82,9 +82,9 @@ def _figures(comparison: MethodComparison) -> Iterator[tuple[str, Figure]]:
         yield "differences", _differences(comparison)
     # Entropy and loss of supervised training are taken on the targets: another quantity.
     rl = [method for method in comparison.trained if not any(train.method == "sft" for train in method.trains)]
-    bands = {method.name: method_bands(method.trains, POINTS) for method in rl}
-    if any(key in found for found in bands.values() for key in PANELS):
-        yield "training", _training(comparison, bands)
+    found = {method.name: bands(list(map(read_curves, method.trains)), POINTS) for method in rl}
+    if any(key in of for of in found.values() for key in PANELS):
+        yield "training", _training(comparison, found)
 
 
 def _styles(comparison: MethodComparison) -> dict[str, dict[str, Any]]:
@@ -161,11 +161,11 @@ def _differences(comparison: MethodComparison) -> Figure:
     return figure
 
 
-def _training(comparison: MethodComparison, bands: dict[str, dict[str, Band]]) -> Figure:
+def _training(comparison: MethodComparison, by_method: dict[str, dict[str, Band]]) -> Figure:
     from matplotlib.figure import Figure
 
     titles = {metric.key: metric for metric in METRICS}
-    panels = [key for key in PANELS if any(key in found for found in bands.values())]
+    panels = [key for key in PANELS if any(key in found for found in by_method.values())]
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(2.9 * columns, 2.4 * lines + 0.4), layout="constrained")
@@ -176,7 +176,7 @@ def _training(comparison: MethodComparison, bands: dict[str, dict[str, Band]]) -
     for axes, key in zip(grid, panels, strict=False):
         metric = titles[key]
         scale = 100 if metric.unit == "share" else 1
-        for name, found in bands.items():
+        for name, found in by_method.items():
             band = found.get(key)
             if band is None:
                 continue

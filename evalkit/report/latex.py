@@ -10,8 +10,7 @@ from __future__ import annotations
 import unicodedata
 
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.scores import Column
-from gtpo.evalkit.comparison.verdicts import EQUIVALENT, UNDECIDED, Cell
+from gtpo.evalkit.comparison.verdicts import EQUIVALENT, UNDECIDED, Cell, Column
 from gtpo.evalkit.report.summary import caption, legend, sentences
 from gtpo.evalkit.report.tables import average_text, name_text
 from gtpo.evalkit.report.text import bounds, difference, interval, percent, spread, visible

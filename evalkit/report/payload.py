@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_it import MarkdownIt
 
+from gtpo.common.files import write_text
 from gtpo.evalkit.comparison.compare import MethodComparison, Table, rebased
-from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column, scores
-from gtpo.evalkit.comparison.training_curves import LN2, METRICS, gate, initial_entropy, method_bands
+from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Metric, bands, gate, initial_entropy, read_curves
+from gtpo.evalkit.comparison.verdicts import FORMAT, MAJ, PASS, Column, scores
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
 from gtpo.evalkit.report.latex import as_latex
+from gtpo.evalkit.report.page import render
 from gtpo.evalkit.report.records import as_csv
 from gtpo.evalkit.report.summary import legend, verdict_sentence
 from gtpo.evalkit.report.tables import as_markdown
 from gtpo.evalkit.report.text import covers, header, visible
 from gtpo.evalkit.statistics import method_mean
+from gtpo.runs.train_run import TrainFolder
 
 POINTS = 300
 """Steps of a training curve that the page holds; longer ones are averaged."""
@@ -104,7 +110,7 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
             if method.name not in versus:
                 versus[method.name] = rebased(comparison, method.name, keys)
     members = [member for method in comparison.trained for member in method.members]
-    with_weights = [(m, m.train) for m in members if m.train is not None and choose_groups(m.train, 0)[1]]
+    with_weights = [(m, files) for m in members if m.train is not None and (files := m.train.completions_files())]
     room = samples_bytes * (1 - WEIGHTS_SHARE * bool(with_weights))
     blocks: dict[str, Any] = {
         "exports": {
@@ -147,13 +153,13 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
             entry["block"] = f"samples-{i}"
         benchmarks.append(entry)
     groups = []
-    for i, (member, train) in enumerate(with_weights):
-        chosen, total = choose_groups(train, int(samples_bytes * WEIGHTS_SHARE / len(with_weights)))
-        blocks[f"groups-{i}"] = chosen
+    for i, (member, files) in enumerate(with_weights):
+        chosen = choose_groups(files, int(samples_bytes * WEIGHTS_SHARE / len(with_weights)))
+        blocks[f"groups-{i}"] = sorted(chosen, key=lambda group: (group["step"], group["group"]))
         weighted = any(c["values"] != [1.0] for g in chosen for c in g["completions"])
         groups.append({
             "name": visible(member.name), "method": member.preset, "block": f"groups-{i}", "groups": len(chosen),
-            "weighted": weighted, "logged": total,
+            "weighted": weighted, "said": f"{len(chosen)} groups, spread over the steps, the most telling of each",
         })  # fmt: skip
     core = {
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -171,12 +177,26 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
             for m in comparison.methods
         },
         "benchmarks": benchmarks,
-        "training": [_training(method) for method in comparison.trained],
+        "training": [
+            _method(method)
+            | {"seeds": [[visible(m.name), m.seed] for m in method.members if m.train is not None]}
+            | training_payload(method.trains)
+            for method in comparison.trained
+        ],
         "groups": groups,
         "curve_metrics": [list(metric) for metric in METRICS],
         "ln2": LN2,
     }
     return core, blocks
+
+
+def write_page(comparison: MethodComparison, path: Path, *, samples_bytes: int) -> int:
+    """Write the page by write-then-rename; return its size in bytes."""
+    # For a browser without JavaScript: the tables of the Markdown, in which all names are escaped.
+    static = MarkdownIt("commonmark", {"html": True}).enable("table").render(as_markdown(comparison))
+    page = render(*payload(comparison, samples_bytes=samples_bytes), static)
+    write_text(path, page)
+    return len(page.encode())
 
 
 def _method(method: Any) -> dict[str, Any]:
@@ -190,26 +210,28 @@ def _method(method: Any) -> dict[str, Any]:
     }
 
 
-def _training(method: Any) -> dict[str, Any]:
-    trains = method.trains
+def training_payload(trains: list[TrainFolder], metrics: Iterable[Metric] = METRICS) -> dict[str, Any]:
+    """The curves of train runs of one method, and what its entropy gate did.
+
+    low, high of a curve are there if it is not a line: see `Band`.
+    """
+    found = bands(list(map(read_curves, trains)), POINTS)
+    lines = {"x": "steps", "y": "mean", "low": "low", "high": "high"}
+    curves = {
+        key: {name: [float(f"{v:.5g}") for v in getattr(found[key], of).tolist()] for name, of in lines.items()}
+        for key in (metric.key for metric in metrics)
+        if key in found
+    }
+    for curve in curves.values():
+        if curve["low"] == curve["high"]:
+            del curve["low"], curve["high"]
     entropies = [initial_entropy(train) for train in trains]
     return {
-        **_method(method),
         "sft": any(train.method == "sft" for train in trains),
-        "seeds": [[visible(m.name), m.seed] for m in method.members if m.train is not None],
-        "initial_entropy": [_short(value) for value in entropies if value is not None],
-        "gate": ", ".join(dict.fromkeys(found for train in trains if (found := gate(train)))),
-        "curves": {
-            key: {
-                "x": [_short(v, 2) for v in band.steps.tolist()],
-                "y": [_short(v) for v in band.mean.tolist()],
-                **({"low": [_short(v) for v in band.low.tolist()], "high": [_short(v) for v in band.high.tolist()]}
-                   if band.seeds > 1 else {}),
-            }
-            for key, band in method_bands(trains, POINTS).items()
-            if key in {metric.key for metric in METRICS}
-        },
-    }  # fmt: skip
+        "initial_entropy": [value for value in entropies if value is not None],
+        "gate": ", ".join(dict.fromkeys(text for train in trains if (text := gate(train)))),
+        "curves": curves,
+    }
 
 
 def _explorer(comparison: MethodComparison, table: Table, budget: int) -> tuple[dict[str, Any], dict[str, Any], int]:

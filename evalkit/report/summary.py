@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.scores import Column
 from gtpo.evalkit.comparison.training_curves import summary
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell, Column
 from gtpo.evalkit.report.text import covers, difference, p_text, points, visible
 from gtpo.evalkit.statistics import METHODS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 
@@ -125,7 +124,9 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
                 BETTER: f"better than {base}", WORSE: f"worse than {base}", UNDECIDED: f"undecided against {base}",
                 EQUIVALENT: f"equivalent to {base} within ±{points(comparison.margin or 0)} points",
             }[verdict]  # fmt: skip
-            lines.append((verdict, f"{listed(names)} {'is' if len(names) == 1 else 'are'} {what} on {listed(where)}."))
+            every = len(comparison.benchmarks) if len(where) == len(comparison.benchmarks) > 1 else 0
+            place = listed(where) if not every else "both benchmarks" if every == 2 else f"all {every} benchmarks"
+            lines.append((verdict, f"{listed(names)} {'is' if len(names) == 1 else 'are'} {what} on {place}."))
     cells = [(method, table.cells[method, comparison.metrics[0]].paired) for table in comparison.benchmarks
              for method in table.methods if (method, comparison.metrics[0]) in table.cells]  # fmt: skip
     about = _about_weights([(visible(method), base, d) for method, d in cells if d is not None])
@@ -137,9 +138,8 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
     several = len({one.method for one in found}) > 1
     for text, names in advice.items():
         lines.append(("", f"{listed(dict.fromkeys(names))}: {text[0].lower()}{text[1:]}" if several else text))
-    others = [method.name for method in comparison.methods if method.name != comparison.baseline]
-    if len(others) > 1:
-        lines.append(("", f"Not compared with each other: {listed(map(visible, others))} (--baseline NAME)."))
+    if len(comparison.methods) > 2:
+        lines.append(("", "The others are not compared with each other (--baseline NAME)."))
     return lines
 
 
@@ -187,6 +187,8 @@ def legend(comparison: MethodComparison) -> list[str]:
         f"{equal}; the intervals are at the level of that correction. Everything else is undecided: neither shown nor "
         "excluded. Other differences are not tested: their own 95 % interval, never marked."
     )
+    if any(method.given for method in comparison.methods):
+        lines[-1] += " All other runs began from the baseline, so that its own training seed does not matter."
     return lines
 
 

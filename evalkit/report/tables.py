@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from gtpo.common.terminal import stacked
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.scores import FORMAT, MAJ, PASS, Column
-from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
+from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, FORMAT, MAJ, PASS, WORSE, Cell, Column
 from gtpo.evalkit.report.summary import Rows, answer, caption, legend, short_legend, test_rows, training_rows
 from gtpo.evalkit.report.text import bounds, change, header, interval, p_text, percent, spread, visible
 
@@ -59,7 +58,6 @@ def as_rich(comparison: MethodComparison, width: int = 160, *, details: bool = F
     ]
     parts += [Text(f"note: {visible(note)}", style="yellow") for note in comparison.all_notes]
     metrics = comparison.metrics if details or comparison.metrics_chosen else comparison.metrics[:1]
-    parts += [Text("")] * bool(parts and comparison.tables)
     for column in metrics if comparison.tables else []:
         parts += _short_grids(comparison, column, width)
     if details:

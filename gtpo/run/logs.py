@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gtpo.runs.train_run import OF_TRL, MetricsLog, TrainFolder
+from gtpo.runs.train_run import OF_TRL, TrainFolder
 
 if TYPE_CHECKING:
     from gtpo.trainer.group_statistics import Rollout
@@ -76,7 +76,7 @@ def reward_table(folder: TrainFolder, window: int, logging_steps: int = 1) -> st
 
     window: lines that a mean covers; logging_steps: steps that a line covers.
     """
-    metrics = list(MetricsLog(folder).read().values())
+    metrics = list(folder.metrics().values())
     rows = reward_rows(metrics, window)
     if not rows:
         return ""

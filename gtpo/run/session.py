@@ -46,7 +46,7 @@ from gtpo.run.trainers import build_trainer, sharing_prefixes, trainer_class, vl
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
-from gtpo.runs.train_run import MetricsLog, TrainFolder, last_checkpoint
+from gtpo.runs.train_run import TrainFolder, last_checkpoint
 from gtpo.trainer import GTPOTrainer, SampledTrainer, trl_seam
 from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.group_statistics import GroupStatistics
@@ -118,7 +118,7 @@ class TrainingRun(TrainerCallback):
             self.folder.lock()
             self.stop.forget()
         try:
-            MetricsLog(self.folder).read()
+            self.folder.metrics()
             checkpoint = last_checkpoint(self.folder.checkpoints)
             if checkpoint is not None:
                 check_same(self.folder, self.processes.num_processes)
@@ -405,7 +405,7 @@ class TrainingRun(TrainerCallback):
 
     def _resampling(self) -> dict[str, Any]:
         """Return what drawing equal groups again did, over all logged rounds, for run.json."""
-        rows = [row for row in MetricsLog(self.folder).read().values() if row.get("groups/resampled") is not None]
+        rows = [row for row in self.folder.metrics().values() if row.get("groups/resampled") is not None]
         names = {"zero_variance_drawn": "groups/zero_variance_drawn", "zero_variance": "groups/zero_variance"}
         means = {key: round(sum(row[name] for row in rows) / max(1, len(rows)), 6) for key, name in names.items()}
         again = sum(row["groups/resampled"] for row in rows) / max(1, len(rows))

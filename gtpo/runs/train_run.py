@@ -184,11 +184,37 @@ class TrainFolder:
             f"{self.status}); the command that started it resumes it; gtpo eval --checkpoint chooses other weights"
         )
 
-    def trainer_state(self) -> Path | None:
-        """Return transformers' own log, of the folder itself or of its last checkpoint; None if there is none."""
+    def metrics_file(self) -> Path | None:
+        """Return metrics.jsonl, else transformers' own log, of the folder or of its last checkpoint; else None."""
         folders = [self.root, last_checkpoint(self.checkpoints), last_checkpoint(self.root)]
-        files = [folder / "trainer_state.json" for folder in folders if folder is not None]
+        files = [self.metrics_jsonl, *(folder / "trainer_state.json" for folder in folders if folder is not None)]
         return next((path for path in files if path.is_file()), None)
+
+    def metrics(self) -> dict[float, dict[str, Any]]:
+        """Return the logged metrics by step. Of a step that a resumed run logged again, the last values count.
+
+        A last line without its newline, which a writer or a kill has cut short, is left out. Raises UserError with its
+        number for any other line that is no JSON object with a step.
+        """
+        path = self.metrics_file()
+        rows: dict[float, dict[str, Any]] = {}
+        if path is None:
+            return rows
+        if path != self.metrics_jsonl:
+            for row in read_json_object(path).get("log_history") or []:
+                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                    named = {str(_IN_STATE.get(key, key)): value for key, value in row.items()}
+                    rows[row["step"]] = rows.get(row["step"], {}) | named
+            return rows
+        *whole, last = path.read_bytes().split(b"\n")
+        with suppress(ValueError):
+            json.loads(last)
+            whole.append(last)
+        for number, line in enumerate(whole, start=1):
+            if line.strip():
+                step, row = _metrics_line(line, f"{path}:{number}")
+                rows[step] = rows.get(step, {}) | row
+        return rows
 
     def trained_on(self, texts: Iterable[str]) -> int:
         """Return how many of these problems the run was trained on, or the run that it began from, by their texts."""
@@ -289,69 +315,17 @@ def read_completions(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-class MetricsLog:
-    """The metrics of a train run, read as they grow: each `read` takes the lines that were added since the last."""
-
-    def __init__(self, folder: TrainFolder) -> None:
-        self._folder, self.path = folder, folder.metrics_jsonl
-        self._start_again()
-
-    def _start_again(self) -> None:
-        self._position = self._lines = 0
-        self.rows: dict[float, dict[str, Any]] = {}
-        """Step -> its line. A resumed run logs the steps after its checkpoint again: the last line of a step counts."""
-
-    @property
-    def written(self) -> float | None:
-        """Return the time of the last line, in seconds of the epoch; None if there is none."""
-        path = self.path if self.path.is_file() else self._folder.trainer_state()
-        return path.stat().st_mtime if path is not None and self.rows else None
-
-    def read(self) -> dict[float, dict[str, Any]]:
-        """Read on, and return all rows by step.
-
-        A last line without its newline, which a writer or a kill has cut short, is left for the next time. Raises
-        UserError with its number for any other line that is no JSON object with a step.
-        """
-        if not self.path.is_file() and (state := self._folder.trainer_state()) is not None:
-            self.rows = {}
-            for row in read_json_object(state).get("log_history") or []:
-                if isinstance(row, dict) and isinstance(row.get("step"), int):
-                    named = {str(_IN_STATE.get(key, key)): value for key, value in row.items()}
-                    self.rows[row["step"]] = self.rows.get(row["step"], {}) | named
-            return self.rows
-        size = self.path.stat().st_size if self.path.is_file() else 0
-        if size < self._position:  # another run under the same name
-            self._start_again()
-        if size == self._position:
-            return self.rows
-        with self.path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        *whole, last = data.split(b"\n")
-        for line in whole:
-            self._lines += 1
-            if line.strip():
-                self._take(line, self._lines)
-        self._position += len(data) - len(last)
-        if last.strip():
-            with suppress(ValueError):
-                json.loads(last)
-                self._take(last, self._lines + 1)
-        return self.rows
-
-    def _take(self, line: bytes, number: int) -> None:
-        where = f"{self.path}:{number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where}: not a JSON object ({error})") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
-        step = row.get("step")
-        if isinstance(step, bool) or not isinstance(step, (int, float)) or not math.isfinite(step):
-            raise UserError(f"{where}: step is {step!r}, expected a number")
-        self.rows[step] = self.rows.get(step, {}) | row
+def _metrics_line(line: bytes, where: str) -> tuple[float, dict[str, Any]]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where}: not a JSON object ({error})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    step = row.get("step")
+    if isinstance(step, bool) or not isinstance(step, (int, float)) or not math.isfinite(step):
+        raise UserError(f"{where}: step is {step!r}, expected a number")
+    return step, row
 
 
 def find_train_run(name: str, results: Path = RESULTS) -> TrainFolder | None:

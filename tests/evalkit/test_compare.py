@@ -18,8 +18,8 @@ from run_folders import write_eval, write_train
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import choose_ks, compare
-from gtpo.evalkit.comparison.scores import Column
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE, Column
+from gtpo.evalkit.report.summary import legend
 from gtpo.evalkit.statistics import METHODS, WEIGHTS, differences, holm, holm_factors, mean_interval, paired_difference
 from gtpo.runs.find import find_runs
 from gtpo.runs.questions import load_questions
@@ -194,7 +194,7 @@ def test_table_shows_emphasis_only_where_significant(weights_home: Path) -> None
     assert body.count("▲") == directions.count(1) > 0
     assert body.count("▼") == directions.count(-1)
     assert 0 in directions
-    assert "model-3 is better than model-0 on arithmetic and hard" in body
+    assert "model-3 is better than model-0 on both benchmarks" in body
     details = gtpo("compare", *names, "--details", cwd=weights_home).stdout
     assert "t, df" in details
     assert "pass@4" in details
@@ -203,14 +203,14 @@ def test_table_shows_emphasis_only_where_significant(weights_home: Path) -> None
 def test_the_answer_comes_first_and_is_short(weights_home: Path, seeds_home: Path) -> None:
     """Two runs in about 70 words; ten runs of three methods and two benchmarks on a screen of 80 columns."""
     two = command_line("compare", "model-0", "model-3", "--baseline", "model-0", cwd=weights_home, COLUMNS="80").stdout
-    assert two.startswith("model-3 is better than model-0 on arithmetic and hard.")
+    assert two.startswith("model-3 is better than model-0 on both benchmarks.")
     assert len(two.split()) <= 100  # on two benchmarks, with a note
     assert max(len(line) for line in two.splitlines() if not line.startswith("note:")) <= 80
     ten = command_line("compare", "base", *ALL, "--baseline", "base", cwd=seeds_home, COLUMNS="80").stdout
-    lines = [line for line in ten.splitlines() if not line.startswith("note:")]
+    lines = ten.splitlines()
     assert len(lines) <= 15
-    assert lines[0] == "grpo and gtpo are better than base on arithmetic and hard."
-    assert max(map(len, lines)) <= 80
+    assert lines[0] == "grpo and gtpo are better than base on both benchmarks."
+    assert max(len(line) for line in lines if not line.startswith("note:")) <= 80
     assert "Percent, scoring" in command_line("compare", "base", *ALL, "--explain", cwd=seeds_home).stdout
 
 
@@ -402,12 +402,12 @@ def test_seeds_are_one_method(seeds_home: Path) -> None:
 
 def test_one_seed_speaks_of_weights_and_says_how_many_are_missing(seeds_home: Path) -> None:
     out = " ".join(gtpo("compare", "grpo-s0", "gtpo-s0", "base", "--baseline", "grpo", cwd=seeds_home).stdout.split())
-    assert "gtpo-s0 is undecided against grpo-s0 on arithmetic and hard." in out
+    assert "gtpo-s0 is undecided against grpo-s0 on both benchmarks." in out
     assert (
         "This is about these weights; a statement about methods needs 3 training seeds each "
         "(2 of gtpo-s0, 2 of grpo-s0 missing)." in out
     )
-    assert "base is worse than grpo-s0 on arithmetic" in out
+    assert "base is worse than grpo-s0 on both benchmarks" in out
 
 
 def test_other_methods_of_the_table_lend_nothing(seeds_home: Path) -> None:
@@ -862,7 +862,7 @@ def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
             names.append(name)
     found = compared(tmp_path, *names, baseline="base")
     assert [method.given for method in found.methods] == [True, False, False]
-    assert sum("all other runs began from base" in note for note in found.all_notes) == 1
+    assert "All other runs began from the baseline" in legend(found)[-1]
     column = Column("pass@k", 1)
     given = found.tables[0].cells["gtpo", column].paired
     assert (given.seeds, given.scope, given.judged, given.missing_seeds) == ((3, 0), WEIGHTS, True, (0, 0))

@@ -19,7 +19,7 @@ from test_compare import assert_refused, gtpo
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import compare
-from gtpo.evalkit.comparison.training_curves import Curve, method_bands, read_curves, smoothed, summary
+from gtpo.evalkit.comparison.training_curves import Curve, bands, read_curves, smoothed, summary
 from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.evalkit.report import figures
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples, rank_questions
@@ -164,7 +164,7 @@ def test_tables_are_readable_without_javascript(home: Path) -> None:
 
 def test_mathematics_becomes_mathml_trees() -> None:
     pytest.importorskip("latex2mathml")
-    from gtpo.evalkit.report.maths import segments
+    from gtpo.evalkit.report.page import segments
 
     found = segments(r"If $x < \frac{1}{2}$, it costs \$5 and $7 <b>each</b>. \[ \unknown{x} \]")
     assert found[0] == "If "
@@ -357,12 +357,11 @@ def test_figures_that_fail_do_not_cost_the_page(tmp_path: Path, monkeypatch: pyt
 
 def test_groups_prefer_mixed_rewards(home: Path) -> None:
     train = TrainFolder(home / "results/train/gtpo")
-    groups, logged = choose_groups(train, 10**6)
+    files = train.completions_files()
+    groups = choose_groups(files, 10**6)
     assert [g["step"] for g in groups] == [50, 100]
-    assert logged == 2
     assert len(groups[0]["completions"]) == 8
-    one, _ = choose_groups(train, 1)
-    assert len(one) == 1
+    assert len(choose_groups(files, 1)) == 1
     first = groups[0]["completions"][0]
     assert [first["values"][w] for w in first["weights"]].count(2.0) == 5
 
@@ -428,7 +427,7 @@ def test_bands_are_mean_least_and_largest_over_the_seeds(tmp_path: Path) -> None
         folder = write_train(tmp_path / f"run-{i}", steps=1)
         lines = [json.dumps({"step": step, "loss": value}) for step, value in enumerate(values, start=1)]
         (folder / "metrics.jsonl").write_text("\n".join([*lines, ""]))
-    band = method_bands([TrainFolder(tmp_path / f"run-{i}") for i in range(2)], points=100)["loss"]
+    band = bands([read_curves(TrainFolder(tmp_path / f"run-{i}")) for i in range(2)], points=100)["loss"]
     assert band.steps.tolist() == [1, 2, 3]
     assert (band.mean.tolist(), band.low.tolist(), band.high.tolist()) == ([2, 2, 4], [1, 2, 3], [3, 2, 5])
 

@@ -19,7 +19,7 @@ from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel
 from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.comparison.training_curves import read_curves
-from gtpo.evalkit.report.excerpts import groups_of
+from gtpo.evalkit.report.excerpts import choose_groups
 from gtpo.inputs.model import rounded_away, savable_generation_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.rewards.data.problem import Problem
@@ -165,7 +165,7 @@ def test_a_script_writes_a_run_folder(method: str, folder: Path, tmp_path: Path)
     files = trains[0].completions_files()
     assert bool(files) == (method in ("gtpo", "grpo"))
     if files:
-        assert len(groups_of(files[0], 10**6)[0]["completions"]) == trainer.args.num_generations
+        assert len(choose_groups(files[:1], 10**6)[0]["completions"]) == trainer.args.num_generations
     assert [[member.seed for member in found.members] for found in compare(runs, trains).trained] == [["1", "2"]]
     again = (sft if method == "sft" else trainer_of)(method, folder, tmp_path / "again", save_strategy="no")
     again.add_callback(RunLog(again, names[0]))

@@ -55,7 +55,7 @@ function drawTraining() {
   const gates = runs.filter((t) => t.initial_entropy.length);
   const banded = runs.some((t) => Object.values(t.curves).some((c) => c.low));
   root.append(el("div", { class: "controls" }, el("label", {}, "Smoothing", slider, out)),
-    el("p", { class: "legendline" }, runs.map((t) => el("span", {}, swatch(t.name), `${t.label}${t.seeds.length > 1 ? ` (${t.seeds.length} seeds)` : ""}`)), banded ? el("span", { class: "soft" }, "Line: mean over the seeds. Band: from the lowest to the highest seed.") : null),
+    el("p", { class: "legendline" }, runs.map((t) => el("span", {}, swatch(t.name), `${t.label}${t.seeds.length > 1 ? ` (${t.seeds.length} seeds)` : ""}`)), banded ? el("span", { class: "soft" }, "Line: mean over the seeds. Band: from the lowest to the highest seed; of one seed, of the steps behind a point.") : null),
     gates.length ? el("p", { class: "soft small" }, "Entropy before training, in nats: ", gates.map((t) => `${t.label} ${t.initial_entropy.map((v) => v.toFixed(3)).join(", ")}${t.gate ? ` (gate ${t.gate})` : ""}`).join("; "),
       `. A gate set to auto is on where that lies below ln 2 = ${data.ln2.toFixed(3)}.`) : "", grid);
 }

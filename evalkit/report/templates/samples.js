@@ -2,7 +2,7 @@
 const VERDICT = { CORRECT: ["right", "✓ correct"], INCORRECT: ["wrong", "✗ wrong"], UNSIMPLIFIED: ["wrong", "≈ not simplified"], NO_ANSWER: ["other", "∅ no answer"],
   TIMEOUT: ["other", "⧗ verifier timed out"], REJECTED: ["other", "⊘ rejected by the verifier"], UNUSABLE_GOLD: ["other", "? unusable gold"], UNSCORED: ["other", "? unscored"] };
 const MATHML = "http://www.w3.org/1998/Math/MathML";
-/** Elements of a [tag, attributes, ...children] tree; tags and attributes come from the fixed list of maths.py. */
+/** Elements of a [tag, attributes, ...children] tree; tags and attributes come from the fixed list of page.py. */
 const mathNode = ([tag, attributes, ...children]) => fill(document.createElementNS(MATHML, tag), attributes, children.map((c) => (typeof c === "string" ? c : mathNode(c))));
 const mathsText = (segments) => segments.map((s) => (typeof s === "string" ? s : mathNode(s)));
 const sampleFilter = (verdict) => (s) => verdict === "any" || (verdict === "format" ? !s[3] : verdict === "truncated" ? s[5] === "length" : s[1] === verdict);

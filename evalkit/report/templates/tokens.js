@@ -24,7 +24,7 @@ function drawTokens() {
       ...(runs.length > 1 ? [select("Run", runs.map((t, i) => [String(i), t.name]), String(view.run), (i) => { view.run = Number(i); view.group = 0; drawControls(); draw(); })] : []),
       select("Group", options, String(view.group), (i) => { view.group = Number(i); draw(); }),
       el("button", { type: "button", onclick: step(-1), "aria-label": "Previous group" }, "←"), el("button", { type: "button", onclick: step(1), "aria-label": "Next group" }, "→"),
-      el("span", { class: "soft" }, runs[view.run].said ?? `${plural(runs[view.run].groups, "group")} of about ${runs[view.run].logged.toLocaleString("en")} logged, spread over the steps, the most telling first`));
+      el("span", { class: "soft" }, runs[view.run].said));
   }
   root.append(tokenKey(), controls, area);
   drawControls();

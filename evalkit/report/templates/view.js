@@ -1,4 +1,4 @@
-// gtpo view: asks the server every two seconds what is new, and redraws that alone.
+// gtpo view: asks the server every two seconds what is new, and redraws only that.
 const EVERY = 2000;
 const COLOURS = 8;  // as many runs over each other at first, the last written ones
 const QUIET = 600;  // seconds without a step after which a running run is said to be quiet
@@ -50,8 +50,8 @@ function drawList() {
       else if (run.stopped) root.append(el("p", { class: "note" }, `${run.name} ${run.status}: ${run.stopped}`));
       for (const text of [...(run.warnings || []), ...(quiet(run) ? [`no step for more than ${QUIET / 60} minutes: it may have been killed`] : [])]) root.append(el("p", { class: "note" }, `${run.name}: ${text}`));
     }
-    const gates = trains().filter((run) => run.initial_entropy !== null && run.initial_entropy !== undefined);
-    if (gates.length) root.append(el("p", { class: "soft small" }, "Entropy before training (H_ini), in nats: ", gates.map((run) => `${run.name} ${number(run.initial_entropy, 3)}${run.gate ? ` (gate ${run.gate})` : ""}`).join("; "), `. The entropy gate acts if that lies below ln 2 = ${number(data.ln2, 3)}.`));
+    const gates = trains().filter((run) => run.initial_entropy?.length);
+    if (gates.length) root.append(el("p", { class: "soft small" }, "Entropy before training (H_ini), in nats: ", gates.map((run) => `${run.name} ${number(run.initial_entropy[0], 3)}${run.gate ? ` (gate ${run.gate})` : ""}`).join("; "), `. The entropy gate acts if that lies below ln 2 = ${number(data.ln2, 3)}.`));
   }
   if (evals().length) {
     root.append(el("div", { class: "card scroll" }, el("table", { class: "numbers live" },
@@ -93,7 +93,7 @@ function drawTrainingLive() {
   const visibleRuns = told.filter((run) => !state.hidden.has(run.key));
   clear(root.querySelector(".legendline")).append(...visibleRuns.map((run) => el("span", {}, swatch(run.key), run.name, run.method && run.method !== run.name ? el("span", { class: "soft" }, ` ${run.method}`) : null)));
   const thinned = visibleRuns.some((run) => Object.values(run.curves).some((c) => c.low));
-  root.querySelector(".small").textContent = thinned ? "Line: running mean. Where a run has more than 500 logged steps, each point stands for several of them, and the band goes from their lowest to their highest value." : smoothing > 1 ? "Strong line: running mean. Faint line: each logged step." : "";
+  root.querySelector(".small").textContent = thinned ? "Line: running mean. A point of a long run stands for several steps, and the band goes from their lowest to their highest value." : smoothing > 1 ? "Strong line: running mean. Faint line: each logged step." : "";
   const grid = root.querySelector(".grid");
   for (const sft of [false, true]) for (const [metric, title, unit, low, high] of metricList()) {
     const series = seriesOf(metric, sft);
