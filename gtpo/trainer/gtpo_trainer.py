@@ -55,12 +55,12 @@ class RunTrainer(Trainer):
     It goes before TRL's class: `class Mine(RunTrainer, SFTTrainer)`.
     """
 
+    # gtpo.run.exact.ExactCheckpoints.
     exact: Any = None
-    """gtpo.run.exact.ExactCheckpoints."""
+    # gtpo.run.progress.StepProgress.
     step_progress: Any = None
-    """gtpo.run.progress.StepProgress."""
+    # gtpo.run.untrained_kl.UntrainedKL.
     untrained_kl: Any = None
-    """gtpo.run.untrained_kl.UntrainedKL."""
     writes_model_card = True
 
     @classmethod
@@ -142,10 +142,10 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     """What the methods that sample share: TRL's rounds, with the statistics of their groups."""
 
     groups: GroupStatistics
+    # Whether the round that TRL begins is to be measured, and neither scored nor trained on.
     only_samples = False
-    """Whether the round that TRL begins is to be measured, and neither scored nor trained on."""
+    # How many times groups whose rewards are all equal are drawn again (`gtpo.trainer.resampling`).
     resample_equal_groups = 0
-    """How many times groups whose rewards are all equal are drawn again (`gtpo.trainer.resampling`)."""
     _rows: Any = None
     _rewards: Tensor | None = None
 
@@ -216,6 +216,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         return self.groups.score(prompts, completions, rewards)
 
 
+# For the model card, which cites GRPO too: GTPO extends it.
 _PAPER = {
     "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
     "id": "2508.03772",
@@ -227,7 +228,6 @@ _PAPER = {
     eprint       = {arXiv:2508.03772},
 }""",
 }
-"""For the model card, which cites GRPO too: GTPO extends it."""
 
 
 class GTPOTrainer(SampledTrainer):
@@ -310,16 +310,9 @@ class GTPOTrainer(SampledTrainer):
         if not self._scoring:
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
         # TRL scores a round only if several steps share it: ratio, gate, entropy term are of the policy that sampled.
-        if self._samples_as_trained() and not self.objective.log_clamp:
-            outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs, compute_entropy=True)
-        else:  # TRL's are at the sampling temperature: against them the ratio would not be 1 before any update
-            outputs = (*policy_statistics(self, self.objective, *args, **kwargs), None)
-        self._scored_entropies = outputs[1]
-        return outputs
-
-    def _samples_as_trained(self) -> bool:
-        """Return whether the objective takes its log-probabilities at the temperature that was sampled with."""
-        return bool(self.objective.temperature(self.temperature) == self.temperature)
+        # By the loss's own head, so that the ratio is exactly 1 before any update.
+        logps, self._scored_entropies = policy_statistics(self, self.objective, *args, **kwargs)
+        return logps, self._scored_entropies, None
 
     def logps_of(self, batch: dict[str, Tensor]) -> Tensor:
         """Return log-probabilities [B, L] of a batch's completions by the loss's head, at the sampling temperature."""
@@ -365,7 +358,7 @@ class GTPOTrainer(SampledTrainer):
 
     def _log(self, output: PolicyLoss, inputs: dict[str, Any]) -> None:
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
-        if self._samples_as_trained():  # vLLM's are: at another temperature they are not comparable
+        if self.objective.temperature(self.temperature) == self.temperature:  # at another, vLLM's are not comparable
             self.groups.log_mismatch(output.logps, inputs)
         if inputs.get("old_per_token_logps") is not None:
             self._log_clipping(inputs, output.logps, output.shaped_advantages)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +66,10 @@ def prepare(trainer: Any) -> None:
             f"the model's generation_config is left out of the sampling: {found}; the loss is of the distribution "
             "without (generation_kwargs sets it on purpose)"
         )
-    if trainer.args.disable_dropout and (found := ", ".join(sorted(set(zero_dropout(policy))))):
-        LOG.info(f"set to 0, as disable_dropout says: {found}")
+    if trainer.args.disable_dropout and (acting := list(dropouts(policy))):
+        LOG.info(f"set to 0, as disable_dropout says: {', '.join(sorted({f'{name} {p:g}' for _, name, p in acting}))}")
+        for owner, name, _ in acting:
+            setattr(owner, name, 0.0)
     count_positions(policy)
     if (reference := getattr(trainer, "ref_model", None)) is not None:  # of GRPO's KL term
         count_positions(trainer.accelerator.unwrap_model(reference))
@@ -86,24 +88,15 @@ def drop_leaks(own: GenerationConfig, asked: GenerationConfig) -> str:
     return ", ".join(f"{name} {value}" for name, value in leaks.items() if value not in (0, 1, [], ""))
 
 
-def _is_dropout(name: str, value: Any) -> bool:
-    return ("dropout" in name or "pdrop" in name or "drop_rate" in name) and isinstance(value, float) and value > 0
-
-
-def zero_dropout(model: nn.Module) -> Iterator[str]:
-    """Set the dropout that modules apply as functions to 0, and name its attributes: TRL sets nn.Dropout only."""
+def dropouts(model: nn.Module) -> Iterator[tuple[Any, str, float]]:
+    """Yield (owner, attribute, value) of each dropout above 0 of a model's modules and their configs."""
     configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     for owner in (*model.modules(), *configs.values()):
-        for name, value in list(vars(owner).items()):
-            if _is_dropout(name, value):
-                setattr(owner, name, 0.0)
-                yield f"{name} {value:g}"
-
-
-def active_dropout(model: nn.Module) -> list[str]:
-    """Return the dropout that acts while the model is in training mode."""
-    found = [f"{name} (nn.Dropout)" for name, part in model.named_modules() if isinstance(part, nn.Dropout) and part.p]
-    return found + [name for part in model.modules() for name, value in vars(part).items() if _is_dropout(name, value)]
+        for name, value in vars(owner).items():
+            # TRL sets nn.Dropout to 0 itself, and not what attention takes as a number.
+            named = any(part in name for part in ("dropout", "pdrop", "drop_rate"))
+            if (named or (isinstance(owner, nn.Dropout) and name == "p")) and isinstance(value, float) and value > 0:
+                yield owner, name, value
 
 
 def count_positions(model: Any) -> None:
@@ -165,19 +158,6 @@ def chosen_logps(logits: Tensor, ids: Tensor) -> Tensor:
     return logits.float().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
 
 
-class Drawn(NamedTuple):
-    """A padded batch of B rows whose last L tokens were drawn, with their log-probabilities [B, L]."""
-
-    batch: dict[str, Tensor]
-    """prompt_ids, prompt_mask, completion_ids, completion_mask."""
-    plain: Tensor
-    """Before sampling parameters act, at the sampling temperature."""
-    processed: Tensor
-    """As they were drawn."""
-    logits: Tensor
-    """The drawn tokens' own logits."""
-
-
 class SamplerCheck:
     """Compares the sampler's log-probabilities with the loss's, once before the first round and then at every step.
 
@@ -212,43 +192,24 @@ class SamplerCheck:
     def completions(self, outputs: Sequence[Any]) -> None:
         """Compare the log-probabilities of the first round that vLLM samples. outputs: what TRL's `_generate` returned.
 
-        Raises OtherPolicy. All processes call it.
+        Of two completions, of the shortest prompts: a round may be large. Raises OtherPolicy. All processes call it.
         """
         prompt_ids, completion_ids, tool_mask, logprobs = *outputs[:3], outputs[4]
         if self._checked or not logprobs or trl_seam.mode(self.trainer) != "train":
             return
         self._checked = True
-        short = sorted(range(len(prompt_ids)), key=lambda row: len(prompt_ids[row]))
-        rows = [row for at, row in enumerate(short[:ROWS]) if (at + 1) * (len(prompt_ids[row]) + DRAWN) <= ROWS * WIDTH]
-        rows = rows or short[:1]
-        drawn = slice(ROWS * DRAWN // len(rows))  # of few rows more: the mean of 16 tokens is no measure
-        masks = [[1] * len(row) for row in completion_ids] if tool_mask is None else tool_mask
-        ids = [[int(token) for token in completion_ids[row][drawn]] for row in rows]
-        batch = padded_batch(self.trainer, [prompt_ids[row] for row in rows], ids)
-        given = [[float("nan") if p is None else p for p in logprobs[row][drawn]] for row in rows]
-        own = padded(self.trainer, [masks[row][drawn] for row in rows], 0, "right").bool()
-        sampled = padded(self.trainer, given, 0.0, "right")
-        known = own & ~sampled.isnan()
-        self._judge(
-            self.trainer.logps_of(batch),
-            sampled.nan_to_num(),
-            known,
-            Drawn(batch, sampled, sampled, torch.zeros_like(sampled)),
+        rows, drawn = sorted(range(len(prompt_ids)), key=lambda row: len(prompt_ids[row]))[:2], slice(WIDTH)
+        batch = padded_batch(
+            self.trainer, [prompt_ids[row] for row in rows], [completion_ids[row][drawn] for row in rows]
         )
+        given = [[float("nan") if p is None else p for p in logprobs[row][drawn]] for row in rows]
+        sampled = padded(self.trainer, given, float("nan"), "right")
+        known = batch["completion_mask"].bool() & ~sampled.isnan()
+        if tool_mask is not None:  # what a tool wrote, nobody drew
+            known &= padded(self.trainer, [tool_mask[row][drawn] for row in rows], 0, "right").bool()
+        self._judge(batch, sampled.nan_to_num(), known)
 
     def _own_model(self, prompt_ids: Sequence[Sequence[int]]) -> None:
-        drawn = self._draw(prompt_ids)
-        mask = drawn.batch["completion_mask"].bool()
-        self._judge(self.trainer.logps_of(drawn.batch), drawn.plain, mask, drawn)
-        shaped = _mean((drawn.processed - drawn.plain).abs(), mask)
-        if shaped > self.allowed(_mean(drawn.logits.abs(), mask)):
-            LOG.warning(
-                f"sampling parameters move the log-probability of a drawn token by {shaped:.2g} nats on average: the "
-                "loss, the gate and H_ini are of the distribution without them (training.top_p, top_k, min_p, "
-                "repetition_penalty and generation_kwargs)"
-            )
-
-    def _draw(self, prompt_ids: Sequence[Sequence[int]]) -> Drawn:
         """Let the trainer's own model continue a few prompts, cut to different lengths so that there is padding."""
         trainer = self.trainer
         torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
@@ -257,25 +218,28 @@ class SamplerCheck:
             ids = prompt_ids[row % len(prompt_ids)][-(WIDTH - DRAWN) :]
             prompts.append(ids[-max(1, len(ids) * (ROWS - row) // ROWS) :])
         asked = copy.deepcopy(trainer.generation_config)
-        asked.update(
-            max_new_tokens=min(DRAWN, trainer.max_completion_length),
-            return_dict_in_generate=True,
-            output_scores=True,
-            output_logits=True,
-        )
+        asked.update(max_new_tokens=min(DRAWN, trainer.max_completion_length), return_dict_in_generate=True)
+        asked.update(output_scores=True, output_logits=True)
         batch = padded_batch(trainer, prompts, [[] for _ in prompts])
         found = trl_seam.generate(trainer, batch["prompt_ids"], batch["prompt_mask"], asked)
-        ids = found.sequences[:, batch["prompt_ids"].size(1) :]
-        ends = torch.isin(ids, torch.tensor(trainer.eos_token_ids, device=ids.device))
-        batch |= {"completion_ids": ids, "completion_mask": (ends.cumsum(dim=1) - ends.long() == 0).long()}
+        drawn = found.sequences[:, batch["prompt_ids"].size(1) :]
+        ends = torch.isin(drawn, torch.tensor(trainer.eos_token_ids, device=drawn.device))
+        mask = ends.cumsum(dim=1) - ends.long() == 0
+        batch |= {"completion_ids": drawn, "completion_mask": mask.long()}
+
         logits, scores = (torch.stack(each, dim=1).float() for each in (found.logits, found.scores))
-        taken = ids[..., None]
-        return Drawn(
-            batch,
-            (logits / trainer.temperature).log_softmax(-1).gather(-1, taken)[..., 0],
-            scores.log_softmax(-1).gather(-1, taken)[..., 0],
-            logits.gather(-1, taken)[..., 0],
+        plain, size = (
+            chosen_logps(logits / trainer.temperature, drawn),
+            logits.gather(-1, drawn[..., None])[..., 0].abs(),
         )
+        self._judge(batch, plain, mask, size)
+        shaped = _mean((chosen_logps(scores, drawn) - plain).abs(), mask)
+        if shaped > self.allowed(_mean(size, mask)):
+            LOG.warning(
+                f"sampling parameters move the log-probability of a drawn token by {shaped:.2g} nats on average: the "
+                "loss, the gate and H_ini are of the distribution without them (training.top_p, top_k, min_p, "
+                "repetition_penalty and generation_kwargs)"
+            )
 
     def allowed(self, size: float = 0.0) -> float:
         """Return the tolerance in nats per token; logits of this mean size, made in 16 bits, add their spacing."""
@@ -284,59 +248,59 @@ class SamplerCheck:
         dtype = computing_dtype(self.trainer)
         return TOLERANCE[dtype] + size * torch.finfo(dtype).eps
 
-    def _judge(self, ours: Tensor, sampled: Tensor, mask: Tensor, drawn: Drawn) -> None:
-        """Raise OtherPolicy if the loss's log-probabilities [B, L] are not the sampler's, with the likely cause."""
-        gap, accelerator = (ours - sampled).abs(), self.trainer.accelerator
-        parts = (gap, ours, sampled, drawn.logits.abs(), mask)
-        here = torch.stack([torch.where(mask, each.float(), 0.0).sum() for each in parts])
-        difference, loss, sampler, size, tokens = accelerator.gather(here).view(-1, 5).sum(dim=0).tolist()
-        mean, allowed = difference / max(tokens, 1), self.allowed(size / max(tokens, 1))
+    def _judge(self, batch: dict[str, Tensor], sampled: Tensor, mask: Tensor, size: Tensor | None = None) -> None:
+        """Raise OtherPolicy if the loss's log-probabilities are not the sampler's [B, L], with the likely cause.
+
+        size: of the drawn tokens' logits, if they are known.
+        """
+        ours, trainer = self.trainer.logps_of(batch), self.trainer
+        gap, sizes = (ours - sampled).abs(), torch.zeros_like(ours) if size is None else size
+        here = torch.stack([torch.where(mask, each.float(), 0.0).sum() for each in (gap, ours, sampled, sizes, mask)])
+        difference, loss, sampler, logits, tokens = trainer.accelerator.gather(here).view(-1, 5).sum(dim=0).tolist()
+        mean, allowed = difference / max(tokens, 1), self.allowed(logits / max(tokens, 1))
         if mean <= allowed:  # never if it is not a number
             return
-        policy, vllm = trl_seam.policy(self.trainer), self.trainer.use_vllm
+        policy = trl_seam.policy(trainer)
         text = (
-            f"{type(policy).__name__}: {'vLLM' if vllm else 'generate'} gives the tokens that it draws a mean "
-            f"log-probability of {sampler / tokens:.4f}, the loss {loss / tokens:.4f}; they differ by {mean:.3g} nats "
-            f"per token over {tokens:.0f} tokens, the tolerance is {allowed:.2g}. "
+            f"{type(policy).__name__}: {'vLLM' if trainer.use_vllm else 'generate'} gives the tokens that it draws a "
+            f"mean log-probability of {sampler / tokens:.4f}, the loss {loss / tokens:.4f}; they differ by {mean:.3g} "
+            f"nats per token over {tokens:.0f} tokens, the tolerance is {allowed:.2g}. "
         )
-        dropout = active_dropout(policy)
-        if dropout and not self.trainer.args.disable_dropout:
-            LOG.warning(f"{text}Dropout acts ({dropout[0]}): each forward is another policy; set disable_dropout=True")
+        acting = ", ".join(sorted({name for _, name, _ in dropouts(policy)}))
+        if acting and not trainer.args.disable_dropout:
+            LOG.warning(f"{text}Dropout acts ({acting}): each forward is another policy; set disable_dropout=True")
             return
-        raise OtherPolicy(text + self._cause(gap, mask, drawn, allowed, dropout))
+        raise OtherPolicy(f"{text}Likely cause: {self._cause(batch, ours, sampled, mask, allowed, acting)}")
 
-    def _cause(self, gap: Tensor, mask: Tensor, drawn: Drawn, allowed: float, dropout: list[str]) -> str:
+    def _cause(
+        self, batch: dict[str, Tensor], ours: Tensor, sampled: Tensor, mask: Tensor, allowed: float, dropout: str
+    ) -> str:
         """Say what is likely behind a difference, from its pattern and the model's own forward on the same tokens."""
-        own, batch = self._forward(drawn.batch), drawn.batch
-        apart = _mean((self.trainer.logps_of(batch) - own).abs(), mask)
-        padding = (batch["prompt_mask"] == 0).sum(dim=1)
-        full, padded = padding == 0, padding > 0
-        if apart > allowed / 2:
+        trainer = self.trainer
+        own = chosen_logps(own_logits(trainer, batch) / trainer.temperature, batch["completion_ids"])
+        if (apart := _mean((ours - own).abs(), mask)) > allowed / 2:
             return (
-                f"Likely cause: the model's own forward differs from the loss by {apart:.3g} nats too, so it changes "
-                "its hidden states or logits after the last layer in a way that gtpo does not know. It cannot be "
-                "trained here; please report the model's class"
+                f"the model's own forward differs from the loss by {apart:.3g} nats too, so it changes its hidden "
+                "states or logits after the last layer in a way that gtpo does not know. It cannot be trained here; "
+                "please report the model's class"
             )
         if dropout:
-            return f"Likely cause: dropout ({', '.join(dropout[:3])}); set it to 0 in the model's config"
-        if self.trainer.use_vllm:
+            return f"dropout ({dropout}); set it to 0 in the model's config"
+        if trainer.use_vllm:
             return (
-                "Likely cause: vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample "
-                "with the trainer's own model (rollout.engine: transformers, use_vllm=False)"
+                "vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample with the "
+                "trainer's own model (rollout.engine: transformers, use_vllm=False)"
             )
-        if full.any() and padded.any() and _mean(gap[full], mask[full]) <= allowed:
+        whole = batch["prompt_mask"].bool().all(dim=1)
+        if whole.any() and not whole.all() and _mean((ours - sampled)[whole].abs(), mask[whole]) <= allowed:
             return (
-                "Likely cause: only rows with padding differ, so the model counts positions, or attends, from the "
-                "padding on. Give prompts of equal length, or another model"
+                "only rows with padding differ, so the model counts positions, or attends, from the padding on. Give "
+                "prompts of equal length, or another model"
             )
         return (
-            "Likely cause: `generate` computes with a cache, and the model's forward without one gives other logits "
-            "for the same tokens. Try generation_kwargs use_cache: false, or another attn_implementation"
+            "`generate` computes with a cache, and the model's forward without one gives other logits for the same "
+            "tokens. Try generation_kwargs use_cache: false, or another attn_implementation"
         )
-
-    def _forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return log-probabilities [B, L] by the model's own forward."""
-        return chosen_logps(own_logits(self.trainer, batch) / self.trainer.temperature, batch["completion_ids"])
 
     # -- at every step, vLLM ---------------------------------------------------------------------------------------
 
