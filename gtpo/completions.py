@@ -18,8 +18,8 @@ from torch import Tensor
 from gtpo.conflict import conflict_weights
 from gtpo.presets import Objective
 
+# Added to the group's standard deviation, as in TRL.
 STD_EPSILON = 1e-4
-"""Added to the group's standard deviation, as in TRL."""
 
 
 class Advantages(NamedTuple):

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+# Positions looked at from each end before looking further, which only a span that reaches beyond them needs.
 FIRST_LOOK = 64
-"""Positions looked at from each end before looking further, which only a span that reaches beyond them needs."""
 
 
 class ConflictWeights(NamedTuple):

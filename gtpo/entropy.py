@@ -21,8 +21,8 @@ from torch import Tensor
 
 from gtpo.objective import LN2, Objective, filter_is_active
 
+# Training samples on which H_ini is measured (the paper's number).
 SAMPLES = 100
-"""Training samples on which H_ini is measured (the paper's number)."""
 
 
 class Calibration(NamedTuple):

@@ -147,11 +147,11 @@ def lock_folder(folder: Path) -> FileLock:
     return lock
 
 
+# Error numbers of an OSError that freeing space mends.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of an OSError that freeing space mends."""
 
+# What `lock_folder` leaves in a folder.
 LOCK_FILES = frozenset({".lock", ".lock-holder"})
-"""What `lock_folder` leaves in a folder."""
 
 
 class NewerSchema(UserError):

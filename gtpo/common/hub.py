@@ -15,11 +15,11 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import read_json_object
 from gtpo.common.log import LOG
 
+# What says of what kind a model or an adapter is.
 DESCRIPTIONS = ("config.json", "adapter_config.json")
-"""What says of what kind a model or an adapter is."""
 
+# The Hub cannot be reached if a connection takes longer; its libraries retry for a minute each.
 CONNECT_S = 3.0
-"""The Hub cannot be reached if a connection takes longer; its libraries retry for a minute each."""
 
 
 def _answers() -> bool:

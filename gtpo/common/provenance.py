@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+# The folder that holds this program's packages: its checkout, or site-packages.
 CHECKOUT = Path(__file__).resolve().parents[2]
-"""The folder that holds this program's packages: its checkout, or site-packages."""
 
 
 def text_hash(*parts: str | None) -> str:

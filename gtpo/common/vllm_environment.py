@@ -7,11 +7,11 @@ import os
 
 from gtpo.common.log import LOG
 
+# Ranks of adapters that vLLM reserves memory for; it takes none above the last.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of adapters that vLLM reserves memory for; it takes none above the last."""
+# Tokens in a block of vLLM's cache on a CPU. Samples share whole blocks of their prompt, and most prompts are shorter
+# than its default of 128. Its AMX kernels need a multiple of 32.
 CPU_KV_BLOCK = 32
-"""Tokens in a block of vLLM's cache on a CPU. Samples share whole blocks of their prompt, and most prompts are shorter
-than its default of 128. Its AMX kernels need a multiple of 32."""
 
 
 def lora_rank_slot(rank: int) -> int:

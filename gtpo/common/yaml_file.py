@@ -11,11 +11,11 @@ from pydantic import BaseModel, ValidationError
 from gtpo.common.errors import UserError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
+# Line of each key, by its parts.
 Lines = dict[tuple[str, ...], int]
-"""Line of each key, by its parts."""
 
+# Mappings in mappings that a file may have.
 DEEPEST = 8
-"""Mappings in mappings that a file may have."""
 
 
 def read_yaml(

@@ -38,12 +38,12 @@ from gtpo.common.log import LOG
 from gtpo.common.vllm_environment import CPU_KV_BLOCK, LORA_RANKS, lora_rank_slot
 from gtpo.trainer.trl_seam import engine_options, sampling_with
 
+# What the adapter is called in vLLM.
 NAME, NUMBER = "policy", 1
-"""What the adapter is called in vLLM."""
 SHARD_BYTES = 2 << 30
+# Completions that vLLM samples side by side, at least: TRL allows no more than a step's, and H_ini and the held-out
+# problems are many more. The cache bounds them if memory is short.
 SEQUENCES = 256
-"""Completions that vLLM samples side by side, at least: TRL allows no more than a step's, and H_ini and the held-out
-problems are many more. The cache bounds them if memory is short."""
 
 
 def adapter_obstacle(model: Any) -> str | None:
@@ -132,11 +132,11 @@ def write_unpacked(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype)
 class AdapterGeneration(VLLMGeneration):
     """TRL's VLLMGeneration; a LoRA adapter goes to vLLM by itself."""
 
+    # The adapter that goes to vLLM by itself; None if all weights do.
     adapter: str | None = None
-    """The adapter that goes to vLLM by itself; None if all weights do."""
     rank: int
+    # A folder that both the trainer and vLLM can read.
     scratch: Path
-    """A folder that both the trainer and vLLM can read."""
 
     def _init_vllm(self) -> None:
         """Start the engine with its LoRA layers, if it takes the adapter by itself."""

@@ -22,12 +22,12 @@ from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import batch_statistics, padded, padded_batch
 
 CALIBRATION_FILE = "initial_entropy.json"
+# Progress is reported at most this often.
 REPORT_SECONDS = 5.0
-"""Progress is reported at most this often."""
+# Keys and values of the completions that the trainer's own model samples side by side: 100 of a 0.5B model.
 CACHE_BYTES = 1 << 30
-"""Keys and values of the completions that the trainer's own model samples side by side: 100 of a 0.5B model."""
+# On a GPU they may take a share of its memory, 1 in this many: a token takes as long for all of them as for one.
 CACHE_SHARE = 8
-"""On a GPU they may take a share of its memory, 1 in this many: a token takes as long for all of them as for one."""
 
 
 class CalibrationFile:
@@ -56,10 +56,10 @@ class GateCalibration(TrainerCallback):
         given = trainer.args.initial_entropy
         self.calibration = None if given is None else Calibration(given)
         self.file = CalibrationFile(Path(str(trainer.args.output_dir)) / CALIBRATION_FILE)
+        # Called after each forward of the calibration, by all processes; what it raises ends the training.
         self.between_batches: Callable[[], None] = lambda: None
-        """Called after each forward of the calibration, by all processes; what it raises ends the training."""
+        # Entered around the calibration.
         self.while_measuring: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Entered around the calibration."""
         self._reported, self._scored, self._wanted = 0.0, 0, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -28,8 +28,8 @@ from gtpo.trainer import trl_seam
 from gtpo.trainer.policy_head import LMHead, policy_forward
 from gtpo.trainer.sampler_check import chosen_logps, own_logits
 
+# In each checkpoint: a run is resumed with the objective that it has.
 OBJECTIVE_FILE = "objective.json"
-"""In each checkpoint: a run is resumed with the objective that it has."""
 
 
 def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None:
@@ -100,11 +100,11 @@ class ObjectiveGuard(TrainerCallback):
 
 # -- the fused loss against its specification --------------------------------------------------------------------------
 
+# Completions are cut to this many tokens for the comparison, which holds all their logits at once.
 MAX_TOKENS = 128
-"""Completions are cut to this many tokens for the comparison, which holds all their logits at once."""
 
+# Largest relative difference of the hidden states' gradient that counts as equal, by their dtype.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
-"""Largest relative difference of the hidden states' gradient that counts as equal, by their dtype."""
 
 
 def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:

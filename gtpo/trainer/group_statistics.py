@@ -49,40 +49,40 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
 
 
 _SPANS = ("weights", "forward", "backward", "union")
+# Field of `Completions` -> key of the batch dict. TRL shuffles and splits these rows with the completions.
 BATCH_ROWS = {name: f"conflict_{name}" for name in _SPANS} | {"excluded": "excluded"}
-"""Field of `Completions` -> key of the batch dict. TRL shuffles and splits these rows with the completions."""
 
 
 @dataclass
 class Rollout:
     """A round of sampling, gathered over ranks: N completions, rank-major (group = row // G), and what they earned."""
 
+    # This rank's prompts, one per completion.
     prompts: list[Any]
-    """This rank's prompts, one per completion."""
+    # [N, functions]; NaN if a function gave none.
     rewards: Tensor
-    """[N, functions]; NaN if a function gave none."""
+    # Format reward [N].
     format: Tensor
-    """Format reward [N]."""
+    # Accuracy reward [N]; None if no function computes it.
     accuracy: Tensor | None
-    """Accuracy reward [N]; None if no function computes it."""
+    # The step it was sampled for, from 1.
     step: int
-    """The step it was sampled for, from 1."""
+    # Completion tokens [N, L].
     ids: Tensor
-    """Completion tokens [N, L]."""
+    # Which of them belong to the completion [N, L] bool.
     mask: Tensor
-    """Which of them belong to the completion [N, L] bool."""
+    # Completions that ended without EOS [N] bool.
     truncated: Tensor
-    """Completions that ended without EOS [N] bool."""
+    # A_i [N].
     advantages: Tensor
-    """A_i [N]."""
+    # lambda [N, L].
     weights: Tensor
-    """lambda [N, L]."""
+    # <H>_i [N] in nats; NaN until the completion has been through the loss.
     entropy: Tensor
-    """<H>_i [N] in nats; NaN until the completion has been through the loss."""
+    # delta_i [N] bool; True until the completion has been through the loss.
     keep_mask: Tensor
-    """delta_i [N] bool; True until the completion has been through the loss."""
+    # Whether the completions log has it.
     logged: bool = False
-    """Whether the completions log has it."""
 
 
 def without_empty_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,16 +123,16 @@ class GroupStatistics:
     def __init__(self, trainer: Any, objective: Objective | None = None) -> None:
         self.trainer = trainer
         self.objective = objective or PRESETS["grpo"]
+        # Whether the objective's advantages are trained with: TRL's if each reward is normalised by itself.
         self.own_advantages = objective is not None and trainer.multi_objective_aggregation == "sum_then_normalize"
-        """Whether the objective's advantages are trained with: TRL's if each reward is normalised by itself."""
+        # Seconds spent since the last logged step, by part.
         self.stopwatch: dict[str, float] = defaultdict(float)
-        """Seconds spent since the last logged step, by part."""
+        # The round of sampling in use, by mode (train, eval).
         self.rollouts: dict[str, Rollout] = {}
-        """The round of sampling in use, by mode (train, eval)."""
+        # Makes whole rows NaN if a function failed (`gtpo train`); by itself TRL's meaning of None is kept.
         self.mark_unscored: Callable[[Tensor], Tensor] = lambda rewards: rewards
-        """Makes whole rows NaN if a function failed (`gtpo train`); by itself TRL's meaning of None is kept."""
+        # What the round that is being scored has earned: the first fields of its Rollout.
         self._scores: dict[str, Any] = {}
-        """What the round that is being scored has earned: the first fields of its Rollout."""
 
     # -- sampling and scoring --------------------------------------------------------------------------------------
 

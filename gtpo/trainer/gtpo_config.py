@@ -12,6 +12,7 @@ from trl import GRPOConfig
 
 from gtpo.presets import PRESETS, Objective
 
+# GRPOConfig's fields that GTPO decides itself, and what to do instead: setting one is an error, never ignored.
 NOT_GTPO = {
     name: instead
     for instead, names in {
@@ -32,7 +33,6 @@ NOT_GTPO = {
     }.items()
     for name in names.split()
 }
-"""GRPOConfig's fields that GTPO decides itself, and what to do instead: setting one is an error, never ignored."""
 
 
 @dataclass

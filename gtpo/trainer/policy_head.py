@@ -23,10 +23,10 @@ from trl.trainer.utils import maybe_gather_lm_head_ctx
 class LMHead(NamedTuple):
     """The language model head: logits = softcap tanh(scale (h W^T + b) / softcap)."""
 
+    # [V, D], in the dtype of the hidden states.
     weight: Tensor
-    """[V, D], in the dtype of the hidden states."""
+    # [V] or None.
     bias: Tensor | None
-    """[V] or None."""
     logit_scale: float
     softcap: float | None
 
@@ -43,10 +43,10 @@ class LMHead(NamedTuple):
 class PolicyOutput(NamedTuple):
     """What the forward gives for a `policy_loss`."""
 
+    # What `policy_loss` returned.
     value: Any
-    """What `policy_loss` returned."""
+    # Load-balancing loss of a mixture of experts, a scalar without its coefficient; None unless asked for.
     aux_loss: Tensor | None
-    """Load-balancing loss of a mixture of experts, a scalar without its coefficient; None unless asked for."""
 
 
 def logit_transform(config: Any) -> tuple[float, float | None]:

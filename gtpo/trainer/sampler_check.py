@@ -28,18 +28,18 @@ from gtpo.common.log import LOG
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import padded, padded_batch
 
+# The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn.
 ROWS, WIDTH, DRAWN = 8, 64, 16
-"""The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn."""
 
+# Mean difference in nats per token up to which two computations with the same weights may differ, by dtype.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Mean difference in nats per token up to which two computations with the same weights may differ, by dtype."""
 
+# Fields of a generation_config that do not change which tokens are drawn, or that every call sets.
 _NOT_OF_SAMPLING = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length", "use_cache"),
     *("cache_implementation", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
     *("return_dict_in_generate", "transformers_version"),
 }
-"""Fields of a generation_config that do not change which tokens are drawn, or that every call sets."""
 
 
 class OtherPolicy(UserError, ValueError):

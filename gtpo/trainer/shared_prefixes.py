@@ -17,24 +17,24 @@ from torch import Tensor, nn
 from gtpo.common.log import LOG
 from gtpo.inputs.model_shape import EXPERTS
 
+# Implementations that take a mask [1, 1, N, N].
 ATTENTIONS = ("sdpa", "eager")
-"""Implementations that take a mask [1, 1, N, N]."""
+# Greatest difference of a token's hidden state from the padded batch's, as a share of its norm; else 0.01. A token that
+# attends to others than its own has about 1.
 TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.1}
-"""Greatest difference of a token's hidden state from the padded batch's, as a share of its norm; else 0.01. A
-token that attends to others than its own has about 1."""
 
 
 class Tree(NamedTuple):
     """N nodes, one for each prefix of a row."""
 
+    # [1, N].
     ids: Tensor
-    """[1, N]."""
+    # [1, N] of each node in its path, from 0.
     positions: Tensor
-    """[1, N] of each node in its path, from 0."""
+    # [1, 1, N, N], True if the first node attends to the second: its path, itself included.
     attends: Tensor
-    """[1, 1, N, N], True if the first node attends to the second: its path, itself included."""
+    # [B, T] node of each token; of padding, 0.
     places: Tensor
-    """[B, T] node of each token; of padding, 0."""
 
 
 def prefix_tree(input_ids: Tensor, attention_mask: Tensor) -> Tree:

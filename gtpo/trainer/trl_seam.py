@@ -28,9 +28,10 @@ from gtpo.common.log import LOG
 from gtpo.rewards.completions import decode_completion
 from gtpo.rewards.thoughts import opened_thought, plain
 
+# The newest release of TRL that all tests have passed with; 1.15 is the oldest.
 NEWEST = (1, 16)
-"""The newest release of TRL that all tests have passed with; 1.15 is the oldest."""
 
+# Methods of every trainer that are overridden or called -> their parameters; None: handed on as they come.
 METHODS: dict[str, list[str] | None] = {
     **dict.fromkeys(("_run_epoch", "_get_train_sampler", "training_step", "compute_loss", "create_model_card")),
     "_get_output_dir": ["trial"],
@@ -38,8 +39,8 @@ METHODS: dict[str, list[str] | None] = {
     "_load_optimizer_and_scheduler": ["checkpoint"],
     "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
 }
-"""Methods of every trainer that are overridden or called -> their parameters; None: handed on as they come."""
 
+# The same, of a GRPOTrainer only.
 SAMPLING_METHODS: dict[str, list[str] | None] = {
     "_compute_loss": ["model", "inputs"],
     "_generate_and_score_completions": ["inputs"],
@@ -48,11 +49,11 @@ SAMPLING_METHODS: dict[str, list[str] | None] = {
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
     "_get_per_token_logps_and_entropies": None,
 }
-"""The same, of a GRPOTrainer only."""
 
+# Fields of every trainer that are read or set.
 FIELDS = ("_total_train_tokens", "_metrics", "_tr_loss", "_globalstep_last_logged", "model_wrapped")
-"""Fields of every trainer that are read or set."""
 
+# The same, of a GRPOTrainer only.
 SAMPLING_FIELDS = (
     *("_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer", "eos_token_ids", "temperature", "num_iterations"),
     *("reward_funcs", "reward_func_names", "reward_weights", "num_generations", "num_generations_eval"),
@@ -60,14 +61,13 @@ SAMPLING_FIELDS = (
     *("aux_loss_enabled", "router_aux_loss_coef", "multi_objective_aggregation", "vllm_generation", "ref_model"),
     "current_gradient_accumulation_steps",
 )
-"""The same, of a GRPOTrainer only."""
 
 
+# Methods of VLLMGeneration that are overridden (`gtpo.trainer.adapter_sync`).
 ENGINE_METHODS: dict[str, list[str] | None] = {"_init_vllm": [], "sync_weights": []}
-"""Methods of VLLMGeneration that are overridden (`gtpo.trainer.adapter_sync`)."""
 
+# Fields of VLLMGeneration that are read or set.
 ENGINE_FIELDS = ("_dist", "llm", "gather_params", "is_fsdp", "fsdp_version", "vllm_client")
-"""Fields of VLLMGeneration that are read or set."""
 
 
 def missing(trainer: type, methods: dict[str, list[str] | None], fields: Sequence[str]) -> Iterator[str]:
@@ -164,8 +164,8 @@ class RoundOver(Exception):
 
     def __init__(self, outputs: tuple[Any, ...]) -> None:
         super().__init__("a round was sampled to be measured, and is not scored")
+        # What TRL's `_generate` returned: ids of prompts and completions, which of them the policy wrote, texts.
         self.outputs = outputs
-        """What TRL's `_generate` returned: ids of prompts and completions, which of them the policy wrote, texts."""
 
 
 def sample(trainer: Any, rows: Sequence[dict[str, Any]]) -> tuple[Any, ...]:

@@ -15,8 +15,8 @@ from gtpo.common.errors import UserError, did_you_mean, explained
 from gtpo.integrations.verl.settings import TRAINER_MODE, check_settings
 
 TRAINER_MODULE = "gtpo.integrations.verl.trainer"
+# verl imports the modules that this variable names, in every process, and fails if it cannot.
 EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
-"""verl imports the modules that this variable names, in every process, and fails if it cannot."""
 
 
 def require_trainer() -> None:

@@ -18,12 +18,12 @@ from gtpo.rewards.data.problem import Problem, chat_messages
 from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.golds import find_unverifiable
 
+# Data set -> file -> the source of `gtpo.rewards.data`.
 SOURCES = {
     "gsm8k": {"train": "gsm8k_train", "test": "gsm8k_test"},
     "math": {"train": "math_train", "test": "math500"},
     "arithmetic": {"train": "arithmetic_train", "test": "arithmetic_test"},
 }
-"""Data set -> file -> the source of `gtpo.rewards.data`."""
 
 
 def to_row(problem: Problem, data_set: str, split: str, index: int) -> dict[str, Any]:

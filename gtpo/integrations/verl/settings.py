@@ -22,8 +22,8 @@ from gtpo.config.keys import keys
 from gtpo.config.schema import ObjectiveSection
 from gtpo.presets import PRESETS, Objective
 
+# The name for `trainer.v1.trainer_mode`.
 TRAINER_MODE = "gtpo_sync"
-"""The name for `trainer.v1.trainer_mode`."""
 
 
 class GTPOSection(ObjectiveSection):

@@ -38,9 +38,10 @@ from gtpo.entropy import SAMPLES, Calibration, describe_gate, summarise
 from gtpo.integrations.verl.advantages import mean_entropy, token_advantages
 from gtpo.integrations.verl.settings import TRAINER_MODE, check_settings
 
+# H_ini, in verl's `trainer.default_local_dir`.
 CALIBRATION_FILE = "initial_entropy.json"
-"""H_ini, in verl's `trainer.default_local_dir`."""
 
+# Our name of a metric -> verl's, which stays.
 _OUR_NAMES = {
     "loss": "actor/loss",
     "grad_norm": "actor/grad_norm",
@@ -50,7 +51,6 @@ _OUR_NAMES = {
     "time/log_probs": "timing_s/old_log_prob",
     "time/update": "timing_s/update_actor",
 }
-"""Our name of a metric -> verl's, which stays."""
 
 
 @register_trainer(TRAINER_MODE)
