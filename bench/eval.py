@@ -89,8 +89,8 @@ def main() -> None:
     settings = EvalSettings(**chosen, engine="vllm")
     with Verifier() as verifier:
         plan = plan_evaluation(settings, verifier, "vllm")
-    sampling, tasks = choose_sampling(settings, plan), plan.tasks(settings.n)
-    engine = LastYield(make_engine(settings, plan.ref, sampling, plan.longest_prompt))
+    sampling, tasks = choose_sampling(settings, plan), plan.tasks
+    engine = LastYield(make_engine(settings, plan.ref, sampling, plan.rendered))
     measured: dict[str, list[float]] = {"bare": [], "gtpo": []}
     tails: list[float] = []
     tokens = 0

@@ -28,12 +28,12 @@ KS = ("1", "8", "32")
 
 
 def thin(benchmark: dict[str, Any]) -> dict[str, Any]:
-    """Return a benchmark of eval.json with pass@k and maj@k at KS alone, and no division by subject or level."""
+    """Return a benchmark of eval.json with pass@k and maj@k at KS only."""
 
     def at_ks(metric: dict[str, Any]) -> dict[str, Any]:
         return {k: {name: metric[k][name] for name in ("mean", "low", "high")} for k in KS}
 
-    left_out = ("pass@k", "pass^k", "maj@k", "strict", "lenient", "by_subject", "by_level")
+    left_out = ("pass@k", "pass^k", "maj@k", "strict", "lenient")
     kept = {key: value for key, value in benchmark.items() if key not in left_out}
     lenient = {"pass@k": at_ks(benchmark["lenient"]["pass@k"])}
     return kept | {metric: at_ks(benchmark[metric]) for metric in ("pass@k", "maj@k")} | {"lenient": lenient}

@@ -23,7 +23,6 @@ from gtpo.config.published import REWARDS, RUNTIME, TRAINERS, WITHOUT_EFFECT
 from gtpo.runs.eval_record import (
     BenchmarkRecord,
     EvalRecord,
-    GroupMetrics,
     Interval,
     LabelAgreement,
     ScoringMetrics,
@@ -271,9 +270,9 @@ def columns(of: Columns) -> str:
 
 def files() -> str:
     """Return docs/files.md."""
-    own = (BenchmarkRecord, Interval, ScoringMetrics, GroupMetrics, LabelAgreement)
+    own = (BenchmarkRecord, Interval, ScoringMetrics, LabelAgreement)
     sub = (("Interval", Interval, "in `pass@k` and `maj@k`"), ("Scoring", ScoringMetrics, "`strict` and `lenient`"))
-    sub += (("Group", GroupMetrics, "in `by_subject` and `by_level`"), ("Labels", LabelAgreement, "`labels`"))
+    sub += (("Labels", LabelAgreement, "`labels`"),)
     parts = [
         HEADER.format("docs/tools/run_reference.yaml, gtpo/runs/eval_record.py and gtpo/runs/tables.py"),
         FILES_INTRODUCTION,

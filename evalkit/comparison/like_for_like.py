@@ -28,10 +28,10 @@ SETTINGS = {
 """What two runs must share to be comparable: name for a reader -> key in eval.json. `n` belongs to a benchmark."""
 
 NOT_SETTINGS = (
-    *SETTINGS.values(), "schema_version", "status", "name", "shard", "created", "wall_seconds", "benchmark_seconds",
-    "command", "benchmarks", "model.source", "model.fingerprint", "model.weights", "model.tokenizer",
-    "model.generation_config", "model.train_run", "model.checkpoint", "model.method", "model.preset", "sampling.n",
-    "prompt.protocol", "prompt.hash", "verifier.name", "verifier.math_verify",
+    *SETTINGS.values(), "schema_version", "status", "name", "shard", "created", "wall_seconds",
+    "benchmark_seconds", "command", "benchmarks", "model.source", "model.fingerprint", "model.weights",
+    "model.tokenizer", "model.generation_config", "model.train_run", "model.checkpoint", "model.method", "model.preset",
+    "sampling.n", "prompt.protocol", "prompt.hash", "verifier.name", "verifier.math_verify",
 )  # fmt: skip
 """Keys of eval.json that identify a run, count its work, or are compared elsewhere."""
 

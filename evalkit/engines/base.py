@@ -17,10 +17,9 @@ from gtpo.rewards.thoughts import opened_thought, plain, unfinished
 class Prompt(NamedTuple):
     """One question as an engine sees it."""
 
-    messages: list[dict[str, str]]
-    """The conversation; empty if the prompt is one text for a base model."""
+    messages: list[dict[str, str]]  # The conversation; empty if the prompt is one text for a base model
+    # The text as the model reads it; None if a server applies its chat template and does not show it.
     text: str | None = None
-    """The text as the model reads it; None if a server applies its chat template and does not show it."""
     ids: list[int] | None = None
 
 
@@ -31,8 +30,8 @@ class Task:
     benchmark: str
     question_id: str
     prompt: Prompt
+    # Sample indices, ascending; may be empty: the question is there so that batches are always cut alike.
     missing: tuple[int, ...]
-    """Sample indices, ascending; may be empty: the question is there so that batches are always cut alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +43,19 @@ class Sampling:
     max_tokens: int
     n: int
     seed: int
-    top_k: int = 0
-    """Only the k likeliest tokens; 0: all."""
-    min_p: float = 0.0
-    """Only tokens at least this fraction as likely as the likeliest."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that the completion already has."""
+    top_k: int = 0  # Only the k likeliest tokens; 0: all
+    min_p: float = 0.0  # Only tokens at least this fraction as likely as the likeliest
+    presence_penalty: float = 0.0  # Subtracted from the logits of tokens that the completion already has
+    # Divides (multiplies, if negative) the logits of tokens that prompt or completion already have.
     repetition_penalty: float = 1.0
-    """Divides (multiplies, if negative) the logits of tokens that prompt or completion already have."""
-    stop: tuple[str, ...] = ()
-    """A completion ends before the first of these texts outside a thought."""
+    stop: tuple[str, ...] = ()  # A completion ends before the first of these texts outside a thought
 
 
 class Reading(NamedTuple):
     """How completions are read: what of them is thought, and where they end."""
 
-    stop: tuple[str, ...] = ()
-    """As in `Sampling`."""
-    thoughts: tuple[tuple[str, str], ...] = ()
-    """Delimiters of thoughts beside those that `gtpo.rewards.thoughts` knows."""
+    stop: tuple[str, ...] = ()  # As in `Sampling`
+    thoughts: tuple[tuple[str, str], ...] = ()  # Delimiters of thoughts beside those that `gtpo.rewards.thoughts` knows
 
     def plain(self, text: str, prompt: str | None = None) -> str:
         """Return a completion with its thoughts in `<think>`, from where they begin: in its prompt, if known."""
@@ -118,15 +111,12 @@ class Generation(NamedTuple):
     question_id: str
     sample_index: int
     text: str
-    tokens: int | None
-    """Completion tokens, the end token included."""
-    finish_reason: str | None
-    """`stop` or `length`; None for recorded completions that do not say, like tokens and seed."""
+    tokens: int | None  # Completion tokens, the end token included
+    finish_reason: str | None  # `stop` or `length`; None for recorded completions that do not say, like tokens and seed
     seed: int | None
-    error: str | None = None
-    """Why there is no completion: the sample is unscored, and the next call asks for it again."""
+    error: str | None = None  # Why there is no completion: the sample is unscored, and the next call asks for it again
+    # Tokens of the prompt as a server counts them; None if it does not say, or the prompt is known itself.
     prompt_tokens: int | None = None
-    """Tokens of the prompt as a server counts them; None if it does not say, or the prompt is known itself."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -134,34 +124,11 @@ class Generation(NamedTuple):
         return self[:3]
 
 
-class Throughput:
-    """What one worker has done; written by the engine, read by the progress."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.samples, self.tokens, self._began = name, 0, 0, 0.0
-        self.state = ""
-        """Empty while it works; `left out`, if it gets no more questions."""
-
-    def start(self) -> None:
-        """Begin to measure."""
-        self._began = time.monotonic()
-
-    def add(self, generations: Sequence[Generation]) -> None:
-        """Count completions."""
-        self.samples += sum(g.error is None for g in generations)
-        self.tokens += sum(g.tokens or 0 for g in generations)
-
-    def __str__(self) -> str:
-        rate = self.tokens / max(1e-3, time.monotonic() - self._began)
-        return f"{self.name}: {self.samples} samples, {self.state or f'{rate:.0f} tokens/s'}"
-
-
 class Engine(ABC):
     """A source of completions. Created before sampling starts, closed after it."""
 
     name: str
-    _stop_at: float | None = None
-    """When `generate` ends at the latest; None: nobody has asked it to."""
+    _stop_at: float | None = None  # When `generate` ends at the latest; None: nobody has asked it to
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -170,10 +137,6 @@ class Engine(ABC):
     @abstractmethod
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield finished completions of every missing sample; what has been yielded may be stored at once."""
-
-    def throughput(self) -> Sequence[Throughput]:
-        """Return what each model copy or server has done so far; empty if there is one only."""
-        return ()
 
     def running(self) -> tuple[int, int]:
         """Return how many samples it works on, and their tokens so far; the progress asks from another thread."""
@@ -193,6 +156,12 @@ class Engine(ABC):
 
 class EngineStopped(Exception):
     """The engine can give no more (a server died): what has been yielded stays, the rest can be resumed."""
+
+
+def one_line(text: object, limit: int = 300) -> str:
+    """Return a message without line breaks and control characters, cut to `limit`."""
+    printable = "".join(c if c.isprintable() else " " for c in str(text)[: 10 * limit])
+    return " ".join(printable.split())[:limit]
 
 
 def sample_seed(run_seed: int, benchmark: str, question_id: str, sample_index: int) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json, read_json_object
 from gtpo.common.log import LOG
-from gtpo.evalkit.engines.base import Prompt
+from gtpo.evalkit.engines.base import Prompt, one_line
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
 from gtpo.rewards.data.problem import plain_chat_template
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 def _explain(error: Exception, source: str) -> UserError:
-    first = " ".join(str(error).split())[:300]
-    return UserError(f"{source}: cannot be loaded ({type(error).__name__}: {first})")
+    return UserError(f"{source}: cannot be loaded ({type(error).__name__}: {one_line(error)})")
 
 
 def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
@@ -201,7 +200,7 @@ def check_adapter(ref: ModelRef, config: Any) -> None:
         try:
             model = get_peft_model(base, PeftConfig.from_pretrained(str(ref.adapter)))
         except ValueError as error:
-            raise UserError(f"{misfit}: {' '.join(str(error).split())[:200]}") from None
+            raise UserError(f"{misfit}: {one_line(error)}") from None
     known = get_peft_model_state_dict(model, save_embedding_layers=False)
     wanted = {name: list(tensor.shape) for name, tensor in known.items()}
     unused, lost = sorted(there.keys() - wanted.keys() - of_base), sorted(wanted.keys() - there.keys())

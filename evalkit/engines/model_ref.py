@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, StrictInt, StrictStr
+from pydantic import BaseModel
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object
@@ -29,22 +29,15 @@ from gtpo.runs.train_run import RESULTS, TrainFolder, find_train_run
 class ModelRef:
     """Where a model's weights lie and what is known of their making."""
 
-    source: str
-    """Hub name or folder of the (base) weights; the served name for the openai engine."""
-    name: str
-    """What the eval run is called by default."""
-    adapter: Path | None = None
-    """Folder of a LoRA adapter that goes on top of `source`."""
-    train_run: str | None = None
-    """Name of the train run that the weights come from."""
+    source: str  # Hub name or folder of the (base) weights; the served name for the openai engine
+    name: str  # What the eval run is called by default
+    adapter: Path | None = None  # Folder of a LoRA adapter that goes on top of `source`
+    train_run: str | None = None  # Name of the train run that the weights come from
     method: str | None = None
     preset: str | None = None
-    checkpoint: str | None = None
-    """Which weights of the train run: best, final, or a path."""
-    system: str | None = None
-    """System prompt of the train run; None if there is no train run."""
-    max_tokens: int | None = None
-    """Longest completion of the train run."""
+    checkpoint: str | None = None  # Which weights of the train run: best, final, or a path
+    system: str | None = None  # System prompt of the train run; None if there is no train run
+    max_tokens: int | None = None  # Longest completion of the train run
     warnings: tuple[str, ...] = field(default=())
 
     @property
@@ -110,25 +103,12 @@ def content_hashes(ref: ModelRef) -> dict[str, str | None]:
     }
 
 
-class _Dataset(BaseModel):
-    system_instruction: StrictStr | None = None
-
-
-class _Training(BaseModel):
-    max_completion_length: StrictInt | None = None
-    max_prompt_length: StrictInt | None = None
-
-
-class _Model(BaseModel):
-    max_seq_length: StrictInt | None = None
-
-
 class _TrainConfig(BaseModel):
-    """What matters here of a train run's config.yaml."""
+    """What matters here of a train run's config.yaml, which gtpo train has written."""
 
-    dataset: _Dataset = _Dataset()
-    training: _Training = _Training()
-    model: _Model = _Model()
+    dataset: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    model: dict[str, Any] = {}
 
 
 def _weights(folder: Path, **known: Any) -> ModelRef:
@@ -155,10 +135,11 @@ def _weights(folder: Path, **known: Any) -> ModelRef:
 def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
     known = read_yaml(run.config_yaml, "a mapping of sections") if run.config_yaml.is_file() else ({}, {})
     config = validate_yaml(_TrainConfig, run.config_yaml, *known)
+    dataset, training, model = config.dataset, config.training, config.model
     chosen = run.weights(checkpoint)
-    max_tokens, prompt = config.training.max_completion_length, config.training.max_prompt_length
-    if max_tokens is None and config.model.max_seq_length is not None and prompt is not None:
-        max_tokens = config.model.max_seq_length - prompt
+    max_tokens = training.get("max_completion_length")
+    if max_tokens is None and {"max_seq_length", "max_prompt_length"} <= {**training, **model}.keys():
+        max_tokens = model["max_seq_length"] - training["max_prompt_length"]  # as the authors' own configs say it
     warnings: tuple[str, ...] = ()
     name = run.root.name
     if run.status != "finished":
@@ -171,7 +152,7 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
         method=run.document.get("method"),
         preset=run.document.get("preset"),
         checkpoint=chosen.name if chosen.parent in (run.root, run.checkpoints) else str(chosen),
-        system=config.dataset.system_instruction,
+        system=dataset.get("system_instruction"),
         max_tokens=max_tokens,
         warnings=warnings,
     )

@@ -2,30 +2,29 @@
 
 One streamed request per sample, each with the sample's seed; all servers take from one queue, at most `concurrency` at
 a time each. A request that fails in a way that may pass is sent again with growing pauses, to another server if there
-is one; a server that fails gets half as many at a time, and refused for the rate (429) it has a pause too. A sample
-that keeps failing is handed on with its error. A server that answers nothing is left out; without another the engine
-stops. The key comes from the environment, goes into the request header and nowhere
-else.
-
-aiohttp is the client: streamed, it takes 0.5 ms of processor time for a completion of 64 tokens; httpx takes 5 ms
-and the openai package 9 ms.
+is one; a server that fails gets half as many at a time, and one that refuses for the rate (429) has a pause too. A
+sample that keeps failing is handed on with its error. A server that answers nothing is left out; without another the
+engine stops. The key comes from the environment, goes into the request header and nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import email.utils
 import hashlib
 import json
 import queue
 import random
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, NamedTuple
 
+# aiohttp is the client: a streamed completion of 64 tokens takes it 0.5 ms of processor time, httpx 5 ms, openai 9 ms.
 import aiohttp
 
 from gtpo.common.errors import UserError
@@ -38,43 +37,209 @@ from gtpo.evalkit.engines.base import (
     Reading,
     Sampling,
     Task,
-    Throughput,
+    finish_word,
+    one_line,
     sample_seed,
 )
-from gtpo.evalkit.engines.model_ref import ModelRef
-from gtpo.evalkit.engines.openai_reply import Answer, Reply, RequestError, one_line, refused
-from gtpo.evalkit.engines.openai_request import (
-    Access,
-    Dialect,
-    Unreachable,
-    apart,
-    card_of,
-    list_models,
-    not_listed,
-    refusal,
-)
+from gtpo.evalkit.engines.openai_request import Dialect, Servers, apart, refusal
 from gtpo.rewards.thoughts import unfinished
 
+# Between two looks at the queue; within what time a server must say its version.
 TICK_S, PROBE_S = 0.1, 5.0
-"""Between two looks at the queue; within what time a server must list its models."""
 
+# Before another attempt; it doubles with each.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
-"""Before another attempt; it doubles with each."""
 
+# So many failures in a row (or as many as requests are in flight, if more) say that a server answers nothing. Samples of
+# one question that are refused for good count once.
 ALL_FAILED = 16
-"""So many failures in a row (or as many as requests are in flight, if more) say that a server answers nothing. Samples
-of one question that are refused for good count once."""
 
+# When the engine stops by itself, requests in flight may still be answered for so long.
 DRAIN_S = 30.0
-"""When the engine stops by itself, requests in flight may still be answered for so long."""
 
+# Requests that are sent before all others, of so many tokens, and how long an answer may take.
 CANARIES, CANARY_TOKENS, CANARIES_S = 2, 48, 20.0
-"""Requests that are sent before all others, of so many tokens, and how long an answer may take."""
 
+# Share of the completions from which on something is worth a warning.
 SOME = 0.05
-"""Share of the completions from which on something is worth a warning."""
 
 _JSON = {"Content-Type": "application/json"}
+
+# Most that a Retry-After header is followed.
+LONGEST_WAIT_S = 120.0
+
+# Client errors that pass; every other one stays.
+_TRY_AGAIN = (408, 409, 425, 429)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(eq=False)
+class RequestError(Exception):
+    """A request without a completion.
+
+    passing: another attempt may help. pause_s: what the server asks to wait. status: the HTTP status, if there was an
+    answer. text: what there is of the completion.
+    """
+
+    message: str
+    _: KW_ONLY
+    passing: bool = False
+    pause_s: float = 0.0
+    status: int | None = None
+    text: str = ""
+
+
+class Reply(NamedTuple):
+    """A completion as the server gave it."""
+
+    text: str
+    tokens: int | None
+    finish_reason: str
+    model: str | None = None  # The model that answered, as the server names it
+    prompt_tokens: int | None = None
+    only_thought: bool = False  # Whether all of it came as `reasoning_content`, though it ended by itself
+
+
+class Answer:
+    """A completion that is being received. `feed` it what comes; `reply` when that is all. Both raise RequestError."""
+
+    def __init__(self) -> None:
+        self.deltas = 0  # Events that brought something: about as many as tokens
+        self._rest = self._data = b""  # The line that has begun, and the data of the event that has begun
+        self._whole: list[bytes] = []  # Lines that belong to no event: a whole body, whatever its content type says
+        self._events = 0
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._usage: dict[str, Any] = {}
+        self._reason: str | None = None
+        self._model: str | None = None
+
+    def feed(self, part: bytes) -> None:
+        """Take bytes of the body."""
+        if b"\n" not in part and b"\r" not in part:
+            self._rest += part
+            return
+        *lines, self._rest = (self._rest + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            self._line(line)
+
+    def _line(self, line: bytes) -> None:
+        """Take one line of a stream. An event may have its JSON on several; servers may leave out the blank one."""
+        line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.startswith(b"data:"):
+            self._events += 1
+            self._data += (b"\n" if self._data else b"") + line[5:].strip()
+            if self._data in (b"[DONE]", b""):
+                self._data = b""
+                return
+            with contextlib.suppress(ValueError, RecursionError):
+                self._add(json.loads(self._data))
+                self._data = b""
+        elif line.strip():
+            self._whole.append(line)
+        elif self._data:
+            raise self._malformed(f"no JSON: {one_line(self._data.decode('utf-8', 'replace'))[:60]}")
+
+    def _malformed(self, why: str) -> RequestError:
+        return RequestError(f"malformed answer: {why}", passing=True, text=self.text())
+
+    def _add(self, event: Any) -> None:
+        """Take one event, or a whole body."""
+        try:
+            if (error := event.get("error")) is not None:
+                message = error.get("message", error) if isinstance(error, dict) else error
+                raise RequestError(f"the server broke off: {one_line(message)}", passing=True, text=self.text())
+            self._model = event.get("model") or self._model
+            self._usage |= event.get("usage") or {}
+            for choice in event.get("choices") or ():
+                if not choice.get("index"):  # one was asked for
+                    self._reason = choice.get("finish_reason") or self._reason
+                    self._take(choice.get("delta") or choice.get("message") or {"content": choice.get("text")})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise self._malformed(one_line(f"{type(error).__name__}: {error}")) from None
+
+    def _take(self, message: dict[str, Any]) -> None:
+        content = message.get("content") or message.get("refusal") or ""
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        if isinstance(content, list):  # parts: text, or thoughts that have parts of their own
+            thought = "".join(_joined(part.get("thinking")) for part in content) or thought
+            content = _joined(content)
+        if not (isinstance(content, str) and isinstance(thought, str)):
+            raise TypeError(f"content is {type(content).__name__}")
+        self.deltas += bool(content or thought)
+        self._texts.append(content)
+        self._thoughts.append(thought)
+
+    def text(self) -> str:
+        """Return what there is of the completion, thoughts in their tags."""
+        text, thoughts = "".join(self._texts), "".join(self._thoughts)
+        if thoughts:
+            ended = text or finish_word(str(self._reason)) == "stop"
+            text = f"<think>{thoughts}</think>{text}" if ended else f"<think>{thoughts}"
+        if _SURROGATE.search(text):  # a character may come as two events with half of it each
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return text
+
+    def reply(self) -> Reply:
+        """Return the whole completion."""
+        self._line(self._rest)
+        self._line(b"")
+        if not self._events:
+            try:
+                self._add(json.loads(b"\n".join(self._whole) or b"{}"))
+            except (ValueError, RecursionError) as error:
+                raise self._malformed(one_line(error)) from None
+            self.deltas = 0  # a whole body is no event
+        text, word = self.text(), finish_word(str(self._reason))
+        if word == "refused":
+            raise RequestError(f"the server withheld the completion (finish_reason {self._reason})", text=text)
+        if word not in ("stop", "length"):
+            said = f"the completion was not finished (finish_reason {self._reason})"
+            raise RequestError(
+                said if self._events or self._texts else "malformed answer: no choices", passing=True, text=text
+            )
+        written, read = (_count(self._usage.get(name)) for name in ("completion_tokens", "prompt_tokens"))
+        only_thought = word == "stop" and any(self._thoughts) and not "".join(self._texts).strip()
+        return Reply(text, written, word, self._model, read, only_thought)
+
+
+def _joined(content: Any) -> str:
+    """Return the text of parts; text itself stays."""
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(part.get("text") or "" for part in content)
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
+
+
+def refused(status: int, headers: Any, body: str) -> RequestError:
+    """Return the error in an HTTP answer whose status is not 200."""
+    if 300 <= status < 400:
+        where = one_line(headers.get("location", "?"))
+        return RequestError(f"HTTP {status}: it redirects to {where}; --base-url takes that address", status=status)
+    text = body[:10_000]
+    with contextlib.suppress(ValueError, RecursionError, AttributeError):
+        found = json.loads(text)
+        inner = found.get("error", found)
+        text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
+    return RequestError(
+        f"HTTP {status}: {one_line(text)}",
+        passing=(status >= 500 or status in _TRY_AGAIN) and "insufficient_quota" not in body,
+        pause_s=_retry_after(headers.get("retry-after", "")),
+        status=status,
+    )
+
+
+def _retry_after(value: str) -> float:
+    """Seconds of a Retry-After header: a number or a date; 0 if it says nothing that can be read."""
+    with contextlib.suppress(ValueError):
+        return min(LONGEST_WAIT_S, max(0.0, float(value)))
+    with contextlib.suppress(ValueError, TypeError):
+        return min(LONGEST_WAIT_S, max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time()))
+    return 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -84,11 +249,9 @@ class _Request:
     task: Task
     index: int
     seed: int
-    attempts: int = 0
-    """Those that failed; a refusal for the rate is none."""
+    attempts: int = 0  # Those that failed; a refusal for the rate is none
     failed_at: set[str] = field(default_factory=set)
-    stop: bool = True
-    """Whether the stop texts are sent."""
+    stop: bool = True  # Whether the stop texts are sent
     answer: Answer = field(default_factory=Answer)
 
 
@@ -96,19 +259,15 @@ class _Server:
     """One server and what is known of it."""
 
     def __init__(self, url: str, most: int) -> None:
+        # `limit`: requests in flight now; halved by failures, and back by one a round trip.
         self.url, self.most, self.limit = url, most, float(most)
-        """`limit`: requests in flight now; halved by failures, and back by one a round trip."""
-        self.dialect, self.throughput = Dialect(url), Throughput(url)
-        self.out: str | None = None
-        """Why it gets no requests now."""
-        self.unlisted = ""
-        """What to say if it does not know the model after all: it does not list it."""
+        self.dialect = Dialect(url)
+        self.out: str | None = None  # Why it gets no requests now
+        self.unlisted = ""  # What to say if it does not know the model after all: it does not list it
         self.workers: list[asyncio.Task[None]] = []
         self.pause_until = self.halved_at = 0.0
-        self.full_since: float | None = None
-        """When it refused for the rate (429), if nothing of a completion has come since."""
-        self.failures: set[tuple[Any, ...]] = set()
-        """Those in a row."""
+        self.full_since: float | None = None  # since when it refuses for the rate (429) and sends nothing
+        self.failures: set[tuple[Any, ...]] = set()  # those in a row
         self.served = self.refusals = 0
         self.model: str | None = None
 
@@ -121,53 +280,46 @@ class _Server:
     def accepted(self) -> None:
         """Note an answer."""
         self.limit = min(self.most, self.limit + 1 / self.limit)
-        self.refusals = 0
+        self.refusals, self.served = 0, self.served + 1
         self.failures.clear()
 
 
 class OpenAIEngine(Engine):
-    """Samples from the servers at `urls`, e.g. http://127.0.0.1:8000/v1.
+    """Samples from servers, e.g. at http://127.0.0.1:8000/v1.
 
-    concurrency: most requests in flight at each. retries: attempts after the first. wait_s: for how long no server may
-    answer at the start. body: further fields of every request. first: questions for the canaries.
-
-    Raises UserError if no server can be reached, or one refuses the key.
+    concurrency: most requests in flight at each. retries: attempts after the first. body: further fields of every
+    request. first: questions for the canaries.
     """
 
     name = "openai"
 
     def __init__(
         self,
-        ref: ModelRef,
+        servers: Servers,
         sampling: Sampling,
-        urls: Sequence[str],
-        access: Access,
         *,
         concurrency: int = 64,
         retries: int = 5,
-        wait_s: float = 0.0,
         body: dict[str, Any] | None = None,
         first: Sequence[Task] = (),
         thoughts: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        self.ref, self.sampling, self.access, self._first = ref, sampling, access, first[:1]
+        self.ref, self.sampling, self.access, self._first = servers.ref, sampling, servers.access, first[:1]
         self._concurrency, self._retries, self._body = concurrency, retries, body or {}
         self._reading = Reading(sampling.stop, thoughts)
         self._sends_stop = True
-        self.servers = {url: _Server(url, concurrency) for url in urls}
-        for url, listed in list_models(urls, access, wait_s).items():
-            server = self.servers[url]
-            if isinstance(listed, Unreachable):
-                server.out = str(listed)
-                LOG.warning("no server answers at %s (%s): left out", url, listed)
+        self.servers = {url: _Server(url, concurrency) for url in servers.urls}
+        for url, server in self.servers.items():
+            if isinstance(why := servers.listed[url], str):
+                server.out = why
+                LOG.warning("no server answers at %s (%s): left out", url, why)
                 continue
-            server.dialect.owner = str(card_of(listed, ref.served_name).get("owned_by", ""))
-            server.unlisted = not_listed(url, listed, ref)
+            server.dialect.owner = str(servers.card(url).get("owned_by", ""))
+            server.unlisted = servers.not_listed(url)
             if server.unlisted:
                 LOG.warning("%s. It is asked all the same", server.unlisted)
         self._results: queue.SimpleQueue[list[Generation] | None] = queue.SimpleQueue()
-        self._lot: list[Generation] = []
-        """What has come since the last of `_results`."""
+        self._lot: list[Generation] = []  # What has come since the last of `_results`
         self._in_flight: set[_Request] = set()
         self._thread: threading.Thread | None = None
         self._fatal: Exception | None = None
@@ -177,15 +329,10 @@ class OpenAIEngine(Engine):
 
     def describe(self) -> dict[str, Any]:
         """Return name, the servers' addresses, what they say of themselves, and what the canaries brought."""
-        said, texts = apart(self._ask_first())
+        versions, texts = apart(self._ask_first())
         if self._fatal is not None:
             raise self._fatal
         servers = self.servers.values()
-        versions = package_versions("aiohttp")
-        if said:
-            versions["server"] = ", ".join(sorted(set(said.values())))
-        if len(set(said.values())) > 1:
-            LOG.warning("the servers run different versions: %s", ", ".join(f"{u} {v}" for u, v in said.items()))
         models = {server.url: server.model for server in servers if server.model is not None}
         if len(set(models.values())) > 1:
             names = "; ".join(f"{url} answers as {model}" for url, model in models.items())
@@ -211,23 +358,23 @@ class OpenAIEngine(Engine):
         }
         return {
             "name": self.name,
-            "versions": versions,
+            "versions": package_versions("aiohttp") | ({"server": ", ".join(sorted(versions))} if versions else {}),
             "hardware": None,
             "base_urls": list(self.servers),
             **({"canaries": found} if texts else {}),
             **({"parameters_left_out": by_default} if by_default else {}),
         }
 
-    async def _ask_first(self) -> tuple[dict[str, str], dict[str, list[str]]]:
-        """Return url -> version of the server, and url -> the texts of the canaries, by seed."""
-        said: dict[str, str] = {}
+    async def _ask_first(self) -> tuple[set[str], dict[str, list[str]]]:
+        """Return the versions of the servers, and url -> the texts of the canaries, by seed."""
+        versions: set[str] = set()
         texts: dict[str, list[str]] = {}
 
         async def version(server: _Server) -> None:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
                 timeout = aiohttp.ClientTimeout(total=PROBE_S)
                 async with self._session.get(f"{server.url.removesuffix('/v1')}/version", timeout=timeout) as answer:
-                    said[server.url] = one_line(str(json.loads(await answer.read())["version"]))
+                    versions.add(one_line(json.loads(await answer.read())["version"]))
 
         async def try_out(server: _Server, task: Task) -> None:
             found = []
@@ -249,13 +396,9 @@ class OpenAIEngine(Engine):
             await asyncio.gather(
                 *map(version, there), *(try_out(server, task) for server in there for task in self._first)
             )
-        return said, texts
+        return versions, texts
 
     # -- sampling ------------------------------------------------------------------------------------------------------
-
-    def throughput(self) -> Sequence[Throughput]:
-        """Return what each of several servers has done."""
-        return [server.throughput for server in self.servers.values()] if len(self.servers) > 1 else ()
 
     def running(self) -> tuple[int, int]:
         """Return how many requests are in flight, and the tokens that have come of them."""
@@ -265,8 +408,6 @@ class OpenAIEngine(Engine):
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once no server is left."""
         self._fatal, self._stop_at = None, None
-        for server in self.servers.values():
-            server.throughput.start()
         self._thread = threading.Thread(target=self._run, args=(tasks,), name="openai", daemon=True)
         self._thread.start()
         while (lot := self._results.get()) is not None:
@@ -313,9 +454,9 @@ class OpenAIEngine(Engine):
         self._waiting = deque(self._request(task, index) for task in tasks for index in task.missing)
         self._left = len(self._waiting)
         connections = self._concurrency * len(self.servers) + 8
-        async with self.access.session(connections) as self._session, asyncio.TaskGroup() as self._group:
+        async with self.access.session(connections) as self._session, asyncio.TaskGroup() as group:
             for server in self._in():
-                self._start(server)
+                server.workers = [group.create_task(self._work(server, place)) for place in range(self._concurrency)]
             while self._left and (self._stop_at is None or (self._in_flight and time.monotonic() < self._stop_at)):
                 await asyncio.sleep(TICK_S)
                 if self._completed:  # until then, failures may be one mistake of the command's
@@ -323,9 +464,6 @@ class OpenAIEngine(Engine):
             for server in self.servers.values():
                 for worker in server.workers:
                     worker.cancel()
-
-    def _start(self, server: _Server) -> None:
-        server.workers = [self._group.create_task(self._work(server, place)) for place in range(self._concurrency)]
 
     def _hand_over(self) -> None:
         if self._lot:
@@ -371,7 +509,6 @@ class OpenAIEngine(Engine):
                 self._failed(server, request, error)
             return
         server.accepted()
-        server.served += 1
         if request.stop and reply.finish_reason == "stop" and self._reading.stop:
             text = self._reading.plain(reply.text, request.task.prompt.text)
             if unfinished(text):  # a stop text ended it in its thought: from now on they are applied here only
@@ -380,15 +517,16 @@ class OpenAIEngine(Engine):
                 return
         self._completed += 1
         self._only_thought += reply.only_thought
-        self._hand_on(server, request, reply)
+        self._hand_on(request, reply)
 
-    def _hand_on(self, server: _Server, request: _Request, reply: Reply, error: str | None = None) -> None:
+    def _hand_on(self, request: _Request, reply: Reply, error: str | None = None) -> None:
         """Hand on a sample, completed or failed."""
         key = request.task.benchmark, request.task.question_id, request.index
-        text, tokens, reason, _, read, _ = reply
-        self._lot.append(Generation(*key, self.access.redact(text), tokens, reason, request.seed, error, read))
+        text = self.access.redact(reply.text)
+        self._lot.append(
+            Generation(*key, text, reply.tokens, reply.finish_reason, request.seed, error, reply.prompt_tokens)
+        )
         self._left -= 1
-        server.throughput.add(self._lot[-1:])
 
     def _pause(self, server: _Server, request: _Request, error: RequestError) -> None:
         """Give a server that refuses for the rate a pause; the request has not failed."""
@@ -421,7 +559,7 @@ class OpenAIEngine(Engine):
             asyncio.get_running_loop().call_later(pause, self._waiting.appendleft, request)
         elif self._stop_at is None or not error.passing:
             reason = "error" if error.passing else "refused"
-            self._hand_on(server, request, Reply(error.text, None, reason), text)
+            self._hand_on(request, Reply(error.text, None, reason), text)
         if len(server.failures) >= max(ALL_FAILED, self._concurrency):
             if not server.served and not error.passing:
                 self._halt(UserError(f"{url} refuses every request ({text})"))
@@ -438,7 +576,7 @@ class OpenAIEngine(Engine):
         """Give a server no more requests; those that are in flight there go to the others, if there are any."""
         if server.out is not None:
             return
-        server.out, server.throughput.state = why, "left out"
+        server.out = why
         LOG.warning("%s is left out: %s", server.url, why)
         if not self._in():
             reasons = "; ".join(f"{other.url}: {other.out}" for other in self.servers.values())
@@ -464,20 +602,23 @@ class OpenAIEngine(Engine):
             request.answer = Answer()
             status, headers, body = await self._post(server, sent, request.answer)
             if status == 200:
-                return self._checked(server, request.answer)
-            if status not in (401, 403, 404, 429) and dialect.learn(sent, body.decode("utf-8", "replace")):
-                continue
-            raise refused(status, headers, self.access.redact(body.decode("utf-8", "replace")).encode())
+                break
+            text = self.access.redact(body.decode("utf-8", "replace"))
+            if status in (401, 403, 404, 429) or not dialect.learn(sent, text):
+                raise refused(status, headers, text)
+        reply = request.answer.reply()
+        model = one_line(reply.model or "")
+        if model and server.model not in (None, model):
+            raise RequestError(f'another model answers: "{model}", no longer "{server.model}"', passing=True)
+        server.model = model or server.model
+        return reply
 
-    async def _post(self, server: _Server, sent: Any, answer: Answer) -> Any:
+    async def _post(self, server: _Server, sent: Any, answer: Answer) -> tuple[int, Any, bytes]:
         """Return status, headers and, of an error, the body; a completion goes into `answer`."""
-        url, data, body = (
-            f"{server.url}/{'completions' if 'prompt' in sent else 'chat/completions'}",
-            json.dumps(sent),
-            bytearray(),
-        )
+        url = f"{server.url}/{'completions' if 'prompt' in sent else 'chat/completions'}"
+        data, body = json.dumps(sent).encode(), bytearray()
         try:
-            async with self._session.post(url, data=data.encode(), headers=_JSON, allow_redirects=False) as response:
+            async with self._session.post(url, data=data, headers=_JSON, allow_redirects=False) as response:
                 async for part in response.content.iter_any():
                     if response.status == 200:
                         server.full_since = None
@@ -492,15 +633,6 @@ class OpenAIEngine(Engine):
         except (aiohttp.ClientError, ValueError) as error:
             what = one_line(f"{type(error).__name__}: {error}")
         raise RequestError(what, passing=True, text=answer.text())
-
-    def _checked(self, server: _Server, answer: Answer) -> Reply:
-        """Return the completion, if the model that it is of is the one that has answered so far."""
-        reply = answer.reply()
-        model = one_line(str(reply.model or ""))
-        if model and server.model not in (None, model):
-            raise RequestError(f'another model answers: "{model}", no longer "{server.model}"', passing=True)
-        server.model = model or server.model
-        return reply
 
 
 def _digest(text: str) -> str:

@@ -18,22 +18,22 @@ import aiohttp
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.log import LOG
-from gtpo.evalkit.engines.base import Prompt, Sampling
+from gtpo.evalkit.engines.base import Prompt, Sampling, one_line
 from gtpo.evalkit.engines.model_ref import ModelRef, serve_command
-from gtpo.evalkit.engines.openai_reply import one_line
 
 CONNECT_S = 10.0
+
+# While no server answers at the start, they are asked so often.
 POLL_S = 1.0
-"""While no server answers at the start, they are asked so often."""
 
+# A shorter key is not taken out of what a server echoes: it may be part of any word.
 SHORTEST_KEY = 4
-"""Characters of a key that is taken out of what a server echoes."""
 
+# What a proxy says of a server that is not there.
 GONE = (502, 503, 504)
-"""What a proxy says of a server that is not there."""
 
+# Requests for rendered prompts, and how long a server has to answer one.
 AT_ONCE, ANSWER_S = 16, 5.0
-"""Requests for rendered prompts, and how long a server has to answer one."""
 
 _T = TypeVar("_T")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -46,10 +46,8 @@ class Access:
     variable: str
     key: str
     headers: dict[str, str]
-    timeout_s: float
-    """Seconds without anything new after which a request has failed."""
-    total_s: float
-    """Seconds after which it has failed in any case."""
+    timeout_s: float  # Seconds without anything new after which a request has failed
+    total_s: float  # Seconds after which it has failed in any case
 
     def redact(self, text: str) -> str:
         """Take the key, and the values of further headers, out of what a server echoes."""
@@ -129,53 +127,26 @@ def _checked(url: str, key_name: str) -> str:
     return url.rstrip("/")
 
 
-class Unreachable(Exception):
-    """Nothing answers at a server's address."""
+class Servers:
+    """The servers of a run: their addresses, how they are asked, and what each lists of its models.
 
-
-async def listed_models(
-    session: aiohttp.ClientSession, url: str, timeout_s: float, access: Access
-) -> list[dict[str, Any]]:
-    """Return what a server lists under /models; empty if it does not list its models.
-
-    Raises Unreachable; UserError if it refuses the key.
-    """
-    try:
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
-        async with session.get(f"{url}/models", timeout=timeout) as response:
-            status, body = response.status, await response.read()
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise Unreachable(access.redact(f"{type(error).__name__}: {one_line(str(error))}")) from None
-    if status in GONE:
-        raise Unreachable(f"HTTP {status}")
-    if status in (401, 403):
-        raise UserError(refusal(url, access, status, ""))
-    try:
-        listed = json.loads(body)["data"] if status == 200 else []
-        return [entry for entry in listed if isinstance(entry, dict) and "id" in entry]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return []
-
-
-def list_models(
-    urls: Sequence[str], access: Access, wait_s: float = 0.0
-) -> dict[str, list[dict[str, Any]] | Unreachable]:
-    """Return URL -> what the server lists, or why it cannot be reached.
-
-    Waits up to wait_s for one that can. UserError if none can be, or one refuses the key.
+    given: the values of --base-url. Waits up to wait_s for a server that answers. Raises UserError if none does, or one
+    refuses the key.
     """
 
-    async def ask_all() -> dict[str, list[dict[str, Any]] | Unreachable]:
+    def __init__(self, ref: ModelRef, given: Sequence[str], access: Access, wait_s: float = 0.0) -> None:
+        self.ref, self.access = ref, access
+        self.urls = server_urls(ref, given, access.variable)
+        # URL -> what it lists, or why it cannot be reached.
+        self.listed: dict[str, list[dict[str, Any]] | str] = apart(self._ask_all(wait_s))
+
+    async def _ask_all(self, wait_s: float) -> dict[str, list[dict[str, Any]] | str]:
         end, told = time.monotonic() + wait_s, False
-        async with access.session() as session:
+        async with self.access.session() as session:
             while True:
-                asked = (listed_models(session, url, 30.0, access) for url in urls)
-                answers = await asyncio.gather(*asked, return_exceptions=True)
-                for answer in answers:
-                    if isinstance(answer, BaseException) and not isinstance(answer, Unreachable):
-                        raise answer
-                found: dict[str, Any] = dict(zip(urls, answers, strict=True))
-                if not all(isinstance(answer, Unreachable) for answer in answers):
+                answers = await asyncio.gather(*(self._ask(session, url) for url in self.urls))
+                found = dict(zip(self.urls, answers, strict=True))
+                if not all(isinstance(answer, str) for answer in answers):
                     return found
                 if time.monotonic() > end:
                     raise UserError("; ".join(f"no server answers at {url} ({why})" for url, why in found.items()))
@@ -184,32 +155,93 @@ def list_models(
                 told = True
                 await asyncio.sleep(POLL_S)
 
-    return apart(ask_all())
+    async def _ask(self, session: aiohttp.ClientSession, url: str) -> list[dict[str, Any]] | str:
+        """Return what a server lists under /models, nothing if it has no such list, or why it is not there."""
+        try:
+            timeout = aiohttp.ClientTimeout(total=30.0, sock_connect=CONNECT_S)
+            async with session.get(f"{url}/models", timeout=timeout) as response:
+                status, body = response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            return self.access.redact(f"{type(error).__name__}: {one_line(error)}")
+        if status in GONE:
+            return f"HTTP {status}"
+        if status in (401, 403):
+            raise UserError(refusal(url, self.access, status, ""))
+        try:
+            listed = json.loads(body)["data"] if status == 200 else []
+            return [entry for entry in listed if isinstance(entry, dict) and "id" in entry]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return []
+
+    def card(self, url: str) -> dict[str, Any]:
+        """Return what a server lists of the model; empty if it does not list it (aliases, deployments, wildcards)."""
+        listed = self.listed[url]
+        return {} if isinstance(listed, str) else card_of(listed, self.ref.served_name)
+
+    def not_listed(self, url: str) -> str:
+        """Return what to tell if a server does not list the model; empty if it lists it, or nothing at all."""
+        served = [str(entry["id"]) for entry in self.listed[url] if isinstance(entry, dict)]
+        if not served or self.card(url):
+            return ""
+        command = serve_command(self.ref)
+        start = f". For this run start it with: {command}" if command else ""
+        name = self.ref.served_name
+        return (
+            f'{url} does not list "{name}".{did_you_mean(name, served)} '
+            f"It lists: {', '.join(map(one_line, served[:8]))}{start}"
+        )
+
+    def context(self) -> int | None:
+        """Return the tokens that the model takes on every server, as they list it; None if no server says."""
+        cards = [(self.card(url), listed) for url, listed in self.listed.items() if not isinstance(listed, str)]
+        return min((length for card, listed in cards if (length := card_context(card, listed))), default=None)
+
+    def rendered(self, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None) -> dict[_Key, Prompt]:
+        """Return the prompts with text and tokens as the first server renders them, else as they are."""
+        root = self.urls[0].removesuffix("/v1")
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
+
+        async def ask_all() -> dict[_Key, Prompt]:
+            gate = asyncio.Semaphore(AT_ONCE)
+
+            async def post(path: str, **said: Any) -> dict[str, Any]:
+                body = {"model": self.ref.served_name, **said}
+                async with session.post(f"{root}/{path}", json=body, timeout=timeout, allow_redirects=False) as answer:
+                    answer.raise_for_status()
+                    found: dict[str, Any] = await answer.json(content_type=None)
+                    return found
+
+            async def ask(prompt: Prompt) -> Prompt:
+                said: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+                async with gate:
+                    found = await post("tokenize", **said, **({"chat_template_kwargs": kwargs} if kwargs else {}))
+                    ids = [int(token) for token in found["tokens"]]
+                    text = prompt.text if prompt.text is not None else (await post("detokenize", tokens=ids))["prompt"]
+                    return prompt._replace(text=str(text), ids=ids)
+
+            first, *rest = prompts
+            async with self.access.session(AT_ONCE) as session:
+                try:
+                    # The others only if this one is answered: most servers have no such endpoint.
+                    known = {first: await ask(prompts[first])}
+                    answers = await asyncio.gather(*(ask(prompts[key]) for key in rest))
+                except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+                    return dict(prompts)
+                return known | dict(zip(rest, answers, strict=True))
+
+        return apart(ask_all())
 
 
 def card_of(listed: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return what a server lists of a model; empty if it does not list it (aliases, deployments, wildcards)."""
+    """Return what is listed of a model; empty if nothing is."""
     return next((card for card in listed if card["id"] in (name, f"models/{name}", f"{name}:latest")), {})
 
 
-def not_listed(url: str, listed: Sequence[dict[str, Any]], ref: ModelRef) -> str:
-    """Return what to tell of a model that a server does not list; empty if it lists it, or nothing at all."""
-    served = [str(entry["id"]) for entry in listed]
-    if not served or card_of(listed, ref.served_name):
-        return ""
-    command = serve_command(ref)
-    start = f". For this run start it with: {command}" if command else ""
-    return (
-        f'{url} does not list "{ref.served_name}".{did_you_mean(ref.served_name, served)} '
-        f"It lists: {', '.join(map(one_line, served[:8]))}{start}"
-    )
-
-
+# Fields in which servers say how many tokens a model takes, in its card or one level below.
 _CONTEXT = (
     "max_model_len", "context_length", "loaded_context_length", "max_context_length", "context_window", "n_ctx",
     "max_context_window", "max_seq_len", "context_size", "inputTokenLimit", "max_input_tokens",
 )  # fmt: skip
-"""Fields in which servers say how many tokens a model takes, in its card or one level below."""
 
 
 def card_context(card: Mapping[str, Any], listed: Sequence[dict[str, Any]] = ()) -> int | None:
@@ -224,31 +256,20 @@ def card_context(card: Mapping[str, Any], listed: Sequence[dict[str, Any]] = ())
     return next((length for other in cards if other is not card and (length := card_context(other))), None)
 
 
-def served_context(ref: ModelRef, urls: Sequence[str], access: Access, wait_s: float) -> int | None:
-    """Return the tokens that the model takes on every server, as they list it; None if no server says."""
-    lengths = [
-        length
-        for listed in list_models(urls, access, wait_s).values()
-        if not isinstance(listed, Unreachable)
-        if (length := card_context(card_of(listed, ref.served_name), listed))
-    ]
-    return min(lengths, default=None)
-
-
 # -- what a request holds ----------------------------------------------------------------------------------------------
 
+# Parameters that are left out for a server that does not take them: those without an effect on what is sampled, or with
+# the value that has none (None: whatever the value).
 _NEUTRAL: dict[str, Any] = {
     "seed": None, "stream": None, "stream_options": None, "skip_special_tokens": None, "temperature": 1.0, "top_p": 1.0,
     "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
 }  # fmt: skip
-"""Parameters that are left out for a server that does not take them: those without an effect on what is sampled, or
-with the value that has none (None: whatever the value)."""
 
+# Beyond those that every server takes.
 _EXTRAS = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "skip_special_tokens")
-"""Beyond those that every server takes."""
 
+# owned_by -> what a server takes without a word and does not do: Ollama's /v1 has no such parameters.
 _DEFAULTS_STAY = {"library": ("top_k", "min_p", "repetition_penalty")}
-"""owned_by -> what a server takes without a word and does not do: Ollama's /v1 has no such parameters."""
 
 
 class Dialect:
@@ -258,8 +279,7 @@ class Dialect:
         self.url, self.owner = url, ""
         self.left_out: set[str] = set()
         self._own_only = urlsplit(url).hostname == "api.openai.com"
-        self._renamed = False
-        """Whether it wants max_completion_tokens."""
+        self._renamed = False  # Whether it wants max_completion_tokens
 
     @property
     def by_default(self) -> set[str]:
@@ -303,43 +323,6 @@ class Dialect:
             why = "samples cannot be repeated" if name == "seed" else "its own default holds, eval.json has null for it"
             LOG.warning("%s takes no %s: %s", self.url, name, why)
         return bool(new)
-
-
-def served_prompts(
-    ref: ModelRef, url: str, access: Access, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None
-) -> dict[_Key, Prompt]:
-    """Return the prompts with text and tokens as the server at `url` renders them, else as they are."""
-    root, timeout = url.removesuffix("/v1"), aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
-
-    async def ask_all() -> dict[_Key, Prompt]:
-        gate = asyncio.Semaphore(AT_ONCE)
-
-        async def post(path: str, **said: Any) -> dict[str, Any]:
-            body = {"model": ref.served_name, **said}
-            async with session.post(f"{root}/{path}", json=body, timeout=timeout, allow_redirects=False) as response:
-                response.raise_for_status()
-                found: dict[str, Any] = await response.json(content_type=None)
-                return found
-
-        async def ask(prompt: Prompt) -> Prompt:
-            said: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
-            async with gate:
-                found = await post("tokenize", **said, **({"chat_template_kwargs": kwargs} if kwargs else {}))
-                ids = [int(token) for token in found["tokens"]]
-                text = prompt.text if prompt.text is not None else (await post("detokenize", tokens=ids))["prompt"]
-                return prompt._replace(text=str(text), ids=ids)
-
-        first, *rest = prompts
-        async with access.session(AT_ONCE) as session:
-            try:
-                # The others only if this one is answered.
-                known = {first: await ask(prompts[first])}
-                answers = await asyncio.gather(*(ask(prompts[key]) for key in rest))
-            except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-                return dict(prompts)
-            return known | dict(zip(rest, answers, strict=True))
-
-    return apart(ask_all())
 
 
 def refusal(url: str, access: Access, status: int | None, text: str) -> str:

@@ -21,17 +21,15 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import package_versions
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Sampling, Task, Throughput
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Sampling, Task, one_line
 from gtpo.evalkit.engines.model_ref import ModelRef
 
-RESTARTS = 4
-"""Ray starts a copy again so many times."""
+RESTARTS = 4  # Ray starts a copy again so many times
 
+# A copy has the questions of so many of its batches at a time: enough never to wait, few enough to end together.
 BATCHES = 2
-"""A copy has the questions of so many of its batches at a time: enough never to wait, few enough to end together."""
 
-MOST_CALLS = 1000
-"""Calls that a copy takes at a time; each is one question."""
+MOST_CALLS = 1000  # Calls that a copy takes at a time; each is one question
 
 _TICK_S = 0.2
 
@@ -39,20 +37,16 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no warning about it
     "RAY_worker_niceness": "0",  # Ray's own default is 15
-}
-"""What Ray reads from the environment, unless the user has set it."""
+}  # What Ray reads from the environment, unless the user has set it
 
 
 class ModelCopy:
     """One model copy, an asynchronous actor: each call is one question, and all of them share vLLM's batches."""
 
-    def __init__(
-        self, number: int, ref: ModelRef, sampling: Sampling, longest_prompt: int, options: dict[str, Any]
-    ) -> None:
-        self._number = number
+    def __init__(self, ref: ModelRef, sampling: Sampling, longest_prompt: int, options: dict[str, Any]) -> None:
         self._mistake: UserError | None = None
+        # Sample -> what its call has so far, how many samples that call wants, and what ends it.
         self._calls: dict[tuple[str, str, int], tuple[list[Generation], int, asyncio.Future[None]]] = {}
-        """Sample -> what its call has so far, how many samples that call wants, and what ends it."""
         self._work: asyncio.Task[None] | None = None
         try:
             for folder in (ref.source, ref.adapter):
@@ -70,8 +64,8 @@ class ModelCopy:
             raise self._mistake
         return self._engine.describe(), self._engine.batch
 
-    async def sample(self, question: int, task: Task) -> tuple[int, int, list[Generation]]:
-        """Return the copy's number, the question's place in the run, and all of its missing samples."""
+    async def sample(self, question: int, task: Task) -> tuple[int, list[Generation]]:
+        """Return the question's place in the run, and all of its missing samples."""
         if self._mistake is not None:  # it was started again, and cannot load the model any more
             os._exit(1)
         found: list[Generation] = []
@@ -82,7 +76,7 @@ class ModelCopy:
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._step())
         await whole
-        return self._number, question, found
+        return question, found
 
     async def _step(self) -> None:
         """Do vLLM's steps, one after another; calls come in and go out between them."""
@@ -135,9 +129,7 @@ class RayEngine(Engine):
                 max_restarts=RESTARTS,
                 max_task_retries=-1,  # as often as it is started again
             )
-            numbers = range(1, count + 1)
-            self._copies = [actor.remote(number, ref, sampling, longest_prompt, options) for number in numbers]
-            self._throughput = {number: Throughput(f"copy {number}") for number in numbers}
+            self._copies = [actor.remote(ref, sampling, longest_prompt, options) for _ in range(count)]
             started = ray.get([copy.start.remote() for copy in self._copies])
         except BaseException as error:
             self.close()
@@ -146,7 +138,7 @@ class RayEngine(Engine):
             if isinstance(error, ray.exceptions.RayError):
                 raise UserError(
                     f"a copy of {ref.source} does not start: its process died while it loaded the model "
-                    f"({_in_a_line(error)}); it may not fit into the memory of a node"
+                    f"({one_line(error)}); it may not fit into the memory of a node"
                 ) from None
             raise
         self._described, batch = started[0]
@@ -157,18 +149,12 @@ class RayEngine(Engine):
         versions = {**self._described["versions"], **package_versions("ray")}
         return {**self._described, "versions": versions, "data_parallel_size": len(self._copies)}
 
-    def throughput(self) -> Sequence[Throughput]:
-        """Return what each of several copies has done."""
-        return list(self._throughput.values()) if len(self._copies) > 1 else ()
-
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield the samples of each question as copies finish them. Raises EngineStopped once no copy is left."""
         import ray
         from ray.util import ActorPool
 
         self._stop_at = None
-        for throughput in self._throughput.values():
-            throughput.start()
         pool = ActorPool([copy for _ in range(self._calls) for copy in self._copies])
         left = {place: task for place, task in enumerate(tasks) if task.missing}
         before, why = -1, ""
@@ -180,14 +166,13 @@ class RayEngine(Engine):
                 if not pool.has_next() or (self._stop_at is not None and time.monotonic() > self._stop_at):
                     break
                 try:
-                    number, question, generations = pool.get_next_unordered(timeout=_TICK_S)
+                    question, generations = pool.get_next_unordered(timeout=_TICK_S)
                 except TimeoutError:
                     continue
                 except ray.exceptions.RayError as error:
-                    why = _in_a_line(error)
+                    why = one_line(error)
                     continue
                 del left[question]
-                self._throughput[number].add(generations)
                 yield generations
             if self._stop_at is not None:
                 return
@@ -225,11 +210,11 @@ def _join(address: str | None) -> None:
         except Exception as error:  # on a busy machine its services come up too late; then it raises a bare Exception
             if address is not None:
                 raise
-            LOG.info("Ray did not start (%s): once more", _in_a_line(error))
+            LOG.info("Ray did not start (%s): once more", one_line(error))
             ray.init(**options)
     except Exception as error:
         what = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
-        raise UserError(f"{what} ({_in_a_line(error)})") from None
+        raise UserError(f"{what} ({one_line(error)})") from None
 
 
 def _checked_address(address: str) -> str:
@@ -275,7 +260,3 @@ def _room(copies: int | None, size: int) -> tuple[dict[str, int], int]:
             f"have {there} {kind}s, room for {most}"
         )
     return needed, wanted
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

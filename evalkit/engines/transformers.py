@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
-from gtpo.evalkit.engines.base import Engine, Generation, Reading, Sampling, Task, sample_seed
-from gtpo.evalkit.engines.local import check_all_loaded, context_length, load_config
+from gtpo.evalkit.engines.base import Engine, Generation, Reading, Sampling, Task, one_line, sample_seed
+from gtpo.evalkit.engines.local import check_all_loaded, load_config
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.rewards.completions import decode_completion
 from gtpo.rewards.thoughts import unfinished
@@ -23,11 +23,10 @@ from gtpo.rewards.thoughts import unfinished
 if TYPE_CHECKING:
     import torch
 
-BLOCK = 16
-"""Most samples of one question in one batch."""
+BLOCK = 16  # Most samples of one question in one batch
 
-CPU_ROWS = 256
-"""Rows of a batch on a CPU."""
+# Rows of a batch. On a GPU the key-value cache bounds them; whoever wants speed there has vLLM.
+CPU_ROWS, GPU_ROWS = 256, 64
 
 
 class Batch(NamedTuple):
@@ -38,16 +37,6 @@ class Batch(NamedTuple):
     last: int
 
 
-def sample_blocks(n: int) -> list[tuple[int, int]]:
-    """Return the blocks that hold samples 0..n-1; the last may reach beyond n."""
-    blocks, low = [], 0
-    while low < n:
-        high = low + min(max(low, 1), BLOCK)
-        blocks.append((low, high))
-        low = high
-    return blocks
-
-
 def plan_batches(tasks: Sequence[Task], n: int, rows: int) -> list[Batch]:
     """Cut the samples of a benchmark into batches and return those that still lack a sample.
 
@@ -55,13 +44,15 @@ def plan_batches(tasks: Sequence[Task], n: int, rows: int) -> list[Batch]:
     only: not on n, and not on what is missing.
     """
     ordered = sorted(tasks, key=lambda task: (-len(task.prompt.ids or ()), task.question_id))
-    batches = []
-    for low, high in sample_blocks(n):
+    batches, low = [], 0
+    while low < n:
+        high = low + min(max(low, 1), BLOCK)  # it may reach beyond n: a raised n has the same batches
         width = max(1, rows // (high - low))
         for start in range(0, len(ordered), width):
             chunk = ordered[start : start + width]
             if any(low <= index < high for task in chunk for index in task.missing):
                 batches.append(Batch(chunk, low, high))
+        low = high
     return batches
 
 
@@ -70,7 +61,7 @@ class _Stopped(Exception):
 
 
 class TransformersEngine(Engine):
-    """Samples with transformers. `rows` is the batch size, taken from the device's memory if it is None."""
+    """Samples with transformers. `rows` is the batch size."""
 
     name = "transformers"
 
@@ -113,30 +104,13 @@ class TransformersEngine(Engine):
 
                 model = PeftModel.from_pretrained(model, str(ref.adapter))
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise UserError(
-                f"{ref.adapter or ref.source}: cannot be loaded ({' '.join(str(error).split())[:300]})"
-            ) from None
+            raise UserError(f"{ref.adapter or ref.source}: cannot be loaded ({one_line(error)})") from None
         self.model = model.to(self.device).eval()
-        self._watch: _Watch | None = None
-        """Of the batch that is sampled."""
-        self.rows = rows or self._default_rows()
+        self._watch: _Watch | None = None  # Of the batch that is sampled
+        self.rows = rows or (CPU_ROWS if self.device.type == "cpu" else GPU_ROWS)
         ends = getattr(self.model.generation_config, "eos_token_id", None)
         self.end_ids = sorted({*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None})
         self.model.generation_config = type(self.model.generation_config)()  # `generate` fills in what it holds
-
-    def _default_rows(self) -> int:
-        """Rows whose key-value cache takes at most half of the memory that is free on the GPU."""
-        import torch
-
-        if self.device.type == "cpu":
-            return CPU_ROWS
-        text = self.config.get_text_config()
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        per_token = 2 * text.num_hidden_layers * heads * size * (4 if self.dtype == "float32" else 2)
-        length = min(context_length(self.config) or 4096, self.sampling.max_tokens + 512)
-        free, _ = torch.cuda.mem_get_info()
-        return max(BLOCK, min(1024, int(free * 0.5 / (per_token * length)) // BLOCK * BLOCK))
 
     def describe(self) -> dict[str, Any]:
         """Return name, versions, hardware, and the batch rows that the samples' rounding depends on."""
@@ -294,9 +268,7 @@ def _presence_penalty(sampling: Sampling, width: int) -> Callable[..., torch.Ten
     """Return a logits processor that lowers the tokens that a completion has already; width: of the prompts."""
 
     def penalise(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        seen = torch.zeros_like(scores).scatter_(1, ids[:, width:], 1.0)
+        seen = scores.new_zeros(scores.shape).scatter_(1, ids[:, width:], 1.0)
         return scores - sampling.presence_penalty * seen
 
     return penalise

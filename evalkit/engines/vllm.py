@@ -18,16 +18,14 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vllm
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Reading, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Reading, Sampling, Task, one_line, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
 from gtpo.rewards.thoughts import unfinished
 
-BLOCK = 16
-"""Most samples in one request: a request is handed on when its last sample is done."""
+BLOCK = 16  # Most samples in one request: a request is handed on when its last sample is done
 
-IN_FLIGHT = 16_384
-"""Samples that vLLM knows of at a time: more than it runs at once, few enough to cost no memory."""
+IN_FLIGHT = 16_384  # Samples that vLLM knows of at a time: more than it runs at once, few enough to cost no memory
 
 
 def requests(tasks: Sequence[Task]) -> Iterator[tuple[Task, int, int]]:
@@ -103,10 +101,9 @@ class VLLMEngine(Engine):
         try:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, AssertionError, MemoryError) as error:
-            raise UserError(f"vLLM does not start with {ref.source}: {' '.join(str(error).split())[:400]}") from error
+            raise UserError(f"vLLM does not start with {ref.source}: {one_line(error, 400)}") from error
         self._waiting: deque[tuple[Task, int, int]] = deque()
-        self._known: dict[str, tuple[Task, int, int]] = {}
-        """Request -> question, first sample and its seed."""
+        self._known: dict[str, tuple[Task, int, int]] = {}  # Request -> question, first sample and its seed
         self._in_flight = 0
         self._sends_stop = bool(sampling.stop)
         self._numbers = itertools.count()

@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.log import LOG
 from gtpo.common.yaml_file import read_yaml, validate_yaml
-from gtpo.evalkit.evaluation.settings import Shard
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import (
     SOURCES,
@@ -41,18 +40,14 @@ class Benchmark:
 
     name: str
     title: str
-    load: Callable[[str | Path | None], list[Problem]]
-    """(data folder or None) -> problems, in a fixed order."""
-    source: str
-    """Where the problems come from, for the reader."""
+    load: Callable[[str | Path | None], list[Problem]]  # (data folder or None) -> problems, in a fixed order
+    source: str  # Where the problems come from, for the reader
     count: int | None = None
+    # `checksum` of the set that published numbers refer to; another set is evaluated too, with a warning. None if it
+    # has not been compared with the published set.
     checksum: str | None = None
-    """`checksum` of the set that published numbers refer to; another set is evaluated too, with a warning. None if
-    it has not been compared with the published set."""
-    local: str = ""
-    """Name of its file in the data folder, without the ending; empty if it needs none."""
-    ids: str | None = None
-    """Regular expression that every id matches: how recorded completions are recognised."""
+    local: str = ""  # Name of its file in the data folder, without the ending; empty if it needs none
+    ids: str | None = None  # Regular expression that every id matches: how recorded completions are recognised
 
 
 def checksum(problems: Iterable[Problem]) -> str:
@@ -95,17 +90,15 @@ class YamlBenchmark(BaseModel):
 
     name: str
     title: str = ""
-    file: str | None = None
-    """A .jsonl or .parquet file, relative to the declaration."""
+    file: str | None = None  # A .jsonl or .parquet file, relative to the declaration
     hub: str | None = None
     config: str = "default"
     split: str = "test"
-    fields: dict[Field, str] = {}
-    """Our field -> the field in the data, if the names differ."""
+    fields: dict[Field, str] = {}  # Our field -> the field in the data, if the names differ
+    # How the gold stands in the answer field: bare, in the last \boxed, or after ####.
     gold: Literal["plain", "boxed", "hashes"] = "plain"
-    r"""How the gold stands in the answer field: bare, in the last \boxed, or after ####."""
+    # `text`: golds are compared as text, without case and outer space, and never as mathematics.
     answers: Literal["mathematics", "text"] = "mathematics"
-    """`text`: golds are compared as text, without case and outer space, and never as mathematics."""
     count: int | None = None
     checksum: str | None = None
 
@@ -213,10 +206,7 @@ def check_questions(problems: Mapping[str, Sequence[Problem]], questions: Sequen
             raise UserError(f'{where} no question "{missing}".{did_you_mean(missing, known)}')
 
 
-def select_problems(
-    problems: Sequence[Problem], limit: int | None, questions: Sequence[str] | None, shard: Shard | None
-) -> list[Problem]:
-    """Apply --question, then --limit (the first ones), then --shard."""
+def select_problems(problems: Sequence[Problem], limit: int | None, questions: Sequence[str] | None) -> list[Problem]:
+    """Apply --question, then --limit (the first ones)."""
     wanted = set(questions or ())
-    chosen = [p for p in problems if not wanted or p.id in wanted][:limit]
-    return chosen[shard.part - 1 :: shard.parts] if shard else chosen
+    return [p for p in problems if not wanted or p.id in wanted][:limit]

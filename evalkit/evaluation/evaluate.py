@@ -6,22 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Set
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
-from gtpo.evalkit.engines.base import (
-    Engine,
-    EngineStopped,
-    Generation,
-    Prompt,
-    Reading,
-    Sampling,
-    Task,
-    check_context,
-)
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
+from gtpo.evalkit.engines.local import recommended_sampling
 from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
 from gtpo.evalkit.evaluation.benchmarks import (
     Benchmark,
@@ -31,95 +23,40 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.engine import choose_engine, make_engine
+from gtpo.evalkit.evaluation.engine import check_same, choose_engine, make_engine, render_prompts
 from gtpo.evalkit.evaluation.pipeline import Incomplete, Interrupt, ScoringPipeline
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.prompts import Question, check_same, render_prompts
-from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol
+from gtpo.evalkit.evaluation.protocol import Protocol, Question, find_protocol
 from gtpo.evalkit.evaluation.record import (
+    EVAL_RUNS,
+    Plan,
     Problems,
-    RunRequest,
     agreement,
     begin_record,
-    default_folder,
     drop_unverifiable,
     like,
     previous_record,
     verify_again,
     write_results,
 )
-from gtpo.evalkit.evaluation.recorded import recorded_file, scored_by_content
-from gtpo.evalkit.evaluation.scoring import find_hidden_thoughts, hide_thoughts
+from gtpo.evalkit.evaluation.recorded import plan_recorded, scored_by_content
+from gtpo.evalkit.evaluation.scoring import settle_thoughts
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier, usable_cpus
 from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
-from gtpo.runs.eval_record import (
-    BenchmarkRecord,
-    EngineRecord,
-    EvalRecord,
-    ModelRecord,
-    PromptRecord,
-    SamplingRecord,
-)
+from gtpo.runs.eval_record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, SamplingRecord
 from gtpo.runs.train_run import find_train_run
 
-MOST_TOKENS = 32_768
-"""--max-tokens by default, if the context allows it."""
+# --max-tokens by default: if the context allows it, and if a server does not say what its context allows.
+MOST_TOKENS, SERVER_TOKENS = 32_768, 4096
 
-SERVER_TOKENS = 4096
-"""--max-tokens by default, if a server does not say what its context allows."""
-
+# When a run stops, requests in flight may still be answered for so long; after Ctrl-C for `pipeline.INTERRUPT_S`.
 DRAIN_S = 30.0
-"""When a run stops, requests in flight may still be answered for so long; after Ctrl-C for `pipeline.INTERRUPT_S`."""
 
+# Samples that failed and are named as they fail; all of them are counted.
 NAMED_FAILURES = 3
-"""Samples that failed and are named as they fail; all of them are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is asked of which model: everything that is known before the run's folder and the engine."""
-
-    ref: ModelRef
-    protocol: Protocol
-    engine: str
-    problems: Problems
-    benchmarks: dict[str, BenchmarkRecord]
-    prompts: dict[QuestionKey, Prompt]
-    prompt: PromptRecord
-    context: int | None
-    """Tokens that the model takes, None if unknown."""
-    recommended: dict[str, float]
-    """Sampling parameters of the model's generation_config.json, if they were asked for."""
-    reading: Reading
-    """What of a completion is thought, and where it ends."""
-
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt; an upper bound if a server tokenises."""
-        if any(prompt.ids is None for prompt in self.prompts.values()):
-            texts = ((p.text or "", *(m["content"] + 64 * " " for m in p.messages)) for p in self.prompts.values())
-            return max(sum(len(text.encode()) for text in each) for each in texts)
-        return max(len(prompt.ids or ()) for prompt in self.prompts.values())
-
-    def asked(self, settings: EvalSettings, sampling: Sampling) -> RunRequest:
-        """Return what a session asks for."""
-        dtype = settings.dtype if self.engine != "openai" else None
-        body = settings.request_body() if settings.extra_body else None
-        record = EvalRecord(
-            model=_model_record(self.ref),
-            engine=EngineRecord(name=self.engine, dtype=dtype),
-            sampling=SamplingRecord(**asdict(sampling), **({"extra_body": body} if body else {})),
-            prompt=self.prompt,
-            benchmarks=self.benchmarks,
-        )
-        return RunRequest(record, self.problems)
-
-    def tasks(self, n: int) -> list[Task]:
-        """Return every question with its n samples."""
-        return [Task(name, question, prompt, tuple(range(n))) for (name, question), prompt in self.prompts.items()]
 
 
 def still_missing(tasks: list[Task], have: Set[Key], failed: Set[Key]) -> list[Task]:
@@ -130,6 +67,7 @@ def still_missing(tasks: list[Task], have: Set[Key], failed: Set[Key]) -> list[T
         return replace(task, missing=tuple(i for i in task.missing if ((name, question, i) in keys) == keep))
 
     last = [without(task, True, failed) for task in tasks] if failed else []
+    # A task that lacks nothing stays: batches are cut by all questions, so that a resumed run has the same.
     return [without(task, False, have | failed) for task in tasks] + [task for task in last if task.missing]
 
 
@@ -142,115 +80,78 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     if the run stopped early: what was sampled until then is stored.
     """
     started = time.monotonic()
-    alike: dict[str, tuple[str, list[Problem]]] = {}
-    if settings.like is not None:
-        settings, alike = like(settings)
+    settings, alike = like(settings) if settings.like is not None else (settings, {})
     protocol = find_protocol(settings.protocol)
     if settings.completions is not None and "scoring" not in settings.given and protocol.scoring == "strict":
         settings = scored_by_content(settings)
     settings = protocol.applied(settings)
-    # One is left for the engine: verification runs beside it.
+    # One core is left for the engine: verification runs beside it.
     workers = max(1, usable_cpus() - 1)
     with Verifier(workers) as verifier, EvalProgress(settings.scoring) as progress:
-        plan: Plan | None = None
-        recorded: Engine | None = None
         if settings.completions is not None:
-            name, asked, tasks, labels, recorded = recorded_file(settings, verifier)
+            plan, engine = plan_recorded(settings, protocol, verifier)
         else:
-            plan = plan_evaluation(
-                settings, verifier, choose_engine(settings) if engine is None else engine.name, alike
-            )
-            name, labels = plan.ref.name, {}
-        with EvalFolder(settings.out or default_folder(name, settings)) as folder:
+            name = choose_engine(settings) if engine is None else engine.name
+            plan = plan_evaluation(settings, verifier, name, alike)
+        with EvalFolder(settings.out or EVAL_RUNS / plan.name) as folder:
             tally = Tally(folder, verifier)
             old = previous_record(folder, tally)
-            if plan is not None:
+            asked = plan.record
+            if plan.ref is not None:
                 sampling = choose_sampling(settings, plan, old)
-                asked, tasks = plan.asked(settings, sampling), plan.tasks(settings.n)
-            record = begin_record(folder, settings, asked, old)
-            if old is not None and verify_again(folder, asked, old, verifier):
+                body = {"extra_body": settings.request_body()} if settings.extra_body else {}
+                asked = asked.model_copy(update={"sampling": SamplingRecord(**asdict(sampling), **body)})
+            record = begin_record(folder, settings, asked, plan.problems, old)
+            if old is not None and verify_again(folder, plan, old, verifier):
                 tally = Tally(folder, verifier)
-            wanted = {(task.benchmark, task.question_id): len(task.missing) for task in tasks}
-            if plan is not None:
-                check_same(str(folder.path), folder.prompts(), plan.prompts)
-            before_now = old.engine if old is not None else None
-            folder.begin(record if before_now is None else record.model_copy(update={"engine": before_now}))
-            folder.add_problems(asked.problems)
-            if plan is not None:
-                folder.add_prompts(plan.prompts)
+            check_same(str(folder.path), folder.prompts(), plan.rendered.prompts)
+            before = old.engine if old is not None else None
+            folder.begin(record if before is None else record.model_copy(update={"engine": before}))
+            folder.add_problems(plan.problems)
+            if plan.ref is not None:
+                folder.add_prompts(plan.rendered.prompts)
+            earlier = (old.wall_seconds if old is not None else None) or 0.0
+
+            def clock() -> float:
+                return round(earlier + time.monotonic() - started, 2)
+
             have, failed = tally.keys(), tally.keys(failed=True)
-            lacking = still_missing(tasks, have, failed)
-            before = (old.wall_seconds if old is not None else None) or 0.0
-
-            def clock() -> dict[str, float]:
-                return {"wall_seconds": round(before + time.monotonic() - started, 2)}
-
+            lacking = still_missing(plan.tasks, have, failed)
             if any(task.missing for task in lacking):
                 with ExitStack() as stack:
-                    source = engine
-                    if plan is None:
-                        source = source or recorded
-                    elif source is None:
-                        LOG.info("starting %s with %s", plan.engine, plan.ref.adapter or plan.ref.source)
+                    if engine is None:
+                        assert plan.ref is not None
+                        LOG.info("starting %s with %s", asked.engine.name, plan.ref.adapter or plan.ref.source)
                         loading = time.monotonic()
                         with libraries_aside():
-                            source = make_engine(
-                                settings,
-                                plan.ref,
-                                sampling,
-                                plan.longest_prompt,
-                                record.engine.rows,
-                                tasks,
-                                plan.reading.thoughts,
+                            engine = make_engine(
+                                settings, plan.ref, sampling, plan.rendered, record.engine.rows, plan.tasks
                             )
-                        stack.callback(source.close)
+                        stack.callback(engine.close)
                         LOG.info("engine ready after %.0f s", time.monotonic() - loading)
-                    assert source is not None
-                    now = _engine_record(folder.path, settings, source, record.engine, before_now)
+                    now = _engine_record(folder.path, settings, engine, record.engine, before)
                     record = record.model_copy(update={"engine": now, "sampling": _as_sampled(record.sampling, now)})
-                    again = {key for key in failed if key[2] < wanted.get(key[:2], 0)}
-                    tally.drop_failed(again)
-                    folder.begin(record, lambda: clock()["wall_seconds"])
-                    _add_benchmarks(progress, folder.path, wanted, have)
+                    tally.drop_failed({key for key in failed if key[2] < plan.samples.get(key[:2], 0)})
+                    folder.begin(record, clock)
+                    _add_benchmarks(progress, folder.path, plan.samples, have)
                     pipeline = ScoringPipeline(
-                        folder, asked.questions, wanted, tally, verifier, progress, settings.verifier
+                        folder, plan.questions, plan.samples, tally, verifier, progress, settings.verifier
                     )
-                    progress.start(source, record.sampling.max_tokens)
+                    progress.start(engine, record.sampling.max_tokens)
                     try:
-                        _sample(settings, protocol, plan, lacking, source, pipeline, progress, sum(wanted.values()))
+                        _sample(settings, protocol, plan, lacking, engine, pipeline, progress)
                     finally:
-                        progress.tell_throughput()
-                        if plan is not None:
-                            sampled = Counter(record.benchmark_seconds) + Counter(progress.seconds())
-                            times = {name: round(value, 2) for name, value in sampled.items()}
-                            record = record.model_copy(update={"benchmark_seconds": times})
-                        record.model_copy(update=clock()).write(folder.path)
-            elif before_now is not None:
-                record = record.model_copy(update={"engine": before_now})
-            if tally.may_hide_thoughts() and _settle_thoughts(folder, record, asked, verifier):
+                        record.model_copy(update={"wall_seconds": clock()}).write(folder.path)
+            elif before is not None:
+                record = record.model_copy(update={"engine": before})
+            apart, judges = record.engine.name in ("openai", "recorded"), record.verifier.name
+            every = folder.questions() | plan.questions
+            if tally.may_hide_thoughts() and settle_thoughts(folder, apart, every, verifier, judges):
                 tally = Tally(folder, verifier)
-            if labels:
-                entry = record.benchmarks[tasks[0].benchmark]
-                entry.labels = agreement(tally, tasks[0].benchmark, labels)
-            return folder.path, write_results(folder, record, tally, verifier, **clock())
-
-
-def _settle_thoughts(folder: EvalFolder, record: EvalRecord, asked: RunRequest, verifier: Verifier) -> bool:
-    """Decide from the run's other completions whether those that were cut off are thoughts; return whether any is."""
-    found = find_hidden_thoughts(folder, apart=record.engine.name in ("openai", "recorded"))
-    if not found.in_question or not found.thought:
-        return False
-    if found.thought <= found.spoke:
-        LOG.warning(
-            "%d completions were cut off and may be thoughts: %d others have one that the prompt opened, %d have none. "
-            "They are read as answers; a protocol with begins_in_thought: true reads them as thoughts",
-            found.in_question, found.thought, found.spoke,
-        )  # fmt: skip
-        return False
-    LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", found.in_question)
-    problems = {(name, p.id): p for name, chosen in folder.problems(everything=True).items() for p in chosen}
-    hide_thoughts(folder, found, {**problems, **asked.questions}, verifier, record.verifier.name)
-    return True
+            if plan.labels:
+                (name,) = plan.problems
+                record.benchmarks[name].labels = agreement(tally, name, plan.labels)
+            return folder.path, write_results(folder, record, tally, verifier, wall_seconds=clock())
 
 
 def _add_benchmarks(progress: EvalProgress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key]) -> None:
@@ -299,46 +200,51 @@ def plan_evaluation(
                 "%s: these ids and golds (%d problems) are not those of the published set; a comparison with numbers "
                 "from elsewhere may not hold", benchmark.name, len(every),
             )  # fmt: skip
-        chosen = select_problems(every, settings.limit, settings.questions, settings.shard_of())
+        chosen = select_problems(every, settings.limit, settings.questions)
         if settings.questions and not {p.id for p in every}.intersection(settings.questions):
             continue  # those questions are of the other benchmarks
-        problems[benchmark.name], records[benchmark.name] = drop_unverifiable(
-            benchmark.name, benchmark.source, chosen, verifier
-        )
-        if run is not None and (seen := run.trained_on(p.problem for p in problems[benchmark.name])):
-            records[benchmark.name].trained_on = seen
+        kept, entry = drop_unverifiable(benchmark.name, benchmark.source, chosen, verifier)
+        if run is not None and (seen := run.trained_on(p.problem for p in kept)):
+            entry.trained_on = seen
+        problems[benchmark.name], records[benchmark.name] = kept, entry
+        # Drawn from all problems: `--limit` must not change which examples a question has.
         examples = protocol.examples(every, settings.data_dir)
-        asked |= {(benchmark.name, p.id): Question(p, examples[p.id]) for p in problems[benchmark.name]}
-    from gtpo.evalkit.engines import local
-
-    recommended = local.recommended_sampling(ref) if settings.sampling == "model" else {}
-    prompts, prompt, context, thoughts = render_prompts(settings, protocol, ref, engine, asked)
-    reading = Reading(tuple(protocol.stop), thoughts)
-    return Plan(ref, protocol, engine, problems, records, prompts, prompt, context, recommended, reading)
+        asked |= {(benchmark.name, p.id): Question(p, examples[p.id]) for p in kept}
+    recommended = recommended_sampling(ref) if settings.sampling == "model" else {}
+    rendered = render_prompts(settings, protocol, ref, engine, asked)
+    record = EvalRecord(
+        model=_model_record(ref),
+        engine=EngineRecord(name=engine, dtype=settings.dtype if engine != "openai" else None),
+        prompt=rendered.record,
+        benchmarks=records,
+    )
+    return Plan(ref.name, record, problems, dict.fromkeys(asked, settings.n), protocol, rendered, ref, recommended)
 
 
 def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None = None) -> Sampling:
     """Settle max_tokens: as asked for, as the run began, as the model was trained, or a default that fits."""
+    assert plan.ref is not None
+    context, longest = plan.rendered.context, plan.rendered.longest
     most = settings.max_tokens
     if most is None and old is not None:
         most = old.sampling.max_tokens
     if most is None:
-        default = SERVER_TOKENS if plan.context is None else MOST_TOKENS
         wishes = (
             (plan.protocol.sampling.max_tokens, f"as protocol {plan.protocol.name} says"),
             (plan.ref.max_tokens, "as the model was trained"),
-            (default, "default" if plan.context else "the server does not say what its context allows"),
+            (MOST_TOKENS if context else None, "default"),
+            (SERVER_TOKENS, "the server does not say what its context allows"),
         )
         most, why = next((wish, said) for wish, said in wishes if wish)
-        if plan.context is not None and 0 < plan.context - plan.longest_prompt < most:
-            most, why = plan.context - plan.longest_prompt, f"what the context of {plan.context} tokens leaves"
+        if context is not None and 0 < context - longest < most:
+            most, why = context - longest, f"what the context of {context} tokens leaves"
         LOG.info("--max-tokens is %d: %s", most, why)
-    if plan.engine != "openai":
-        check_context(plan.prompts, plan.context, most, plan.ref.source)
+    if plan.rendered.servers is None:
+        check_context(plan.rendered.prompts, context, most, plan.ref.source)
     values = settings.sampling_values(plan.recommended)
     if plan.recommended:
         LOG.info("sampling: %s", ", ".join(f"{name} {value:g}" for name, value in values.items()))
-    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, stop=plan.reading.stop, **values)
+    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, stop=plan.rendered.reading.stop, **values)
 
 
 def _model_record(ref: ModelRef) -> ModelRecord:
@@ -388,27 +294,22 @@ def _as_sampled(sampling: SamplingRecord, engine: EngineRecord) -> SamplingRecor
 def _sample(
     settings: EvalSettings,
     protocol: Protocol,
-    plan: Plan | None,
+    plan: Plan,
     tasks: list[Task],
     engine: Engine,
     pipeline: ScoringPipeline,
     progress: EvalProgress,
-    total: int,
 ) -> None:
-    """Sample what is missing, scored and stored beside it. Raises Incomplete if that stops before its end.
-
-    total: samples of the whole run, of which --fail-on-error allows a share to fail.
-    """
-    recorded = Reading(tuple(protocol.stop), tuple(protocol.thoughts))
+    """Sample what is missing, scored and stored beside it. Raises Incomplete if that stops before its end."""
 
     def stored(g: Generation) -> Generation:
-        if plan is None:
-            return protocol.completion(g, recorded, None)
-        prompt = plan.prompts[g.benchmark, g.question_id]
+        prompt = plan.rendered.prompts.get(g.key[:2], Prompt([]))
         found = g if prompt.ids is None else g._replace(prompt_tokens=len(prompt.ids))
-        return protocol.completion(found, plan.reading, prompt.text)
+        return protocol.completion(found, plan.rendered.reading, prompt.text)
 
-    failed: list[Generation] = []
+    total, failed = sum(plan.samples.values()), list[Generation]()
+    # Recorded failures are part of the file: they stop nothing.
+    allowed = total if plan.ref is None else settings.failure_limit(total)
     stop: Incomplete | None = None
     with Interrupt(engine) as interrupt:
         try:
@@ -419,7 +320,7 @@ def _sample(
                 for g in new[: max(0, NAMED_FAILURES - len(failed))]:
                     LOG.warning("%s %s #%d failed: %s", g.benchmark, g.question_id, g.sample_index, g.error)
                 failed += new
-                if stop is None and plan is not None and len(failed) > settings.failure_limit(total):
+                if stop is None and len(failed) > allowed:
                     first = failed[0]
                     stop = Incomplete(
                         f"{len(failed)} of {total} samples failed, more than --fail-on-error {settings.fail_on_error} "

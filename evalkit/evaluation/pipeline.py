@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,22 +20,18 @@ from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import EvalFolder, QuestionKey
 from gtpo.runs.tables import Sample
 
-PART_ROWS = 2048
-PART_SECONDS = 20.0
-PART_CHARACTERS = 32_000_000
-"""A part is written when it has this many rows, this much text, or its first row is this old."""
+# A part is written when it has this many rows, this much text, or its first row is this old.
+PART_ROWS, PART_CHARACTERS, PART_SECONDS = 2048, 32_000_000, 20.0
 
-LOT_SECONDS = 0.2
-LOT_CHARACTERS = 4_000_000
-"""Generations are scored in lots of so much text, a part's rows, or what came in so long: a thread that woke with every
-step of an engine in the same process would take the interpreter from it every time."""
+# Generations are scored in lots of so much text, a part's rows, or what came in so long: a thread that woke with every
+# step of an engine in the same process would take the interpreter from it every time.
+LOT_SECONDS, LOT_CHARACTERS = 0.2, 4_000_000
 
+# Text that may wait for its verdicts before the engine has to.
 WAITING_CHARACTERS = 32_000_000
-"""Text that may wait for its verdicts before the engine has to."""
 
-
+# After Ctrl-C, requests in flight may still be answered for so long.
 INTERRUPT_S = 0.3
-"""After Ctrl-C, requests in flight may still be answered for so long."""
 
 
 @dataclass(eq=False)
@@ -70,14 +65,11 @@ class ScoringPipeline:
         self._judges: Judges = judges
         self._folder, self._problems, self._verifier, self._progress = folder, problems, verifier, progress
         self._wanted, self.tally = wanted, tally
-        self._waiting: deque[list[Generation]] = deque()
-        self._waiting_rows = self._waiting_characters = 0
+        self._waiting: list[Generation] = []
+        self._characters = 0  # Of what waits
         self._changed = threading.Condition()
         self._closing = False
         self._error: BaseException | None = None
-        self._rows: list[Sample] = []
-        self._oldest = 0.0
-        self._characters = 0
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
 
@@ -85,12 +77,12 @@ class ScoringPipeline:
         """Hand over generations; blocks while much text waits to be scored."""
         self._raise_error()
         with self._changed:
-            while self._waiting_characters > WAITING_CHARACTERS and self._error is None:
+            while self._characters > WAITING_CHARACTERS and self._error is None:
                 self._changed.wait(timeout=0.2)
-            self._waiting.append(generations)
-            self._waiting_rows += len(generations)
-            self._waiting_characters += _characters(generations)
-            if len(self._waiting) == 1 or self._is_a_lot():
+            first = not self._waiting
+            self._waiting += generations
+            self._characters += _characters(generations)
+            if first or self._is_a_lot():
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -113,44 +105,40 @@ class ScoringPipeline:
             raise self._error
 
     def _work(self) -> None:
+        rows: list[Sample] = []
+        characters, oldest, last = 0, 0.0, False
         try:
-            last = False
             while not last:
                 generations, last = self._take()
-                rows = score(generations, self._problems, self._verifier, self._judges) if generations else []
-                if rows and not self._rows:
-                    self._oldest = time.monotonic()
-                self._rows += rows
-                self._characters += _characters(generations)
-                old = bool(self._rows) and time.monotonic() - self._oldest > PART_SECONDS
-                if last or old or len(self._rows) >= PART_ROWS or self._characters >= PART_CHARACTERS:
-                    self._folder.append(self._rows)
-                    self._rows, self._characters = [], 0
-                self._progress.count(rows)
-                self._count(rows)  # after storing: it may take a while
+                scored = score(generations, self._problems, self._verifier, self._judges) if generations else []
+                oldest = oldest if rows else time.monotonic()
+                rows += scored
+                characters += _characters(generations)
+                old = time.monotonic() - oldest > PART_SECONDS
+                if last or old or len(rows) >= PART_ROWS or characters >= PART_CHARACTERS:
+                    self._folder.append(rows)
+                    rows, characters = [], 0
+                self._progress.count(scored)
+                self._count(scored)  # after storing: it may take a while
         except BaseException as error:  # handed to the main thread, which stops the engine and reports it
             self._error = error
-            if self._rows and not isinstance(error, OSError):  # what was scored before the error is good
-                self._folder.append(self._rows)
+            if rows and not isinstance(error, OSError):  # what was scored before the error is good
+                self._folder.append(rows)
 
     def _is_a_lot(self) -> bool:
-        return self._waiting_rows >= PART_ROWS or self._waiting_characters >= LOT_CHARACTERS
+        return len(self._waiting) >= PART_ROWS or self._characters >= LOT_CHARACTERS
 
     def _take(self) -> tuple[list[Generation], bool]:
-        """Wait for generations and for more of them; return a lot (none after a second), and whether it is the last."""
-        lot: list[Generation] = []
-        characters = 0
+        """Wait for generations and for more of them; return all (none after a second), and whether they are the last.
+
+        What was put together is taken together.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing, timeout=1.0)
             self._changed.wait_for(lambda: self._is_a_lot() or self._closing, timeout=LOT_SECONDS)
-            while self._waiting and len(lot) < PART_ROWS and characters < LOT_CHARACTERS:
-                taken = self._waiting.popleft()
-                lot += taken
-                characters += _characters(taken)
-            self._waiting_rows -= len(lot)
-            self._waiting_characters -= characters
+            lot, self._waiting, self._characters = self._waiting, [], 0
             self._changed.notify_all()
-            return lot, self._closing and not self._waiting
+            return lot, self._closing
 
     def _count(self, rows: list[Sample]) -> None:
         self.tally.add(rows)

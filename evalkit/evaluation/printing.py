@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.common.log import LOG, duration
+from gtpo.common.log import LOG
 from gtpo.common.terminal import stacked, stdout_console
-from gtpo.evalkit.engines.base import Reading
+from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
-from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
+from gtpo.evalkit.evaluation.engine import render_prompts
+from gtpo.evalkit.evaluation.protocol import Protocol, Question, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import DEFINITIONS
 from gtpo.rewards.data.problem import Problem
@@ -20,22 +21,14 @@ from gtpo.rewards.golds import contradiction, find_unverifiable, read_contract
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
 
-UNDECIDED = ("TIMEOUT", "REJECTED")
+# Share of completions cut off at max_tokens above which the user is warned.
 CUT_OFF = 0.05
-"""Share of completions cut off at max_tokens above which the user is warned."""
 
+# Share of completions without an answer above which the likely cause is named.
 NO_ANSWER = 0.9
-"""Share of completions without an answer above which the likely cause is named."""
 
+# k up to which the overview says enough: beyond, a table shows how the metrics grow with k.
 FEW = 4
-"""k up to which the overview says enough: beyond, a table shows how the metrics grow with k."""
-
-TROUBLES: dict[str, Callable[[BenchmarkRecord], float]] = {
-    "unfinished": lambda entry: entry.unfinished_rate or 0.0,
-    "failed": lambda entry: (entry.unscored - entry.refused) / max(1, entry.samples + entry.unscored),
-    "refused": lambda entry: entry.refused / max(1, entry.samples + entry.unscored),
-}
-"""Columns of the overview that are shown if there is something in them: shares of the samples."""
 
 
 def shown_ks(n: int, k: int) -> list[int]:
@@ -58,82 +51,71 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
     """
     console = stdout_console(pipe=250)
     done = {name: entry for name, entry in record.benchmarks.items() if entry.pass_at_k}
-    _print_overview(console, record, done, k)
+    # Every k up to the fewest samples of a question is known.
+    largest = {name: min(k or len(entry.pass_at_k), len(entry.pass_at_k)) for name, entry in done.items()}
+    _print_overview(console, record, done, largest)
     for name, entry in done.items():
-        largest = _largest(entry, k)
-        if largest > FEW:
-            _print_details(console, name, entry, record.scoring, largest)
+        if largest[name] > FEW:
+            curves = (entry.pass_at_k, entry.all_pass_at_k, entry.maj_at_k)
+            ks = shown_ks(len(entry.pass_at_k), largest[name])
+            title = f"{name}: {entry.questions} questions, {entry.samples} samples, {record.scoring} scoring"
+            rows = [[str(at), *(_cell(curve[at]) for curve in curves)] for at in ks]
+            _print_table(console, ["k", "pass@k, %", "pass^k, %", "maj@k, %"], rows, title)
         console.print(_line(record.scoring, entry), markup=False)
     console.print("[a, b]: 95 % interval over questions and samples.", style="dim", markup=False)
-    if any(_largest(entry, k) > 1 for entry in done.values()):
+    if any(most > 1 for most in largest.values()):
         console.print(DEFINITIONS, style="dim")
     console.print(f"Results: {folder}   next: gtpo compare {folder} OTHER_RUN...", markup=False)
 
 
 def _print_table(
-    console: Any,
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    title: str | None = None,
-    *,
-    left: Sequence[str] = ("benchmark", ""),
-    **frame: Any,
+    console: Any, head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, **frame: Any
 ) -> None:
-    """Print a table, in pieces that fit. left: the columns that are no figures. frame: further options of rich's."""
+    """Print a table, in pieces that fit. frame: further options of rich's; without a title all columns are texts."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", **frame)
     for name in head:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+        table.add_column(name, justify="right" if title and name != "benchmark" else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     for piece in stacked(table, console.width):
         console.print(piece)
 
 
-def _largest(entry: BenchmarkRecord, k: int | None) -> int:
-    """Return the largest k to show of a benchmark; every k up to the fewest samples of a question is known."""
-    return min(k or len(entry.pass_at_k), len(entry.pass_at_k))
-
-
-def _print_overview(console: Any, record: EvalRecord, done: Mapping[str, BenchmarkRecord], k: int | None) -> None:
-    """Print one row per benchmark."""
-    largest = max(_largest(entry, k) for entry in done.values())
+def _print_overview(
+    console: Any, record: EvalRecord, done: Mapping[str, BenchmarkRecord], largest: Mapping[str, int]
+) -> None:
+    """Print one row per benchmark; columns in which there is nothing are left out."""
+    most = max(largest.values())
     fewest = {len(entry.pass_at_k) for entry in done.values()}
-    average = f"avg@{fewest.pop()}" if len(fewest) == 1 else "avg@n"
+    first = "pass@1" if fewest == {1} else f"pass@1 (avg@{fewest.pop() if len(fewest) == 1 else 'n'})"
     by = f" by {record.verifier.other_judge}" if record.verifier.other_judge else ""
-    at_k = [f"pass@{largest}", f"maj@{largest}"] if largest > 1 else []
-    troubles = [title for title in TROUBLES if any(TROUBLES[title](entry) for entry in done.values())]
     rows = []
     for name, entry in done.items():
-        size = _largest(entry, k)
-        note = "" if size == largest else f" (k = {size})"
-        cells = [f"{_cell(curve[size])}{note}" for curve in (entry.pass_at_k, entry.maj_at_k)] if at_k else []
-        seconds = record.benchmark_seconds.get(name)
-        rows.append((
-            name,
-            str(entry.questions),
-            _cell(entry.pass_at_k[1]),
-            *cells,
-            *("" if rate is None else f"{100 * rate:.1f}" for rate in (entry.format_rate, entry.truncation_rate)),
-            *(f"{100 * TROUBLES[title](entry):.1f}" for title in troubles),
-            "" if entry.mean_tokens is None else f"{entry.mean_tokens:.0f}",
-            "" if seconds is None else duration(seconds),
-        ))  # fmt: skip
-    first = "pass@1" if average == "avg@1" else f"pass@1 ({average})"
-    names = ["benchmark", "questions", first, *at_k, "format", "cut off", *troubles, "tokens", "time"]
-    # Of recorded completions neither their lengths nor the time are known.
-    known = [place for place in range(len(names)) if any(row[place] for row in rows)]
-    table = [[row[place] for place in known] for row in (names, *rows)]
-    _print_table(console, table[0], table[1:], f"{record.name}, {record.scoring} scoring{by}, %")
+        note = "" if largest[name] == most else f" (k = {largest[name]})"
+        pass_at, maj_at = (_cell(curve[largest[name]]) + note for curve in (entry.pass_at_k, entry.maj_at_k))
+        every = entry.samples + entry.unscored
+        rows.append({
+            "benchmark": name,
+            "questions": str(entry.questions),
+            first: _cell(entry.pass_at_k[1]),
+            **({f"pass@{most}": pass_at, f"maj@{most}": maj_at} if most > 1 else {}),
+            "format": _percent(entry.format_rate),
+            "cut off": _percent(entry.truncation_rate),
+            "unfinished": _percent(entry.unfinished_rate or None),
+            "failed": _percent((entry.unscored - entry.refused) / every or None),
+            "refused": _percent(entry.refused / every or None),
+            "tokens": "" if entry.mean_tokens is None else f"{entry.mean_tokens:.0f}",
+        })  # fmt: skip
+    head = [name for name in rows[0] if any(row[name] for row in rows)]
+    _print_table(
+        console, head, [[row[name] for name in head] for row in rows], f"{record.name}, {record.scoring} scoring{by}, %"
+    )
 
 
-def _print_details(console: Any, name: str, entry: BenchmarkRecord, scoring: Scoring, largest: int) -> None:
-    """Print the metrics by k."""
-    curves = (entry.pass_at_k, entry.all_pass_at_k, entry.maj_at_k)
-    rows = [(str(k), *(_cell(curve[k]) for curve in curves)) for k in shown_ks(len(entry.pass_at_k), largest)]
-    title = f"{name}: {entry.questions} questions, {entry.samples} samples, {scoring} scoring"
-    _print_table(console, ("k", "pass@k, %", "pass^k, %", "maj@k, %"), rows, title)
+def _percent(rate: float | None) -> str:
+    return "" if rate is None else f"{100 * rate:.1f}"
 
 
 def warn(record: EvalRecord) -> None:
@@ -220,7 +202,7 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
     if entry.prompt_tokens is not None:
         parts.append(f"{entry.prompt_tokens:,} prompt and {entry.completion_tokens or 0:,} completion tokens")
     parts.append(f"pass@1 under {other} scoring {100 * entry.by_scoring(other).pass_at_k[1].mean:.1f} %")
-    undecided = sum(entry.verdicts.get(verdict, 0) for verdict in UNDECIDED)
+    undecided = sum(entry.verdicts.get(verdict, 0) for verdict in ("TIMEOUT", "REJECTED"))
     if undecided:
         parts.append(f"{undecided} answers could not be verified and count as wrong")
     if entry.excluded:
@@ -248,8 +230,7 @@ def print_benchmarks() -> None:
         for b in BENCHMARKS.values()
     ]  # fmt: skip
     console = stdout_console(pipe=250)
-    head = ("benchmark", "", "questions", "source", "local file")
-    _print_table(console, head, rows, left=("benchmark", "", "source", "local file"), box=None, pad_edge=False)
+    _print_table(console, ("benchmark", "", "questions", "source", "local file"), rows, box=None, pad_edge=False)
     console.print(
         "Local files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file.\n"
     )
@@ -277,11 +258,10 @@ def print_check(settings: EvalSettings) -> None:
         failures = find_unverifiable([(p.id, p.answer) for p in problems], verifier)
     print(f"\nself-test: {len(problems) - len(failures)} of {len(problems)} golds verify against themselves")
     _print_first([f"{failure.id}: {failure.reason}" for failure in failures])
-    contracts = [read_contract(p.problem) for p in problems]
     against = [f"{p.id}: {why}" for p in problems if (why := contradiction(p.problem, p.answer)) is not None]
-    print(f"answer contracts: {sum(map(bool, map(str, contracts)))} problems say what their answer must be")
-    for problem, contract in list(zip(problems, contracts, strict=True))[:3]:
-        print(f"  {problem.id}: {str(contract) or 'nothing in particular'}")
+    contracts = [f"{p.id}: {contract}" for p in problems if (contract := str(read_contract(p.problem)))]
+    print(f"answer contracts: {len(contracts)} problems say what their answer must be")
+    _print_first(contracts, 3)
     print(f"contracts that the gold contradicts: {len(against)}")
     _print_first(against)
     found = checksum(problems)
@@ -289,29 +269,26 @@ def print_check(settings: EvalSettings) -> None:
     print(f"checksum of ids and golds: {same if benchmark.checksum else found}")
 
 
-def _print_first(lines: list[str]) -> None:
-    for line in lines[:20]:
+def _print_first(lines: list[str], most: int = 20) -> None:
+    for line in lines[:most]:
         print(f"  {line}")
-    if len(lines) > 20:
-        print(f"  ... and {len(lines) - 20} more")
+    if len(lines) > most:
+        print(f"  ... and {len(lines) - most} more")
 
 
 def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence[Problem]) -> None:
     """Print the prompt of the first question: as the model reads it, with its tokens, else the conversation."""
-    from gtpo.evalkit.engines.model_ref import resolve_model
-    from gtpo.evalkit.evaluation.prompts import Question, conversation, render_prompts
-
     first = problems[0]
     question = Question(first, protocol.examples(problems, settings.data_dir)[first.id])
     print(f"\nprotocol {protocol.name}, the prompt of {first.id}:")
     if settings.model is None:
-        prompt = conversation(protocol, question, settings.prompt or "")
+        prompt = protocol.conversation(question, settings.prompt or "")
         print(prompt.text or json.dumps(prompt.messages, indent=2, ensure_ascii=False))
         return
     ref = resolve_model(settings.model, checkpoint=settings.checkpoint)
     key = (settings.check or "", first.id)
-    prompts, _, _, thoughts = render_prompts(settings, protocol, ref, "transformers", {key: question})
-    prompt = prompts[key]
-    inside = Reading((), thoughts).opens_thought(prompt.text or "")
+    rendered = render_prompts(settings, protocol, ref, "transformers", {key: question})
+    prompt = rendered.prompts[key]
+    inside = rendered.reading.opens_thought(prompt.text or "")
     print(f"{prompt.text}\n\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
     print(f"completions {'begin' if inside else 'do not begin'} inside a thought")

@@ -24,12 +24,9 @@ class Counts:
     """What is known of one benchmark so far."""
 
     total: int
-    done: int
-    """Samples scored, those of earlier sessions included."""
-    waiting: int
-    """Samples that have not arrived."""
-    arrived: int = 0
-    """Completions of this session, and their tokens."""
+    done: int  # Samples scored, those of earlier sessions included
+    waiting: int  # Samples that have not arrived
+    arrived: int = 0  # Completions of this session, and their tokens
     tokens: int = 0
     scored: int = 0
     correct: int = 0
@@ -46,7 +43,7 @@ class EvalProgress:
         self._live: Any = None
         self._engine: Engine | None = None
         self._most = 0
-        self._started = self._last_line = self._last_arrival = time.monotonic()
+        self._started = self._last_line = time.monotonic()
 
     def __enter__(self) -> EvalProgress:
         return self
@@ -64,7 +61,7 @@ class EvalProgress:
         """Start the clock and the display: the first request goes out now."""
         with self._lock:
             self._engine, self._most = engine, max_tokens or 0
-            self._started = self._last_line = self._last_arrival = time.monotonic()
+            self._started = self._last_line = time.monotonic()
         if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
             from rich.live import Live
 
@@ -72,15 +69,6 @@ class EvalProgress:
                 console=stderr_console(), get_renderable=self._table, refresh_per_second=4, transient=True
             )
             self._live.start()
-
-    def seconds(self) -> dict[str, float]:
-        """Return benchmark -> its share of the time from the first request to the last arrival, by tokens sampled."""
-        with self._lock:
-            whole = self._last_arrival - self._started
-            weights = {name: c.tokens for name, c in self._counts.items() if c.arrived}
-            if not all(weights.values()):  # what came does not say how long it is
-                weights = {name: self._counts[name].arrived for name in weights}
-            return {name: round(whole * weight / sum(weights.values()), 2) for name, weight in weights.items()}
 
     def arrive(self, generations: Iterable[Generation]) -> None:
         """Count what comes from the engine, at once: scoring takes its own time."""
@@ -91,7 +79,6 @@ class EvalProgress:
                 counts.arrived += g.error is None
                 counts.failed += g.error is not None
                 counts.tokens += g.tokens or 0
-            self._last_arrival = time.monotonic()
 
     def count(self, samples: Iterable[Sample]) -> None:
         """Count samples as they are scored."""
@@ -102,17 +89,10 @@ class EvalProgress:
                     counts.done += 1
                     counts.scored += 1
                     counts.correct += sample.verdict(self.scoring) == Verdict.CORRECT
-        if self._live is None and LOG.isEnabledFor(logging.INFO) and time.monotonic() - self._last_line >= LINE_EVERY_S:
-            self._last_line = time.monotonic()
-            with self._lock:
-                lines = [self._line(name, c) for name, c in self._counts.items() if c.scored]
+            if self._live is None and time.monotonic() - self._last_line >= LINE_EVERY_S:
+                self._last_line = time.monotonic()
+                lines = [f"{name}: {self._line(c)}" for name, c in self._counts.items() if c.scored]
                 LOG.info("%s", ", ".join([*lines, *self._speed()]))
-            self.tell_throughput()
-
-    def tell_throughput(self) -> None:
-        """Say what each copy or server has done, if there are several."""
-        if copies := self._engine.throughput() if self._engine is not None else ():
-            LOG.info("  %s", "; ".join(map(str, copies)))
 
     def _speed(self) -> list[str]:
         """Describe what is in flight, how fast it goes, and how long it will take."""
@@ -131,10 +111,10 @@ class EvalProgress:
             parts.append(f"{'about' if arrived else 'at most'} {duration(left)} left")
         return parts
 
-    def _line(self, name: str, c: Counts) -> str:
+    def _line(self, c: Counts) -> str:
         """Describe a benchmark."""
-        failed = f", {c.failed} failed" if c.failed else ""
-        return f"{name}: {c.done}/{c.total} samples, pass@1 ({self.scoring}) {100 * c.correct / c.scored:.1f} %{failed}"
+        right = f", pass@1 ({self.scoring}) {100 * c.correct / c.scored:.1f} %" if c.scored else ""
+        return f"{c.done}/{c.total} samples{right}{f', {c.failed} failed' if c.failed else ''}"
 
     def _table(self) -> Any:
         from rich.console import Group
@@ -142,15 +122,7 @@ class EvalProgress:
         from rich.table import Table
 
         with self._lock:
-            table = Table(box=None, pad_edge=False)
-            for title in ("benchmark", "", "samples", f"pass@1 ({self.scoring})"):
-                table.add_column(title, justify="left" if title in ("benchmark", "") else "right")
+            table = Table.grid(padding=(0, 2))
             for name, c in self._counts.items():
-                table.add_row(
-                    name,
-                    ProgressBar(total=max(c.total, 1), completed=c.done, width=24),
-                    f"{c.done}/{c.total}" + (f", {c.failed} failed" if c.failed else ""),
-                    f"{100 * c.correct / c.scored:.1f} %" if c.scored else "",
-                )
-            copies = self._engine.throughput() if self._engine is not None else ()
-            return Group(table, f"  {', '.join(self._speed())}", *(f"  {copy}" for copy in copies))
+                table.add_row(name, ProgressBar(total=max(c.total, 1), completed=c.done, width=24), self._line(c))
+            return Group(table, f"  {', '.join(self._speed())}")

@@ -11,13 +11,13 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.yaml_file import read_yaml, validate_yaml
-from gtpo.evalkit.engines.base import Generation, Reading
+from gtpo.evalkit.engines.base import Generation, Prompt, Reading
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
@@ -44,15 +44,20 @@ class SamplingSection(_Section):
 class FewShot(_Section):
     """Worked examples before the question, from a training split of the user's data."""
 
-    data: str
-    """A source as in --data-dir (gsm8k_train), or a .jsonl or .parquet file with problem, answer and solution."""
+    data: str  # A source as in --data-dir (gsm8k_train), or a .jsonl or .parquet file with problem, answer and solution
     count: int = Field(ge=1)
+    # random: drawn anew for each question of the benchmark in its order, by Python's random.Random(seed).sample.
     choice: Literal["first", "random"] = "first"
-    """random: drawn anew for each question of the benchmark in its order, by Python's random.Random(seed).sample."""
     seed: int = 1234
     answer: str = "{solution}"
-    between: str = "\n\n"
-    """Between examples, if they are one text; in a chat each is a turn of user and assistant."""
+    between: str = "\n\n"  # Between examples, if they are one text; in a chat each is a turn of user and assistant
+
+
+class Question(NamedTuple):
+    """A question and the examples that are shown before it."""
+
+    problem: Problem
+    examples: list[Problem]
 
 
 class Protocol(_Section):
@@ -60,23 +65,18 @@ class Protocol(_Section):
 
     name: str = "gtpo"
     title: str = ""
-    source: str = ""
-    """Where the facts are from."""
-    extends: str | None = None
-    """A protocol of ours whose keys hold if this one has none."""
-    system: str | None = None
-    """'' for none. Absent: that of the train run, else ours."""
+    source: str = ""  # Where the facts are from
+    extends: str | None = None  # A protocol of ours whose keys hold if this one has none
+    system: str | None = None  # '' for none. Absent: that of the train run, else ours
     system_role: Literal["system", "developer"] = "system"
     user: str = "{problem}"
     fewshot: FewShot | None = None
-    api: Literal["chat", "completions"] = "chat"
-    """completions: one text without a chat template, for base models."""
+    api: Literal["chat", "completions"] = "chat"  # completions: one text without a chat template, for base models
+    # Delimiters of thoughts beside those in use (`gtpo.rewards.thoughts`); stored completions have <think> instead.
     thoughts: list[Annotated[tuple[str, str], Strict(False)]] = []  # YAML has lists for pairs
-    """Delimiters of thoughts beside those in use (`gtpo.rewards.thoughts`); stored completions have <think> instead."""
+    # Whether the model's template opens a thought. Counts if a server does not show the rendered prompt.
     begins_in_thought: bool = False
-    """Whether the model's template opens a thought. Counts if a server does not show the rendered prompt."""
-    stop: list[str] = []
-    """A completion ends before the first of them behind its thoughts."""
+    stop: list[str] = []  # A completion ends before the first of them behind its thoughts
     chat_template_kwargs: dict[str, Any] | None = None
     sampling: SamplingSection = SamplingSection()
     scoring: Literal["strict", "lenient"] = "strict"
@@ -104,19 +104,19 @@ class Protocol(_Section):
         except UserError as error:
             raise UserError(f"protocol {self.name}: {error}") from None
 
-    def messages(self, problem: Problem, system: str, examples: Sequence[Problem]) -> list[dict[str, str]]:
-        """Return the conversation of one question."""
-        begin = [{"role": self.system_role, "content": system}] if system else []
-        for example in examples:
-            begin.append({"role": "user", "content": _filled(self.user, example)})
-            begin.append({"role": "assistant", "content": _filled(self._answer, example).strip()})
-        return [*begin, {"role": "user", "content": _filled(self.user, problem)}]
-
-    def text(self, problem: Problem, system: str, examples: Sequence[Problem]) -> str:
-        """Return the question as one text, for a base model."""
-        between = self.fewshot.between if self.fewshot else "\n\n"
-        shown = [_filled(self.user, example) + _filled(self._answer, example) for example in examples]
-        return between.join([*([system] if system else []), *shown, _filled(self.user, problem)])
+    def conversation(self, question: Question, system: str) -> Prompt:
+        """Return the prompt before any chat template: messages, or the text for a base model."""
+        if self.api == "completions":
+            between = self.fewshot.between if self.fewshot else "\n\n"
+            shown = [_filled(self.user, example) + _filled(self._answer, example) for example in question.examples]
+            return Prompt(
+                [], between.join([*([system] if system else []), *shown, _filled(self.user, question.problem)])
+            )
+        turns: list[tuple[str, str]] = [(self.system_role, system)] if system else []
+        for example in question.examples:
+            turns += [("user", _filled(self.user, example)), ("assistant", _filled(self._answer, example).strip())]
+        turns.append(("user", _filled(self.user, question.problem)))
+        return Prompt([{"role": role, "content": content} for role, content in turns])
 
     @property
     def _answer(self) -> str:

@@ -20,8 +20,8 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import math_gold, parse_level, read_rows, renamed
 from gtpo.rewards.extract import gsm8k_gold
 
+# Finish reasons of completions that are none.
 _FAILED = ("abort", "aborted", "error", "failed", "cancelled", "canceled", "timeout")
-"""Finish reasons of completions that are none."""
 
 
 @dataclass(slots=True)
@@ -41,12 +41,9 @@ class Row:
     where: str
     id: str
     samples: list[RecordedSample]
-    no_gold: bool = False
-    """Whether the row itself says that there is no gold."""
-    problem: Problem | None = None
-    """With the gold; None without one."""
-    labels: list[bool] = field(default_factory=list)
-    """The owner's verdicts, one a sample or none."""
+    no_gold: bool = False  # Whether the row itself says that there is no gold
+    problem: Problem | None = None  # With the gold; None without one
+    labels: list[bool] = field(default_factory=list)  # The owner's verdicts, one a sample or none
 
 
 def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Iterator[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,11 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import command_line, git_commit, now
+from gtpo.evalkit.engines.base import Prompt, Task
+from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum
+from gtpo.evalkit.evaluation.engine import Rendered
+from gtpo.evalkit.evaluation.protocol import Protocol
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, verify_stored
 from gtpo.evalkit.evaluation.settings import SAMPLING_DEFAULTS, EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
@@ -37,34 +41,42 @@ EVAL_RUNS = Path("results/eval")
 
 SAMPLED = frozenset(SamplingRecord.model_fields)
 
-Problems = dict[str, list[Problem]]
-"""benchmark -> the problems that are evaluated, in order"""
+Problems = dict[str, list[Problem]]  # benchmark -> the problems that are evaluated, in order
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest:
-    """What a command asks for."""
+class Plan:
+    """What a command asks for: all that is known before the run's folder and its engine."""
 
+    name: str  # What the run is called by default
+    # Model, engine, prompt and benchmarks, as eval.json says them; sampling too, if completions are recorded.
     record: EvalRecord
-    """Model, engine, sampling, prompt and benchmarks, as eval.json says them."""
     problems: Problems
+    samples: dict[QuestionKey, int]  # Question -> how many samples it is to have
+    protocol: Protocol
+    rendered: Rendered
+    ref: ModelRef | None = None  # None for recorded completions
+    # Sampling parameters of the model's generation_config.json, if they were asked for.
+    recommended: dict[str, float] = field(default_factory=dict)
+    # Recorded completions: (question, sample) -> the owner's verdict.
+    labels: dict[tuple[str, int], bool] = field(default_factory=dict)
 
     @property
     def questions(self) -> dict[QuestionKey, Problem]:
         """(benchmark, question id) -> problem."""
         return {(name, p.id): p for name, chosen in self.problems.items() for p in chosen}
 
+    @property
+    def tasks(self) -> list[Task]:
+        """Every question with all of its samples."""
+        prompts = self.rendered.prompts
+        return [Task(*key, prompts.get(key, Prompt([])), tuple(range(n))) for key, n in self.samples.items()]
+
 
 def verifier_record(judges: Judges, timeout_s: float | None = None) -> VerifierRecord:
     """Return who judges, by today's rules."""
     theirs = None if judges == "gtpo" else version("math-verify")
     return VerifierRecord(version=RULES_VERSION, timeout_s=timeout_s, name=judges, math_verify=theirs)
-
-
-def default_folder(name: str, settings: EvalSettings) -> Path:
-    """Return results/eval/<name>, with the shard if there is one."""
-    shard = settings.shard_of()
-    return EVAL_RUNS / (f"{name}-shard-{shard.part}-of-{shard.parts}" if shard else name)
 
 
 def previous_record(folder: EvalFolder, tally: Tally) -> EvalRecord | None:
@@ -76,31 +88,32 @@ def previous_record(folder: EvalFolder, tally: Tally) -> EvalRecord | None:
     return old
 
 
-def begin_record(folder: EvalFolder, settings: EvalSettings, asked: RunRequest, old: EvalRecord | None) -> EvalRecord:
-    """Return the record of a session that begins, with what earlier ones recorded. UserError if their settings
-    were others.
+def begin_record(
+    folder: EvalFolder, settings: EvalSettings, asked: EvalRecord, problems: Problems, old: EvalRecord | None
+) -> EvalRecord:
+    """Return the record of a session that begins, with what earlier ones recorded.
 
-    Metrics stay in the record until better ones are known: a raise of k that stops leaves those of the smaller k.
+    UserError if their settings were others. Metrics stay in the record until better ones are known: a raise of k that
+    stops leaves those of the smaller k.
     """
     command = command_line()
     for header in settings.header or ():  # it may be a key
         command = command.replace(value, "***") if (value := header.partition(":")[2].strip()) else command
-    n = asked.record.sampling.n
+    n = asked.sampling.n
     of_this: dict[str, Any] = {"n_asked": n, "finish_with": command}
     known: dict[str, Any] = {
         "schema_version": EVAL_SCHEMA_VERSION,
         "status": "incomplete",
         "name": folder.path.resolve().name,
         "scoring": settings.scoring,
-        "shard": settings.shard,
         "verifier": verifier_record(settings.verifier),
         "created": now(),
         "wall_seconds": None,
         "command": command,
         "git_commit": git_commit(),
-        "benchmarks": {name: e.model_copy(update=of_this) for name, e in asked.record.benchmarks.items()},
+        "benchmarks": {name: e.model_copy(update=of_this) for name, e in asked.benchmarks.items()},
     }
-    record = asked.record.model_copy(update=known)
+    record = asked.model_copy(update=known)
     if old is None:
         return record
     if old.verifier.name != settings.verifier:
@@ -111,10 +124,10 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: RunRequest, 
     stored, shown = folder.problems(everything=True), folder.problems()
     kept = dict(old.benchmarks)
     others: list[str] = []
-    for name in asked.problems.keys() & stored.keys() & kept.keys():
-        others += _changed(name, stored[name], asked.problems[name])
-        if {p.id for p in shown.get(name, ())} != {p.id for p in asked.problems[name]}:
-            LOG.info("%s: %d questions, of %d that are stored", name, len(asked.problems[name]), len(stored[name]))
+    for name in problems.keys() & stored.keys() & kept.keys():
+        others += _changed(name, stored[name], problems[name])
+        if {p.id for p in shown.get(name, ())} != {p.id for p in problems[name]}:
+            LOG.info("%s: %d questions, of %d that are stored", name, len(problems[name]), len(stored[name]))
             kept[name] = record.benchmarks[name].model_copy(update={"n": kept[name].n})
     check_identity(folder.path, _as_asked(old, record), record, others)
     if old.verifier.version != RULES_VERSION or old.scoring != record.scoring:  # metrics of other rules or headline
@@ -132,7 +145,6 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, asked: RunRequest, 
             "created": old.created or record.created,
             "benchmarks": {name: benchmarks[name] for name in (*kept, *record.benchmarks)},
             "sampling": record.sampling.model_copy(update={"n": most}),
-            "benchmark_seconds": dict(old.benchmark_seconds),
             "engine": record.engine.model_copy(update=engine),
         }
     )
@@ -154,13 +166,13 @@ def _changed(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> 
     return [f"the {what} of {len(ids)} questions of {name} (first: {ids[0]})" for what, ids in said if ids]
 
 
-def verify_again(folder: EvalFolder, asked: RunRequest, old: EvalRecord, verifier: Verifier) -> bool:
+def verify_again(folder: EvalFolder, plan: Plan, old: EvalRecord, verifier: Verifier) -> bool:
     """Verify by today's rules what was verified by others; return whether there was anything."""
     if old.verifier.version == RULES_VERSION:
         return False
     LOG.warning("the rules of scoring have changed: the stored completions are verified again")
-    problems = {(name, p.id): p for name, chosen in folder.problems(everything=True).items() for p in chosen}
-    return bool(deque(verify_stored(folder, {**problems, **asked.questions}, verifier, old.verifier.name), maxlen=1))
+    stored = folder.questions() | plan.questions
+    return bool(deque(verify_stored(folder, stored, verifier, old.verifier.name), maxlen=1))
 
 
 def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier: Verifier, **known: Any) -> EvalRecord:
@@ -213,7 +225,7 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
 def _limit(record: EvalRecord, tally: Tally, name: str, n: int) -> int:
     """Return how many samples of each question count: n, or all that a file of recorded completions has."""
     of_benchmark = [samples for key, samples in tally.questions.items() if key[0] == name]
-    further = sum(i >= n for samples in of_benchmark for i in (*samples.scored, *samples.errors))
+    further = sum(i >= n for samples in of_benchmark for i in (*samples.scored, *samples.failed))
     if record.engine.name == "recorded":
         return n + further
     if further:

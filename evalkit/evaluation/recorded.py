@@ -15,7 +15,7 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash
-from gtpo.evalkit.engines.base import Engine, Generation, Prompt, Task
+from gtpo.evalkit.engines.base import Engine, Generation, Reading, Task
 from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
     Benchmark,
@@ -24,9 +24,10 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.protocol import find_protocol
+from gtpo.evalkit.evaluation.engine import Rendered
+from gtpo.evalkit.evaluation.protocol import Protocol
 from gtpo.evalkit.evaluation.readers import read_completions
-from gtpo.evalkit.evaluation.record import RunRequest, drop_unverifiable
+from gtpo.evalkit.evaluation.record import Plan, drop_unverifiable
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import data_folder
@@ -40,16 +41,11 @@ CHUNK = 512
 class Recorded:
     """What the first reading of a file found."""
 
-    problems: dict[str, Problem] = field(default_factory=dict)
-    """id -> problem with its gold, for rows that bring one."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """id -> samples."""
-    labels: dict[tuple[str, int], bool] = field(default_factory=dict)
-    """(id, sample) -> the owner's verdict."""
-    without_gold: tuple[str, str] | None = None
-    """(place, id) of the first row that has no gold and does not say so."""
-    no_gold: set[str] = field(default_factory=set)
-    """Questions whose rows say that there is no gold."""
+    problems: dict[str, Problem] = field(default_factory=dict)  # id -> problem with its gold, for rows that bring one
+    counts: dict[str, int] = field(default_factory=dict)  # id -> samples
+    labels: dict[tuple[str, int], bool] = field(default_factory=dict)  # (id, sample) -> the owner's verdict
+    without_gold: tuple[str, str] | None = None  # (place, id) of the first row that has no gold and does not say so
+    no_gold: set[str] = field(default_factory=set)  # Questions whose rows say that there is no gold
 
 
 def read_recorded(path: Path, fields: Mapping[str, str]) -> Recorded:
@@ -118,14 +114,11 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
     return benchmark.name, benchmark.source, {identifier: known[identifier] for identifier in found.counts}
 
 
-def recorded_file(
-    settings: EvalSettings, verifier: Verifier
-) -> tuple[str, RunRequest, list[Task], dict[tuple[str, int], bool], RecordedEngine]:
-    """Check a file; return the name of the run's folder, what is asked, each question with its samples, labels
-    ((question, sample) -> the owner's verdict), and what gives the completions. Raises UserError with file and line on
-    the first mistake.
+def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier) -> tuple[Plan, RecordedEngine]:
+    """Check a file; return what is asked, and what gives the completions. Raises UserError with file and line on the
+    first mistake.
     """
-    path, protocol = settings.completions, find_protocol(settings.protocol)
+    path = settings.completions
     assert path is not None
     found = read_recorded(path, settings.field_names())
     benchmark, source, known = _identify(settings, path, found)
@@ -136,9 +129,7 @@ def recorded_file(
     if not every:
         raise UserError(f"{path}: no question has a gold")
     check_questions({benchmark: every}, settings.questions)
-    chosen = select_problems(every, settings.limit, settings.questions, settings.shard_of())
-    if not chosen:
-        raise UserError(f"{path}: no question of its {len(every)} is in --shard {settings.shard}")
+    chosen = select_problems(every, settings.limit, settings.questions)
     fewest = min(found.counts[p.id] for p in chosen)
     if settings.k > fewest:
         short = next(p.id for p in chosen if found.counts[p.id] == fewest)
@@ -147,19 +138,26 @@ def recorded_file(
         )
     kept, entry = drop_unverifiable(benchmark, source, chosen, verifier)
     entry.excluded = [*entry.excluded, *lacking]
-    tasks = [Task(benchmark, p.id, Prompt([]), tuple(range(found.counts[p.id]))) for p in kept]
+    prompt = PromptRecord(
+        protocol=protocol.name, **protocol.model_dump(include={"thoughts", "begins_in_thought"}, exclude_defaults=True)
+    )
     record = EvalRecord(
         model=ModelRecord(source=str(path), adapter=None, fingerprint=file_hash(path)),
         engine=EngineRecord(name=RecordedEngine.name, versions={}, hardware=None),
         sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept), stop=list(protocol.stop)),
-        prompt=PromptRecord(
-            protocol=protocol.name,
-            **protocol.model_dump(include={"thoughts", "begins_in_thought"}, exclude_defaults=True),
-        ),
+        prompt=prompt,
         benchmarks={benchmark: entry},
     )
-    engine = RecordedEngine(path, settings.field_names())
-    return settings.model or _stem(path), RunRequest(record, {benchmark: kept}), tasks, found.labels, engine
+    plan = Plan(
+        settings.model or _stem(path),
+        record,
+        {benchmark: kept},
+        {(benchmark, p.id): found.counts[p.id] for p in kept},
+        protocol,
+        Rendered({}, prompt, Reading(tuple(protocol.stop), tuple(protocol.thoughts))),
+        labels=found.labels,
+    )
+    return plan, RecordedEngine(path, settings.field_names())
 
 
 class RecordedEngine(Engine):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Generation
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
@@ -19,11 +20,10 @@ from gtpo.runs.eval_folder import EvalFolder, QuestionKey
 from gtpo.runs.eval_record import SCORINGS
 from gtpo.runs.tables import Sample
 
+# Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
 RULES_VERSION = 13
-"""Version of extraction and verification as eval.json records it; raised with a change that moves verdicts."""
 
-Judges = Literal["gtpo", "math-verify"]
-"""Whose verdicts are stored."""
+Judges = Literal["gtpo", "math-verify"]  # Whose verdicts are stored
 
 
 def score(
@@ -91,51 +91,45 @@ def verify_stored(
         yield before, after
 
 
-class Siblings(NamedTuple):
-    """What the completions of a run say of those that were cut off without a delimiter of thoughts."""
+def settle_thoughts(
+    folder: EvalFolder, apart: bool, problems: Mapping[QuestionKey, Problem], verifier: Verifier, judges: Judges
+) -> bool:
+    """Decide from a run's other completions whether those that were cut off are thoughts; return whether any is.
 
-    hidden: dict[Path, list[int]]
-    """Part -> rows of cut-off completions that may be thoughts: nothing in them says so."""
-    thought: int
-    """Completions that close a thought which they never opened, or have it apart (a server's `reasoning_content`)."""
-    spoke: int
-    """Finished completions without any thought."""
-
-    @property
-    def in_question(self) -> int:
-        """How many completions may be thoughts."""
-        return sum(map(len, self.hidden.values()))
-
-
-def find_hidden_thoughts(folder: EvalFolder, apart: bool) -> Siblings:
-    """Look through the stored completions. apart: whether one that begins with `<think>` had its thought apart."""
-    hidden: dict[Path, list[int]] = {}
-    thought = spoke = 0
+    apart: whether a completion that begins with `<think>` had its thought apart (a server's `reasoning_content`).
+    """
+    hidden: dict[Path, list[int]] = {}  # part -> rows that may be thoughts: nothing in them says so
+    thought = spoke = 0  # completions that prove that the model thinks, and finished ones without any thought
     for part, table in folder.tables(["completion", "finish_reason", "error"]):
         columns = (table.column(name).to_pylist() for name in table.column_names)
         for row, (text, reason, error) in enumerate(zip(*columns, strict=True)):
+            opens = text.startswith("<think>")
             if error is not None:
                 continue
-            opens = text.startswith("<think>")
             if (opens and apart) or closes_unopened(text):
                 thought += 1
             elif reason == "length" and "<think>" not in text and "</think>" not in text:
                 hidden.setdefault(part, []).append(row)
             else:
                 spoke += not opens
-    return Siblings(hidden, thought, spoke)
-
-
-def hide_thoughts(
-    folder: EvalFolder, found: Siblings, problems: Mapping[QuestionKey, Problem], verifier: Verifier, judges: Judges
-) -> None:
-    """Take the completions in question for thoughts: they have no answer."""
-    for part, places in found.hidden.items():
+    count = sum(map(len, hidden.values()))
+    if not count or not thought:
+        return False
+    if thought <= spoke:
+        LOG.warning(
+            "%d completions were cut off and may be thoughts: %d others have one that the prompt opened, %d have none. "
+            "They are read as answers; a protocol with begins_in_thought: true reads them as thoughts",
+            count, thought, spoke,
+        )  # fmt: skip
+        return False
+    LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", count)
+    for part, places in hidden.items():
         samples = folder.part(part)
         cut = [_generation(samples[place])._replace(text=f"<think>{samples[place].completion}") for place in places]
         for place, sample in zip(places, score(cut, problems, verifier, judges), strict=True):
             samples[place] = sample
         folder.replace_part(part, samples)
+    return True
 
 
 def _by_math_verify(
@@ -180,8 +174,7 @@ class Votes(NamedTuple):
 
     correct: int
     abstentions: int
-    wrong: list[int]
-    """Sizes of the wrong answer classes, the largest first."""
+    wrong: list[int]  # Sizes of the wrong answer classes, the largest first
 
     @property
     def total(self) -> int:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import Verbosity
 from gtpo.common.options import Options, either, option
 
+# The paper's sampling: the model's own distribution.
 SAMPLING_DEFAULTS: dict[str, float] = {
     "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
 }  # fmt: skip
-"""The paper's sampling: the model's own distribution."""
 
 MODES = {
     "model": "",
@@ -23,20 +22,12 @@ MODES = {
     "check": "--check looks at a benchmark",
     "rescore": "--rescore scores again what a run has stored",
     "completions": "--completions samples nothing",
-}
-"""What a command may be, and what is said if an option has no effect there."""
+}  # What a command may be, and what is said if an option has no effect there
 
 LOCAL = ("auto", "vllm", "transformers", "ray")
 VLLM = ("auto", "vllm", "ray")
 SERVERS = ("openai",)
 FILE = ("model", "completions")
-
-
-class Shard(NamedTuple):
-    """Part `part` of `parts`, counted from 1: every parts-th question."""
-
-    part: int
-    parts: int
 
 
 def _option(
@@ -51,8 +42,9 @@ def _option(
     return option(default, help, *flags, about={"engines": engines, "modes": modes}, **limits)
 
 
+# Sections of `gtpo eval --help` -> their options; the rest is about the output.
 HELP_GROUPS: dict[str, tuple[str, ...]] = {
-    "What": ("model", "benchmarks", "completions", "like", "check", "rescore", "limit", "questions", "shard",
+    "What": ("model", "benchmarks", "completions", "like", "check", "rescore", "limit", "questions",
              "data_dir", "checkpoint"),
     "Sampling": ("k", "samples", "engine", "protocol", "prompt", "chat_template", "chat_template_kwargs", "temperature",
                  "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "sampling", "max_tokens", "seed"),
@@ -62,7 +54,6 @@ HELP_GROUPS: dict[str, tuple[str, ...]] = {
     "This machine, several GPUs": ("batch_size", "dtype", "gpu_memory_utilization", "trust_remote_code",
                                    "tensor_parallel_size", "data_parallel_size", "ray_address"),
 }  # fmt: skip
-"""Sections of `gtpo eval --help` -> their options; the rest is about the output."""
 EXAMPLES = (
     "gtpo eval Qwen/Qwen2.5-0.5B-Instruct --benchmarks gsm8k --k 8",
     "gtpo eval --completions mine.jsonl --k 4",
@@ -108,7 +99,6 @@ class EvalSettings(Options):
     questions: Sequence[str] | None = _option(
         None, "Use only the question with this id (repeatable).", "--question", modes=FILE
     )
-    shard: str | None = _option(None, "i/n: part i of n of the questions, for n machines.", modes=FILE)
     protocol: str = _option(
         "gtpo",
         "How the model is asked, or completions are read: a name (gtpo eval --list) or a YAML file.",
@@ -227,7 +217,6 @@ class EvalSettings(Options):
         self.failure_limit(1)
         self.request_body()
         self.field_names()
-        self.shard_of()
         if self.completions is None and self.model is None:
             raise UserError("gtpo eval needs a MODEL (Hub name, folder or train run), or --completions FILE")
         if self.completions is None and Path(self.model or "").suffix == ".jsonl":
@@ -306,15 +295,6 @@ class EvalSettings(Options):
         from gtpo.rewards.data.problems import parse_fields
 
         return parse_fields(self.fields or "")
-
-    def shard_of(self) -> Shard | None:
-        """Return the shard asked for; UserError unless it is i/n with 1 <= i <= n."""
-        if self.shard is None:
-            return None
-        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise UserError(f'--shard is i/n, e.g. 1/4 to 4/4, found "{self.shard}"')
-        return Shard(int(match[1]), int(match[2]))
 
 
 def _json_object(flag: str, text: str | None, example: str) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,46 +19,27 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier
 from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
-from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, GroupMetrics, Interval, ScoringMetrics
+from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, Interval, ScoringMetrics
 from gtpo.runs.tables import Sample
 
 Array = npt.NDArray[np.float64]
 
 
-class SampleScores(NamedTuple):
-    """What the metrics need of a sample; the fields are some of `Sample`'s."""
-
-    finish_reason: str | None
-    """None if it is not known: a file of recorded completions need not say."""
-    format_ok: bool
-    unfinished: bool
-    tokens: int | None
-    prompt_tokens: int | None
-    answer_strict: str | None
-    answer_lenient: str | None
-    verdict_strict: str | None
-    verdict_lenient: str | None
-    """None until it is verified."""
-
-
-_COLUMNS = ["benchmark", "question_id", "sample_index", "error", *SampleScores._fields]
+# What the metrics need of a sample: not the texts, which are most of a run.
+_COLUMNS = [field.name for field in fields(Sample) if field.name not in ("completion", "seed")]
 
 
 @dataclass(slots=True)
 class QuestionSamples:
-    """A question's samples by index, in the order in which they came."""
+    """A question's samples by index, in the order in which they came, without their texts."""
 
-    scored: dict[int, SampleScores] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
-    """Sample index -> why it has no completion."""
-    refused: set[int] = field(default_factory=set)
-    """Those of them that the server refused."""
-    votes: dict[str, Votes] = field(default_factory=dict)
-    """By scoring, once they are counted."""
+    scored: dict[int, Sample] = field(default_factory=dict)
+    failed: dict[int, Sample] = field(default_factory=dict)  # those with an error in place of a completion
+    votes: dict[str, Votes] = field(default_factory=dict)  # by scoring, once they are counted
 
     def reached(self) -> int:
         """Return the n for which samples 0 to n - 1 are all stored, completed or failed."""
-        there = {*self.scored, *self.errors}
+        there = {*self.scored, *self.failed}
         return next(i for i in range(len(there) + 1) if i not in there)
 
     def column(self, name: str) -> list[Any]:
@@ -68,16 +49,15 @@ class QuestionSamples:
 
     def said(self, scoring: str) -> tuple[list[str | None], list[str]]:
         """Return the answers and the verdicts under one scoring."""
-        answers = [getattr(sample, f"answer_{scoring}") for sample in self.scored.values()]
-        return answers, [getattr(sample, f"verdict_{scoring}") or "" for sample in self.scored.values()]
+        samples = self.scored.values()
+        return [s.answer(scoring) for s in samples], [s.verdict(scoring) or "" for s in samples]
 
     def first(self, n: int) -> QuestionSamples:
         """Return the samples with an index below n."""
-        if all(i < n for i in (*self.scored, *self.errors)):
+        if all(i < n for i in (*self.scored, *self.failed)):
             return self
-        scored = {i: sample for i, sample in self.scored.items() if i < n}
-        errors = {i: why for i, why in self.errors.items() if i < n}
-        return QuestionSamples(scored, errors, {i for i in self.refused if i < n})
+        scored, failed = ({i: s for i, s in of.items() if i < n} for of in (self.scored, self.failed))
+        return QuestionSamples(scored, failed)
 
 
 class Tally:
@@ -90,26 +70,21 @@ class Tally:
         self._folder, self._verifier = folder, verifier
         self.questions: dict[QuestionKey, QuestionSamples] = {}
         for _, table in folder.tables(_COLUMNS):
-            self._add(zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True))
+            self.add(Sample(**row) for row in table.to_pylist())
 
-    def add(self, samples: Sequence[Sample]) -> None:
+    def add(self, samples: Iterable[Sample]) -> None:
         """Count new samples."""
-        self._add(tuple(getattr(sample, name) for name in _COLUMNS) for sample in samples)
-
-    def _add(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        for benchmark, question, index, error, reason, *scores in rows:
-            samples = self.questions.setdefault((benchmark, question), QuestionSamples())
-            if error is not None:
-                samples.errors[index] = error
-                if reason == "refused":
-                    samples.refused.add(index)
-            elif index not in samples.scored:  # one that is stored twice counts once
-                samples.scored[index] = SampleScores(reason, *scores)
-                samples.votes.clear()
+        for sample in samples:
+            of = self.questions.setdefault(sample.key[:2], QuestionSamples())
+            if sample.error is not None:
+                of.failed[sample.sample_index] = replace(sample, completion="")
+            elif sample.sample_index not in of.scored:  # one that is stored twice counts once
+                of.scored[sample.sample_index] = replace(sample, completion="")
+                of.votes.clear()
 
     def keys(self, *, failed: bool = False) -> set[Key]:
         """Return the key of every completion; failed: of every sample that has an error instead."""
-        of = ((key, samples.errors if failed else samples.scored) for key, samples in self.questions.items())
+        of = ((key, samples.failed if failed else samples.scored) for key, samples in self.questions.items())
         return {(*key, index) for key, indices in of for index in indices}
 
     def may_hide_thoughts(self) -> bool:
@@ -121,9 +96,7 @@ class Tally:
         """Forget samples with an error, here and in the folder: they are asked for again."""
         self._folder.drop_failed(keys)
         for *question, index in keys:
-            samples = self.questions[question[0], question[1]]
-            samples.errors.pop(index, None)
-            samples.refused.discard(index)
+            self.questions[question[0], question[1]].failed.pop(index, None)
 
     def first(self, name: str, problems: Sequence[Problem], n: int) -> list[QuestionSamples]:
         """Return the first n samples of each question of a benchmark."""
@@ -150,8 +123,7 @@ class Scored(NamedTuple):
     votes: list[Votes]
     pass_at: Array
     maj_at: Array
-    all_at: Array
-    """Arrays [questions, most samples of one]: column k - 1 is for k."""
+    all_at: Array  # Arrays [questions, most samples of one]: column k - 1 is for k
 
 
 def _score(samples: Sequence[QuestionSamples]) -> dict[Scoring, Scored]:
@@ -225,25 +197,6 @@ def _metrics(
     )
 
 
-def _means(scored: Scored, rows: Sequence[int], n: int) -> GroupMetrics:
-    """Return the means of a group; for each k over those of its questions that have k samples."""
-    having = {k: [i for i in rows if scored.n[i] >= k] for k in range(1, n + 1)}
-    return GroupMetrics(
-        questions=len(rows),
-        pass_at_k={k: float(scored.pass_at[some, k - 1].mean()) for k, some in having.items() if some},
-        maj_at_k={k: float(scored.maj_at[some, k - 1].mean()) for k, some in having.items() if some},
-    )
-
-
-def _groups(problems: Sequence[Problem], key: Callable[[Problem], Any]) -> dict[str, list[int]]:
-    groups: dict[Any, list[int]] = {}
-    for i, problem in enumerate(problems):
-        value = key(problem)
-        if value not in ("", None):
-            groups.setdefault(value, []).append(i)
-    return {str(value): groups[value] for value in sorted(groups)}
-
-
 def summarise(
     name: str,
     record: BenchmarkRecord,
@@ -258,8 +211,8 @@ def summarise(
     samples: of each problem. n: how many were asked for. Questions of which every sample failed are left out. Raises
     UserError if nothing could be scored.
     """
-    errors = Counter(e for s in samples for e in s.errors.values())
-    refused = sum(len(s.refused) for s in samples)
+    without = [sample for s in samples for sample in s.failed.values()]
+    errors = Counter(str(sample.error) for sample in without)
     failed = [p.id for p, s in zip(problems, samples, strict=True) if not s.scored]
     asked = [(p, s) for p, s in zip(problems, samples, strict=True) if s.scored]
     if not asked:
@@ -276,37 +229,31 @@ def summarise(
         [value for s in samples for value in s.column(name)]
         for name in ("tokens", "prompt_tokens", "finish_reason", "unfinished", "format_ok")
     )
-    total, unfinished = sum(len(s.scored) for s in samples), sum(in_thought)
-    lacking = {p.id: len(s.scored) for p, s in asked if len(s.scored) < n}
-    texts = 0 if clusters is None else int(clusters.max()) + 1
+    total = sum(len(s.scored) for s in samples)
     cut = [s.tokens or 0 for sample in samples for s in sample.scored.values() if s.finish_reason == "length"]
     rare: dict[str, Any] = {
-        "texts": texts,
-        "refused": refused,
-        "lacking": lacking,
-        "unfinished_rate": unfinished / total,
+        "texts": 0 if clusters is None else int(clusters.max()) + 1,
+        "unscored": errors.total(),
+        "unscored_reasons": dict(errors.most_common(10)),
+        "unscored_questions": failed,
+        "refused": sum(sample.finish_reason == "refused" for sample in without),
+        "lacking": {p.id: len(s.scored) for p, s in asked if len(s.scored) < n},
+        "unfinished_rate": sum(in_thought) / total,
         "cut_off_tokens": max(cut, default=0),
+        "completion_tokens": sum(tokens),
+        "prompt_tokens": sum(read),
+        "labels": record.labels,
     }
     summary: dict[str, Any] = {
         "questions": len(problems),
         "samples": total,
-        **({"unscored": errors.total(), "unscored_reasons": dict(errors.most_common(10))} if errors else {}),
-        **({"unscored_questions": failed} if errors else {}),
         **{name: value for name, value in rare.items() if value},
         **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
         "format_rate": sum(in_format) / total,
         "truncation_rate": ended.count("length") / len(ended) if ended else None,
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
-        **({"completion_tokens": sum(tokens)} if tokens else {}),
-        **({"prompt_tokens": sum(read)} if read else {}),
         **{str(scoring): of_scoring for scoring, of_scoring in metrics.items()},
     }
-    for label, key in (("by_subject", lambda p: p.subject), ("by_level", lambda p: p.level)):
-        groups = _groups(problems, key)
-        if len(groups) > 1:
-            summary[label] = {value: _means(by_scoring[headline], rows, n) for value, rows in groups.items()}
-    if record.labels is not None:
-        summary["labels"] = record.labels
     return record.before_samples().model_copy(update=summary), rows
 
 

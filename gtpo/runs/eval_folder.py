@@ -164,6 +164,10 @@ class EvalFolder:
                 found.setdefault(name, []).append(problem)
         return found
 
+    def questions(self) -> dict[QuestionKey, Problem]:
+        """Return every problem that has samples, by benchmark and id."""
+        return {(name, problem.id): problem for name, problem, _ in self._problems()}
+
     def _problems(self) -> list[tuple[str, Problem, bool]]:
         rows = read_rows(self.path / "problems.parquet", remedy=REMEDY)
         return [(row.pop("benchmark"), Problem(**row), asked) for row in rows for asked in [row.pop("asked", True)]]

@@ -52,14 +52,6 @@ class ScoringMetrics(_Block):
     verdicts: dict[str, int] = Field({}, description="Verdict -> count of samples.")
 
 
-class GroupMetrics(_Block):
-    """Means over the questions of one subject or level, by k."""
-
-    questions: int = Field(description="Questions of the group.")
-    pass_at_k: dict[int, float] = Field(alias="pass@k", description="By k: mean.")
-    maj_at_k: dict[int, float] = Field(alias="maj@k", description="By k: mean.")
-
-
 class LabelAgreement(_Block):
     """Recorded completions that bring their owners' labels: samples on which they agree with our verdict."""
 
@@ -101,8 +93,6 @@ class BenchmarkRecord(ScoringMetrics):
     prompt_tokens: int | None = Field(None, description="Of the prompts of all samples, each counted once a sample.")
     strict: ScoringMetrics | None = Field(None, description="Metrics if the answer must stand in the tags.")
     lenient: ScoringMetrics | None = Field(None, description="Metrics if the last box or number will do.")
-    by_subject: dict[str, GroupMetrics] | None = Field(None, description="Subject -> metrics, if it has any.")
-    by_level: dict[str, GroupMetrics] | None = Field(None, description="Level -> metrics, if it has any.")
     labels: LabelAgreement | None = Field(None, description="Agreement with labels that recorded completions bring.")
 
     def before_samples(self) -> BenchmarkRecord:
@@ -234,12 +224,9 @@ class EvalRecord(_Block):
     sampling: SamplingRecord = Field(SamplingRecord(), description="How completions were drawn.")
     prompt: PromptRecord = Field(PromptRecord(), description="What came before the question.")
     scoring: Scoring = Field("strict", description="The headline.")
-    shard: str | None = Field(None, description="i/n: every n-th question, from the i-th.")
     verifier: VerifierRecord = Field(VerifierRecord(), description="How answers were judged.")
     created: str | None = Field(None, description="Time of the start, UTC.")
     wall_seconds: float | None = Field(None, description="Wall time of all sessions.")
-    benchmark_seconds: dict[str, float] = {}
-    """Time in which each benchmark's samples arrived; benchmarks may overlap."""
     command: str | None = None
     """The last command line; of an incomplete run the one that goes on with it."""
     git_commit: str | None = Field(None, description="Commit of gtpo, if it runs from a checkout.")

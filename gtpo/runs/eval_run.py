@@ -81,7 +81,7 @@ def unlike(a: EvalRecord, b: EvalRecord, keys: Sequence[str] = IDENTITY) -> list
 def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence[str] = ()) -> None:
     """Raise UserError that names each setting in which a run and a command differ. also: other differences, in words.
 
-    The questions are none of them: a subset or a shard is a view on what is stored.
+    The questions are none of them: a subset is a view on what is stored.
     """
     differing = [f"{key} ({_short(before)} there, {_short(now)} now)" for key, before, now in unlike(old, new)]
     differing += also

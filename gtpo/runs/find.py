@@ -7,7 +7,6 @@ it. What makes a run unreadable is a UserError that names it and says what to do
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +16,6 @@ from gtpo.runs.eval_record import EvalRecord, read_record
 from gtpo.runs.eval_run import IDENTITY, PLACES, EvalRun, unlike
 from gtpo.runs.questions import load_questions
 from gtpo.runs.train_run import RESULTS, TrainFolder
-
-SHARD = re.compile(r"-shard-\d+-of-\d+$")
-"""What `gtpo eval --shard i/n` appends to a run's name; the shards of one name are compared as one run."""
 
 
 def find_runs(
@@ -73,7 +69,7 @@ def find_runs(
 
 
 def resolve(given: str) -> list[Path]:
-    """Return the folder of a path to it or to its eval.json, or of a name under results/; of shards, all of a name.
+    """Return the folder of a path to it or to its eval.json, or of a name under results/.
 
     UserError, with the nearest name, if there is none.
     """
@@ -93,15 +89,11 @@ def resolve(given: str) -> list[Path]:
         raise UserError(f'"{given}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
     if there:
         return there
-    evals = subfolders(RESULTS / "eval")
-    shards = [folder for folder in evals if SHARD.search(folder.name) and SHARD.sub("", folder.name) == given]
-    if shards:
-        return shards
     if path.is_dir():
         raise UserError(f"{path}: neither an eval run (eval.json) nor a train run (run.json)")
     if path.is_file():
         raise UserError(f"{path} is a file, not a run; score it first: gtpo eval --completions {path}")
-    known = [entry.name for entry in evals + subfolders(RESULTS / "train")]
+    known = [entry.name for kind in ("eval", "train") for entry in subfolders(RESULTS / kind)]
     raise UserError(
         f'no run "{given}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.'
         f"{did_you_mean(given, known)}"
@@ -136,8 +128,6 @@ def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[s
         )
     record = read_record(folder)
     name = record.name or folder.resolve().name
-    if record.shard:
-        name = SHARD.sub("", name)
     if record.status != "complete":
         resume = f"resume it with: {record.command}" if record.command else "run its gtpo eval command again"
         if not (allow_incomplete and (folder / "questions.parquet").is_file()):
@@ -211,20 +201,14 @@ def _train_run_of(run: EvalRun) -> TrainFolder | None:
 
 
 def _note_parts(run: EvalRun, parts: list[EvalRun], notes: list[str]) -> None:
-    """Note which shards of a run are missing, and what it was joined of."""
-    shards = [record.shard for record in run.records if record.shard]
-    for total in sorted({shard.partition("/")[2] for shard in shards}):
-        have = {shard.partition("/")[0] for shard in shards if shard.endswith(f"/{total}")}
-        missing = [str(i) for i in range(1, int(total) + 1) if str(i) not in have]
-        if missing:
-            notes.append(f"{run.name}: shard {', '.join(missing)} of {total} is missing, the other questions are used")
+    """Note what a run was joined of."""
     if len(parts) > 1:
         unknown = " of recorded completions, which do not say what model wrote them" if _recorded(run.record) else ""
         notes.append(f"{run.name}: {len(parts)} parts joined{unknown} ({', '.join(str(p.folders[0]) for p in parts)})")
 
 
 def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
-    """Join shards and other disjoint parts of one name; refuse a name that two different runs carry."""
+    """Join disjoint parts of one name; refuse a name that two different runs carry."""
     lines: list[EvalRun] = []
     for name in dict.fromkeys(run.name for run in runs):
         same = [run for run in runs if run.name == name]

@@ -19,7 +19,7 @@ import pytest
 from gtpo.evalkit.engines.base import Generation, Prompt, Sampling, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai import CANARY_TOKENS, OpenAIEngine
-from gtpo.evalkit.engines.openai_request import access
+from gtpo.evalkit.engines.openai_request import Servers, access
 
 
 class Reply(NamedTuple):
@@ -182,9 +182,8 @@ def make(*servers: Server, sampling: dict[str, Any] | None = None, **options: An
     """The engine that asks these servers, an hour for anything new; `total_s`: in any case."""
     settings = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33, "n": 4, "seed": 5, **(sampling or {})}
     asked = access("OPENAI_API_KEY", (), 3600.0, options.pop("total_s", None))
-    urls = [server.url for server in servers]
-    ref = resolve_model("m", served=True)
-    return OpenAIEngine(ref, Sampling(**settings), urls, asked, **{"concurrency": 4, **options})
+    found = Servers(resolve_model("m", served=True), [server.url for server in servers], asked)
+    return OpenAIEngine(found, Sampling(**settings), **{"concurrency": 4, **options})
 
 
 def collect(source: OpenAIEngine, wanted: list[Task]) -> dict[int | None, Generation]:

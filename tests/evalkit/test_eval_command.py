@@ -196,17 +196,6 @@ def test_rescore_keeps_the_headline(gtpo, whole: Path, tmp_path: Path) -> None: 
     assert "--scoring is strict or lenient" in gtpo("eval", "run", "--rescore", "--scoring", "no", code=2).stderr
 
 
-def test_shards_share_no_question_and_no_folder(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "1", "--limit", "5", *EVAL)
-    found: list[str] = []
-    for shard in ("1/2", "2/2"):
-        gtpo(*command, "--shard", shard)
-        run = tmp_path / "results/eval" / f"tiny-shard-{shard[0]}-of-2"
-        assert json.loads((run / "eval.json").read_text())["shard"] == shard
-        found += [question for _, question, _ in completions(run)]
-    assert len(found) == len(set(found)) == 5
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -218,7 +207,6 @@ def test_shards_share_no_question_and_no_folder(gtpo, tiny_model: Path, tmp_path
         (("--benchmarks", "arithmetic"), "gtpo eval needs a MODEL"),
         (("MODEL", "--benchmarks", "arithmetic", "--k", "8", "--samples", "4"), "--k 8 needs at least 8 samples"),
         (("MODEL", "--benchmarks", "arithmetic", "--max-tokens", "9999"), "do not fit the context"),
-        (("MODEL", "--benchmarks", "arithmetic", "--shard", "3/2"), "--shard is i/n"),
         (("MODEL", "--benchmarks", "arithmetic", "--k", "4", "--temperature", "0"), "--temperature 0 gives the same"),
         (("MODEL", "--benchmarks", "arithmetic", "--engine", "vlm"), 'found "vlm". Did you mean "vllm"'),
         (("MODEL", "--benchmarks", "arithmetic", "--question", "arithmetic/test/x"), "has no question"),

@@ -51,10 +51,6 @@ def test_servers_share_one_queue(serve) -> None:  # type: ignore[no-untyped-def]
     assert collect(source, wanted) == undisturbed(serve, wanted)
     assert all(server.requests for server in servers), "each server gets some"
     assert sum(len(server.requests) for server in servers) == 150, "no sample is asked for twice"
-    shown = source.throughput()
-    assert [t.name for t in shown] == [server.url for server in servers]
-    assert [t.samples for t in shown] == [len(server.requests) for server in servers]
-    assert all(t.tokens == 7 * t.samples for t in shown)
 
 
 FAULTS = {
@@ -225,14 +221,12 @@ def test_a_run_over_two_servers(gtpo, serve, tmp_path: Path) -> None:  # type: i
 
     broken.behaviour = behaviour
 
-    def run(out: str, *urls: str) -> str:
+    def run(out: str, *urls: str) -> None:
         words = [word for url in urls for word in ("--base-url", url)]
-        return gtpo(*(word for word in EVAL if word != "--quiet"), *words, "--out", out).stderr
+        gtpo(*EVAL, *words, "--out", out)
 
     run("one", healthy.url)
     held_until(healthy, failed)
-    said = run("two", healthy.url, broken.url)
+    run("two", healthy.url, broken.url)
     assert rows(tmp_path / "two") == rows(tmp_path / "one")
     assert len(rows(tmp_path / "one")) == QUESTIONS * SAMPLES
-    assert f"{healthy.url}: " in said
-    assert f"; {broken.url}: 4 samples, " in said

@@ -65,16 +65,6 @@ def test_a_run_without_best_or_without_end(tmp_path: Path) -> None:
         ("config.yaml", b"\xff\xfe", r"config\.yaml: not UTF-8 text \(byte 0\)"),
         ("config.yaml", b"[1]", r"config\.yaml: expected a mapping of sections, found list"),
         ("config.yaml", b"dataset: 3", r"config\.yaml:1: dataset: .* valid dictionary .*, found 3"),
-        (
-            "config.yaml",
-            b"dataset: {system_instruction: 3}",
-            r":1: dataset\.system_instruction: .*valid string, found 3",
-        ),
-        (
-            "config.yaml",
-            b"training: {max_completion_length: many}",
-            r":1: training\.max_completion_length: .*integer, found 'many'",
-        ),
         ("run.json", b"[1]", r"run\.json: expected a JSON object, found list"),
         ("run.json", b"{", r"run\.json:1:2: not valid JSON"),
     ],

@@ -131,29 +131,12 @@ def test_the_summary(gtpo, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ig
     lines = done.stdout.splitlines()
     overview = lines[: next(i for i, line in enumerate(lines) if "4 questions, 32 samples" in line)]
     header = " ".join(line for line in overview if "benchmark" in line)
-    for column in ("questions", "pass@1 (avg@8)", "pass@8", "maj@8", "format", "cut off", "tokens", "time"):
+    for column in ("questions", "pass@1 (avg@8)", "pass@8", "maj@8", "format", "cut off", "tokens"):
         assert column in header
     names = [line.split()[1] for line in overview if line.startswith("│ arith")]
     assert names == ["arithmetic", "arithmetic_hard"] * 2
     assert max(len(line) for line in lines if line[:1] in "┏┃┡│└") <= 80
     assert "arithmetic: 50 % of the completions were cut off at 7 tokens" in done.stderr
-
-
-def test_time_is_shared_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first request to the last arrival, however late a sample is scored."""
-    import gtpo.evalkit.evaluation.progress as module
-
-    clock = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    progress = EvalProgress("strict")
-    progress.add("first", 2, 0)
-    progress.add("second", 2, 0)
-    progress.start()
-    for benchmark, tokens, at in (("first", 50, 105.0), ("first", 50, 110.0), ("second", 200, 130.0)):
-        clock[0] = at
-        progress.arrive([Generation(benchmark, "q", 0, "", tokens, "stop", 0)])
-    clock[0] = 500.0
-    assert progress.seconds() == {"first": 10.0, "second": 20.0}
 
 
 def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +147,7 @@ def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     progress = EvalProgress("strict")
     progress.add("b", 10, 0)
-    progress.start(SimpleNamespace(running=lambda: (1, 25), name="vllm"), 256)  # type: ignore[arg-type]
+    progress.start(SimpleNamespace(running=lambda: (1, 25)), 256)  # type: ignore[arg-type]
     progress.arrive([Generation("b", "q", i, "", 50, "stop", 0) for i in range(4)])
     clock[0] = 120.0
     assert progress._speed() == ["1 running with 25 tokens", "11 tokens/s", "about 0:24 left"]

@@ -14,7 +14,7 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import chat_template, check_adapter, load_config, load_tokenizer, render
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.transformers import TransformersEngine, _presence_penalty, plan_batches, sample_blocks
+from gtpo.evalkit.engines.transformers import TransformersEngine, _presence_penalty, plan_batches
 from gtpo.rewards.completions import decode_completion
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.data.problem import chat_messages
@@ -48,11 +48,11 @@ def collect(source: TransformersEngine, tasks: list[Task]) -> dict[tuple[str, in
 
 
 def test_blocks_do_not_depend_on_n() -> None:
-    full = sample_blocks(64)
-    assert full == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 48), (48, 64)]
+    full = [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 48), (48, 64)]
     for n in range(1, 65):
-        assert sample_blocks(n) == full[: len(sample_blocks(n))]
-        assert sample_blocks(n)[-1][1] >= n
+        blocks = [(batch.first, batch.last) for batch in plan_batches(wanting(tasks[:1], range(n)), n, 32)]
+        assert blocks == full[: len(blocks)]
+        assert blocks[-1][1] >= n
 
 
 def test_batches_do_not_depend_on_what_is_missing(tasks: list[Task]) -> None:

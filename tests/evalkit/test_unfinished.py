@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import EngineStopped, Generation, Task, Throughput
+from gtpo.evalkit.engines.base import EngineStopped, Generation, Task
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS
 from gtpo.evalkit.evaluation.evaluate import evaluate
 from gtpo.evalkit.evaluation.pipeline import Incomplete
@@ -48,9 +48,6 @@ class Scripted:
             yield [Generation(benchmark, question, i, self.text(question, i), 5, "stop", i)]
         if len(given) < len(asked):
             raise EngineStopped("the engine died")
-
-    def throughput(self) -> Sequence[Throughput]:
-        return ()
 
     def running(self) -> tuple[int, int]:
         return 0, 0
@@ -196,14 +193,12 @@ def test_the_limit_may_grow(sample, tmp_path: Path) -> None:  # type: ignore[no-
     assert sample(Scripted(wrong), limit=16, k=4).benchmarks["arithmetic"].samples == 64
 
 
-def test_subsets_and_shards_are_views(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_subsets_are_views(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """What is stored is never sampled again, whatever part of it is asked for; the metrics are of what was asked."""
     whole = sample(Scripted(right), limit=8)
     nothing = Scripted(wrong, most=0)
     fewer = sample(nothing, limit=3).benchmarks["arithmetic"]
     assert (fewer.questions, fewer.samples, fewer.pass_at_k[1].mean) == (3, 6, 1.0)
-    shard = sample(nothing, limit=8, shard="2/4")
-    assert (shard.shard, shard.benchmarks["arithmetic"].questions) == ("2/4", 2)
     one = sample(nothing, limit=None, questions=["arithmetic/test/5"]).benchmarks["arithmetic"]
     assert (one.questions, one.samples) == (1, 2)
     again = sample(nothing, limit=8)
