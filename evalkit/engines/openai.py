@@ -50,8 +50,8 @@ TICK_S, PROBE_S = 0.1, 5.0
 # Before another attempt; it doubles with each.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 
-# So many failures in a row (or as many as requests are in flight, if more) say that a server answers nothing. Samples of
-# one question that are refused for good count once.
+# So many failures in a row (or as many as requests are in flight, if more) say that a server answers nothing. Samples
+# of one question that are refused for good count once.
 ALL_FAILED = 16
 
 # When the engine stops by itself, requests in flight may still be answered for so long.
