@@ -137,17 +137,14 @@ def test_broken_rows_name_the_line(gtpo, tmp_path: Path, content: str, message: 
 
 
 def test_a_part_of_the_file(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """--question, --limit and --shard cut it down; labels count for what is left; what would do nothing is refused."""
+    """--question and --limit cut it down; labels count for what is left; what would do nothing is refused."""
     rows = [{"id": f"q{i}", "gold": "1", "completion": "<answer>1</answer>", "label": i % 2} for i in range(6)]
     write(tmp_path / "mine.jsonl", rows)
     command = ("eval", "--completions", "mine.jsonl", "--quiet")
     gtpo(*command, "--question", "q4", "--question", "q1", "--out", "two")
     entry = benchmark(tmp_path / "two")[1]
     assert (entry["questions"], entry["labels"]["compared"], entry["labels"]["agree"]["strict"]) == (2, 2, 1)
-    gtpo(*command, "--shard", "2/4", "--out", "shard")
-    assert benchmark(tmp_path / "shard")[1]["questions"] == 2
     assert 'no question "q7"' in gtpo(*command, "--question", "q1", "--question", "q7", code=2).stderr
-    assert "is in --shard 7/7" in gtpo(*command, "--shard", "7/7", code=2).stderr
     idle = gtpo(*command, "--seed", "0", "--temperature", "0.5", "--engine", "auto", code=2).stderr
     assert "--completions samples nothing, and --engine, --seed, --temperature would have no effect" in idle
 
