@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import read_json, read_json_object
+from gtpo.common.files import read_json
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Prompt, one_line
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
@@ -31,10 +31,6 @@ def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoConfig
 
     if ref.folder is not None:
-        for path in (ref.folder / "config.json", ref.folder / "generation_config.json"):
-            ends = read_json_object(path).get("eos_token_id") if path.is_file() else None
-            if not all(isinstance(end, int | None) for end in (ends if isinstance(ends, list) else [ends])):
-                raise UserError(f"{path}: eos_token_id must be a token or a list of tokens, found {str(ends)[:60]}")
         for path in sorted(ref.folder.glob("*.safetensors")):
             safetensors_shapes(path)
     try:
@@ -60,17 +56,13 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> str
     if given is not None:
         try:
             template = given.read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise UserError(f"--chat-template {given}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise UserError(f"--chat-template {given}: not UTF-8 text (byte {error.start})") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--chat-template {given}: {one_line(error)}") from None
         if not template.strip():
             raise UserError(f"--chat-template {given}: the file is empty")
         return template
     own = tokenizer.chat_template
-    if isinstance(own, dict):
-        own = own.get("default")
-    if own:
+    if own := own.get("default") if isinstance(own, dict) else own:
         return str(own)
     LOG.warning(
         "the tokenizer has no chat template: using a plain one (### User, ### Assistant), as training does; "
@@ -112,15 +104,7 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 _THOUGHT_NAME = re.compile(r"think|thought|ponder|scratchpad|reflect", re.IGNORECASE)
-_CLOSED_BY = (
-    ("<", "</"),
-    ("[", "[/"),
-    ("<|", "<|/"),
-    ("begin", "end"),
-    ("start", "end"),
-    ("START", "END"),
-    ("BEGIN", "END"),
-)
+_CLOSED_BY = {"<": "</", "[": "[/", "<|": "<|/", "begin": "end", "start": "end", "BEGIN": "END", "START": "END"}
 
 
 def thought_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, str], ...]:
@@ -130,7 +114,7 @@ def thought_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, str],
     return tuple(
         (name, closing)
         for name in opening
-        for before, after in _CLOSED_BY
+        for before, after in _CLOSED_BY.items()
         if before in name and (closing := name.replace(before, after, 1)) != name and closing in names
     )
 
@@ -236,9 +220,3 @@ def check_all_loaded(source: str, model: Any, info: Mapping[str, Any]) -> None:
             f"{source}: {len(lost)} of {len(parameters)} parameters are not in its weights, or in another size "
             f"(first: {lost[0]}): the files are not all there, or config.json describes another model"
         )
-    unused = sorted(map(str, info["unexpected_keys"]))
-    if unused:
-        LOG.warning(
-            "%s: %d weights in its files are not part of the model that config.json describes (first: %s)",
-            source, len(unused), unused[0],
-        )  # fmt: skip

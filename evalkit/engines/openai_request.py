@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -39,15 +38,29 @@ _T = TypeVar("_T")
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
 class Access:
-    """What every request carries beside its question. The key comes from the environment and is stored nowhere."""
+    """What every request carries beside its question. The key comes from the environment and is stored nowhere.
 
-    variable: str
-    key: str
-    headers: dict[str, str]
-    timeout_s: float  # Seconds without anything new after which a request has failed
-    total_s: float  # Seconds after which it has failed in any case
+    variable: the environment variable of the key. headers: further ones as `Name: value`, where `$NAME` is an
+    environment variable. A request fails after timeout_s without anything new, and after total_s in any case. UserError
+    if a value fits no HTTP header.
+    """
+
+    def __init__(
+        self, variable: str, headers: Sequence[str], timeout_s: float = 600.0, total_s: float | None = None
+    ) -> None:
+        self.variable, self.key = variable, os.environ.get(variable, "").strip()
+        self.timeout_s, self.total_s = timeout_s, total_s or 60 * timeout_s
+        self.headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        for header in headers:
+            name, colon, value = header.partition(":")
+            if not colon or not re.fullmatch(r"[\w-]+", name.strip()):
+                raise UserError(f"--header is 'Name: value', found {name!r}")
+            self.headers[name.strip()] = os.path.expandvars(value.strip())
+        for value in self.headers.values():
+            if not (value.isascii() and value.isprintable()):
+                where = variable if value.startswith("Bearer ") else "--header"
+                raise UserError(f"the key in {where} has characters that no HTTP header can carry")
 
     def redact(self, text: str) -> str:
         """Take the key, and the values of further headers, out of what a server echoes."""
@@ -61,25 +74,6 @@ class Access:
         timeout = aiohttp.ClientTimeout(self.total_s, sock_connect=connect, sock_read=self.timeout_s)
         connector = aiohttp.TCPConnector(limit=connections)
         return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self.headers, trust_env=True)
-
-
-def access(variable: str, headers: Sequence[str], timeout_s: float = 600.0, total_s: float | None = None) -> Access:
-    """Return how servers are asked: the key in an environment variable, and further headers as `Name: value`.
-
-    `$NAME` in a header is an environment variable. UserError if a value fits no HTTP header.
-    """
-    key = os.environ.get(variable, "").strip()
-    found = {"Authorization": f"Bearer {key}"} if key else {}
-    for header in headers:
-        name, colon, value = header.partition(":")
-        if not colon or not re.fullmatch(r"[\w-]+", name.strip()):
-            raise UserError(f"--header is 'Name: value', found {name!r}")
-        found[name.strip()] = os.path.expandvars(value.strip())
-    for value in found.values():
-        if not (value.isascii() and value.isprintable()):
-            where = variable if value.startswith("Bearer ") else "--header"
-            raise UserError(f"the key in {where} has characters that no HTTP header can carry")
-    return Access(variable, key, found, timeout_s, total_s or 60 * timeout_s)
 
 
 def apart(coroutine: Coroutine[Any, Any, _T]) -> _T:

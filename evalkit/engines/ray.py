@@ -221,23 +221,16 @@ def _checked_address(address: str) -> str:
     """Return HOST:PORT of a cluster's head that answers: Ray itself ends the process if the cluster is gone."""
     from ray._private.services import canonicalize_bootstrap_address
 
-    given = address
-    if address == "auto":
-        with contextlib.suppress(ConnectionError, ValueError):
-            address = canonicalize_bootstrap_address("auto") or ""
-    host, _, port = address.rpartition(":")
-    if "://" in address or not port.isdecimal() or not host:
-        found = "no Ray cluster runs on this machine" if given == "auto" else f'found "{given}"'
-        raise UserError(
-            f"--ray-address is auto on a node of the cluster, or HOST:PORT of its head (e.g. 10.0.0.1:6379); {found}"
-        )
     try:
+        found = canonicalize_bootstrap_address("auto") or "" if address == "auto" else address
+        host, _, port = found.rpartition(":")
         socket.create_connection((host, int(port)), timeout=5.0).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise UserError(
-            f"no Ray cluster answers at {address} ({error}); `ray start --head` on that node starts one"
+            f"no Ray cluster answers at {address} ({error}). --ray-address is auto on a node of the cluster, or "
+            "HOST:PORT of its head, where `ray start --head` starts one"
         ) from None
-    return address
+    return found
 
 
 def _room(copies: int | None, size: int) -> tuple[dict[str, int], int]:

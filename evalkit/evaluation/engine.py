@@ -65,10 +65,10 @@ def render_prompts(
     kwargs, template_hash, servers = settings.template_kwargs(), None, None
     thoughts = tuple(protocol.thoughts)
     if engine == "openai":
-        from gtpo.evalkit.engines.openai_request import Servers, access
+        from gtpo.evalkit.engines.openai_request import Access, Servers
 
-        asks = access(settings.api_key_env, settings.header or (), settings.timeout, settings.total_timeout)
-        servers = Servers(ref, settings.base_url or (), asks, settings.wait_for_server)
+        access = Access(settings.api_key_env, settings.header or (), settings.timeout, settings.total_timeout)
+        servers = Servers(ref, settings.base_url or (), access, settings.wait_for_server)
         context = servers.context()
         prompts = servers.rendered(prompts, kwargs)
     else:

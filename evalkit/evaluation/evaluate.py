@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Set
@@ -34,19 +35,21 @@ from gtpo.evalkit.evaluation.record import (
     agreement,
     begin_record,
     drop_unverifiable,
+    find_run,
     like,
     previous_record,
+    verifier_record,
     verify_again,
     write_results,
 )
 from gtpo.evalkit.evaluation.recorded import plan_recorded, scored_by_content
-from gtpo.evalkit.evaluation.scoring import settle_thoughts
+from gtpo.evalkit.evaluation.scoring import settle_thoughts, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier, usable_cpus
 from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
-from gtpo.runs.eval_record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, SamplingRecord
+from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, SamplingRecord
 from gtpo.runs.train_run import find_train_run
 
 # --max-tokens by default: if the context allows it, and if a server does not say what its context allows.
@@ -57,6 +60,9 @@ DRAIN_S = 30.0
 
 # Samples that failed and are named as they fail; all of them are counted.
 NAMED_FAILURES = 3
+
+# Samples whose verdicts --rescore has changed and that are printed one by one.
+SHOWN = 20
 
 
 def still_missing(tasks: list[Task], have: Set[Key], failed: Set[Key]) -> list[Task]:
@@ -337,3 +343,40 @@ def _sample(
             raise Incomplete("stopped", interrupted=True)
     if stop is not None:
         raise stop
+
+
+def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
+    """Score every stored completion of a run again; print the changes; return folder and eval.json.
+
+    The headline stays the one that the run has, unless --scoring asks for another.
+    """
+    changes: Counter[str] = Counter()
+    samples: list[str] = []
+    with EvalFolder(find_run(settings.model, "--rescore")) as folder:
+        record = folder.record()
+        assert record is not None
+        if record.status != "complete":
+            raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
+        headline = settings.scoring if "scoring" in settings.given else record.scoring
+        judges = settings.verifier if "verifier" in settings.given else record.verifier.name
+        record = record.model_copy(update={"verifier": verifier_record(judges)})
+        with Verifier() as verifier, EvalProgress(headline) as progress:
+            for benchmark, entry in record.benchmarks.items():
+                progress.add(benchmark, entry.samples, 0)
+            progress.start()
+            for before, after in verify_stored(folder, folder.questions(), verifier, judges):
+                for old, new in zip(before, after, strict=True):
+                    for scoring in SCORINGS:
+                        if old.verdict(scoring) != new.verdict(scoring):
+                            change = f"{scoring}: {old.verdict(scoring) or ''} -> {new.verdict(scoring) or ''}"
+                            changes[change] += 1
+                            where = f"{new.benchmark} {new.question_id} #{new.sample_index}"
+                            samples.append(f"{where} {change}  {new.answer(scoring)!r:.60}")
+                progress.count(after)
+            record = write_results(folder, record, Tally(folder, verifier), verifier, scoring=headline)
+    lines = [f"rescored: {changes.total() or 'no'} verdicts changed"]
+    lines += [f"  {count:6d}  {change}" for change, count in changes.most_common()]
+    lines += [f"  {sample}" for sample in samples[:SHOWN]]
+    lines += [f"  ... and {len(samples) - SHOWN} more"] if len(samples) > SHOWN else []
+    print("\n".join(lines), file=sys.stderr)
+    return folder.path, record

@@ -9,9 +9,7 @@ from typing import Any
 
 from gtpo.common.log import LOG
 from gtpo.common.terminal import stacked, stdout_console
-from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
-from gtpo.evalkit.evaluation.engine import render_prompts
 from gtpo.evalkit.evaluation.protocol import Protocol, Question, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import DEFINITIONS
@@ -186,36 +184,29 @@ def _likely_cause(record: EvalRecord, entry: BenchmarkRecord) -> str:
 
 
 def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
+    """Say what the overview has no room for."""
     (other,) = (scoring for scoring in SCORINGS if scoring != headline)
-    parts = [
-        f"{title} {100 * rate:.1f} %"
-        for title, rate in (
-            ("format", entry.format_rate),
-            ("cut off", entry.truncation_rate),
-            ("no answer", entry.no_answer_rate),
-            ("unsimplified", entry.unsimplified_rate),
-        )
-        if rate is not None
-    ]
-    if entry.mean_tokens is not None:
-        parts.append(f"{entry.mean_tokens:.0f} tokens on average")
+    shares = {
+        "format": entry.format_rate, "cut off": entry.truncation_rate, "no answer": entry.no_answer_rate,
+        "unsimplified": entry.unsimplified_rate,
+    }  # fmt: skip
+    parts = [f"{title} {100 * rate:.1f} %" for title, rate in shares.items() if rate is not None]
     if entry.prompt_tokens is not None:
         parts.append(f"{entry.prompt_tokens:,} prompt and {entry.completion_tokens or 0:,} completion tokens")
     parts.append(f"pass@1 under {other} scoring {100 * entry.by_scoring(other).pass_at_k[1].mean:.1f} %")
-    undecided = sum(entry.verdicts.get(verdict, 0) for verdict in ("TIMEOUT", "REJECTED"))
-    if undecided:
-        parts.append(f"{undecided} answers could not be verified and count as wrong")
-    if entry.excluded:
-        parts.append(f"{len(entry.excluded)} questions left out")
-    if entry.unscored:
-        parts.append(f"{entry.unscored} samples unscored")
-    if entry.texts:
-        parts.append(f"{entry.texts} different texts, which the intervals count")
+    counts = {
+        "answers could not be verified and count as wrong": sum(
+            entry.verdicts.get(verdict, 0) for verdict in ("TIMEOUT", "REJECTED")
+        ),
+        "questions left out": len(entry.excluded),
+        "samples unscored": entry.unscored,
+        "different texts, which the intervals count": entry.texts,
+    }
+    parts += [f"{count} {what}" for what, count in counts.items() if count]
     if entry.labels:
-        agree = entry.labels.agree
+        lenient, strict = (entry.labels.agree[scoring] for scoring in ("lenient", "strict"))
         parts.append(
-            f"the file's own labels agree on {agree['lenient']} of {entry.labels.compared} (lenient), "
-            f"{agree['strict']} (strict)"
+            f"the file's own labels agree on {lenient} of {entry.labels.compared} (lenient), {strict} (strict)"
         )
     return ", ".join(parts)
 
@@ -278,6 +269,9 @@ def _print_first(lines: list[str], most: int = 20) -> None:
 
 def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence[Problem]) -> None:
     """Print the prompt of the first question: as the model reads it, with its tokens, else the conversation."""
+    from gtpo.evalkit.engines.model_ref import resolve_model
+    from gtpo.evalkit.evaluation.engine import render_prompts
+
     first = problems[0]
     question = Question(first, protocol.examples(problems, settings.data_dir)[first.id])
     print(f"\nprotocol {protocol.name}, the prompt of {first.id}:")

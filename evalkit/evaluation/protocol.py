@@ -97,10 +97,8 @@ class Protocol(_Section):
         if self.chat_template_kwargs is not None:
             said["chat_template_kwargs"] = json.dumps(self.chat_template_kwargs)
         modes = {name: EvalSettings.options[name].about["modes"] for name in said}
-        ours = {name: value for name, value in said.items() if value is not None and settings.mode in modes[name]}
-        given = {name: getattr(settings, name) for name in settings.given}
         try:
-            return EvalSettings(**{**ours, **given})
+            return settings.filled({name: value for name, value in said.items() if settings.mode in modes[name]})
         except UserError as error:
             raise UserError(f"protocol {self.name}: {error}") from None
 

@@ -125,16 +125,11 @@ def _plain(where: str, row: dict[str, Any]) -> Row:
 def _each(where: str, row: dict[str, Any], name: str, count: int) -> list[Any]:
     """Return a field of each completion: a list under its plural, or its one value."""
     plural = name if name == "tokens" else f"{name}s"
-    value = row.get(plural, [row[name]] if name in row and name != plural else None)
-    if value is None:
-        return [None] * count
-    if name == "tokens" and not isinstance(value, list):
-        value = [value]
-    if not isinstance(value, list):
-        raise UserError(f"{where}: {plural} must be a list, found {type(value).__name__}")
-    if len(value) != count:
-        raise UserError(f"{where}: {count} completions but {len(value)} {plural}")
-    return value
+    value = row.get(plural, row.get(name))
+    values = value if isinstance(value, list) else [value] * (count if value is None else 1)
+    if len(values) != count:
+        raise UserError(f"{where}: {count} completions but {len(values)} {plural}")
+    return values
 
 
 def _reason(reason: str | None) -> str | None:

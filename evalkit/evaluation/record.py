@@ -256,12 +256,10 @@ def like(settings: EvalSettings) -> tuple[EvalSettings, dict[str, tuple[str, lis
     taken |= {"k": sampling.n, "prompt": prompt.system or "", "protocol": prompt.protocol, "scoring": record.scoring}
     if prompt.chat_template_kwargs:
         taken["chat_template_kwargs"] = json.dumps(prompt.chat_template_kwargs)
-    given = {name: getattr(settings, name) for name in settings.given}
-    known = {name: value for name, value in taken.items() if value is not None}
-    if "samples" in given or "k" in given:
-        known.pop("k")
+    if "samples" in settings.given:
+        del taken["k"]
     questions = {name: (record.benchmarks[name].source, chosen) for name, chosen in problems.items()}
-    return EvalSettings(**{**known, **given}), questions
+    return settings.filled(taken), questions
 
 
 def agreement(tally: Tally, name: str, labels: dict[tuple[str, int], bool]) -> LabelAgreement:

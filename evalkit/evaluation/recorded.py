@@ -71,8 +71,7 @@ def scored_by_content(settings: EvalSettings) -> EvalSettings:
     tagged = any("<answer>" in sample.text for row in rows for sample in row.samples)
     if not tagged:
         LOG.info("scoring: lenient, since no completion has an <answer> tag; --scoring chooses")
-    given = {name: getattr(settings, name) for name in settings.given}
-    return EvalSettings(**given, scoring="strict" if tagged else "lenient")
+    return settings.filled({"scoring": "strict" if tagged else "lenient"})
 
 
 def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str, str, dict[str, Problem]]:

@@ -227,6 +227,11 @@ class EvalSettings(Options):
                 "takes the questions and settings of another run"
             )
 
+    def filled(self, values: Mapping[str, Any]) -> EvalSettings:
+        """Return settings in which what was not given is as in `values`; None there says nothing."""
+        given = {name: getattr(self, name) for name in self.given}
+        return EvalSettings(**{name: value for name, value in values.items() if value is not None} | given)
+
     @property
     def mode(self) -> str:
         """One of MODES."""
@@ -255,12 +260,12 @@ class EvalSettings(Options):
 
     def sampling_values(self, recommended: Mapping[str, float]) -> dict[str, Any]:
         """Return the sampling parameters: as given, else as the model recommends, else the defaults."""
-        found = {name: value for name in SAMPLING_DEFAULTS if (value := getattr(self, name)) is not None}
         try:
-            EvalSettings(**{name: getattr(self, name) for name in self.given} | {**recommended, **found})
+            filled = self.filled(recommended)
         except UserError as error:
             raise UserError(f"--sampling model: {str(error).removeprefix('--')}") from None
-        return {**SAMPLING_DEFAULTS, **recommended, **found}
+        values = {name: getattr(filled, name) for name in SAMPLING_DEFAULTS}
+        return {name: SAMPLING_DEFAULTS[name] if value is None else value for name, value in values.items()}
 
     def failure_limit(self, total: int) -> int:
         """Return how many of `total` samples may fail. UserError if --fail-on-error is no number or share."""

@@ -19,7 +19,7 @@ import pytest
 from gtpo.evalkit.engines.base import Generation, Prompt, Sampling, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai import CANARY_TOKENS, OpenAIEngine
-from gtpo.evalkit.engines.openai_request import Servers, access
+from gtpo.evalkit.engines.openai_request import Access, Servers
 
 
 class Reply(NamedTuple):
@@ -181,7 +181,7 @@ def tasks(questions: int, samples: int) -> list[Task]:
 def make(*servers: Server, sampling: dict[str, Any] | None = None, **options: Any) -> OpenAIEngine:
     """The engine that asks these servers, an hour for anything new; `total_s`: in any case."""
     settings = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33, "n": 4, "seed": 5, **(sampling or {})}
-    asked = access("OPENAI_API_KEY", (), 3600.0, options.pop("total_s", None))
+    asked = Access("OPENAI_API_KEY", (), 3600.0, options.pop("total_s", None))
     found = Servers(resolve_model("m", served=True), [server.url for server in servers], asked)
     return OpenAIEngine(found, Sampling(**settings), **{"concurrency": 4, **options})
 

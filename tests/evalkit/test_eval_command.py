@@ -229,14 +229,6 @@ def test_mistakes(gtpo, tiny_model: Path, tmp_path: Path, arguments: tuple[str, 
     assert not list(tmp_path.rglob("eval.json"))
 
 
-def test_a_nested_eos_token_is_one_sentence(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    model = shutil.copytree(tiny_model, tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"eos_token_id": [[1]]}))
-    found = gtpo("eval", model, "--benchmarks", "arithmetic", *EVAL, code=2).stderr
-    assert f"{model}/config.json: eos_token_id must be a token or a list of tokens, found [[1]]" in found
-
-
 def test_out_is_somebody_elses_folder(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.tex").write_text("words")

@@ -18,7 +18,7 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, finish_word, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai import refused
-from gtpo.evalkit.engines.openai_request import Dialect, access, card_context, server_urls
+from gtpo.evalkit.engines.openai_request import Access, Dialect, card_context, server_urls
 from gtpo.runs.eval_record import read_record
 
 Serve = Callable[..., Server]
@@ -432,7 +432,7 @@ def test_addresses_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "secret" not in str(error.value)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\u00e9")
     with pytest.raises(UserError, match="the key in OPENAI_API_KEY has characters") as error:
-        access("OPENAI_API_KEY", ())
+        Access("OPENAI_API_KEY", ())
     assert "secret" not in str(error.value)
 
 

@@ -269,7 +269,8 @@ def test_damaged_model_files_are_named(
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"", "the file is empty"), (b" \n", "the file is empty"), (b"\xff\xfe", "not UTF-8 text")]
+    ("content", "words"),
+    [(b"", "the file is empty"), (b" \n", "the file is empty"), (b"\xff\xfe", "codec can't decode")],
 )
 def test_chat_templates_that_are_none(content: bytes, words: str, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "chat.jinja").write_bytes(content)

@@ -155,7 +155,7 @@ NO_NODE = "import ray\ndef init(**_): raise Exception('The node timed out.')\nra
         (("--data-parallel-size", "4000"), "", "--data-parallel-size 4000 does not fit: each copy needs 1 CPU on one"),
         (("--data-parallel-size", "1", "--max-tokens", "90000000"), "", "vLLM does not start with"),
         (("--ray-address", "127.0.0.1:1"), "", "no Ray cluster answers at 127.0.0.1:1 ("),
-        (("--ray-address", "auto"), "", "no Ray cluster runs on this machine"),
+        (("--ray-address", "auto"), "", "no Ray cluster answers at auto ("),
         (("--ray-address", "ray://head:10001"), "", '--ray-address is auto on a node of the cluster, or HOST:PORT'),
         ((), NO_NODE, "Ray does not start on this machine (The node timed out.)"),
     ],
