@@ -23,7 +23,7 @@ import yaml
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Reading
-from gtpo.evalkit.evaluation.protocol import find_protocol
+from gtpo.evalkit.evaluation.protocol import Question, find_protocol
 from gtpo.evalkit.evaluation.readers import read_completions
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.rewards.data.problem import Problem
@@ -103,7 +103,10 @@ def compare(name: str, task: str, data: Path, texts: dict[str, str], verifier: V
     for sample in samples:
         by_filter.setdefault(sample["filter"], {})[sample["doc_id"]] = sample
     strict, flexible = by_filter["strict-match"], by_filter["flexible-extract"]
-    same = sum(flexible[i]["arguments"][0][0] == protocol.text(p, "", examples[p.id]) for i, p in enumerate(chosen))
+    same = sum(
+        flexible[i]["arguments"][0][0] == protocol.conversation(Question(p, examples[p.id]), "").text
+        for i, p in enumerate(chosen)
+    )
     asked: dict[tuple[str, str], Problem] = {("gsm8k", p.id): p for p in chosen}
     recorded = [Generation("gsm8k", p.id, 0, texts[p.id], None, None, None) for p in chosen]
     generations = [protocol.completion(g, Reading(tuple(protocol.stop)), "") for g in recorded]
