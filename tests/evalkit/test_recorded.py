@@ -127,7 +127,6 @@ def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: igno
             '{"id": "a", "gold": "1", "completion": "x", "label": "wrong"}\n',
             "bad.jsonl:2: a label must be true or false (or 1 or 0), found 'wrong'",
         ),
-        ('{"id": "a", "gold": "1", "completion": "x", "labels": 1}\n', "bad.jsonl:1: labels must be a list, found int"),
     ],
 )
 def test_broken_rows_name_the_line(gtpo, tmp_path: Path, content: str, message: str) -> None:  # type: ignore[no-untyped-def]
