@@ -53,7 +53,7 @@ class GRPOBaseline(SampledTrainer):
             # NaN, and left out, for a truncated completion whose mask TRL has emptied.
             entropy = (entropies.detach() * mask).sum(dim=1) / mask.sum(dim=1)
             self.groups.log_completions(inputs["row"], entropy, None)
-            self.groups.log_mismatch(logps, inputs)
+            self.sampler.observe(logps, inputs)
         return outputs
 
 

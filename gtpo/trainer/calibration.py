@@ -19,7 +19,7 @@ from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
-from gtpo.trainer.group_statistics import batch_statistics, padded, padded_batch
+from gtpo.trainer.group_statistics import batch_statistics, loss_mask, padded, padded_batch, without_empty_columns
 
 CALIBRATION_FILE = "initial_entropy.json"
 # Progress is reported at most this often.
@@ -159,26 +159,18 @@ class GateCalibration(TrainerCallback):
         mine = filled[accelerator.process_index :: world]
         trainer.model.train()
         prompt_ids, completion_ids, written, *_ = trl_seam.sample(trainer, mine)
-        written = written or [[1] * len(ids) for ids in completion_ids]
+        batch = padded_batch(trainer, prompt_ids, completion_ids)
+        if written:  # what tools answered, the policy did not write
+            batch["tool_mask"] = padded(trainer, written, 0, "right")
         size = trainer.args.per_device_train_batch_size  # what a step's forward holds, without its gradients
-        alike = sorted(
-            range(len(mine)), key=lambda row: len(prompt_ids[row]) + len(completion_ids[row])
-        )  # less padding
-        local = torch.empty(len(mine), device=accelerator.device)
+        local = []
         for start in range(0, len(mine), size):
-            some = alike[start : start + size]
-            parts = ([each[row] for row in some] for each in (prompt_ids, completion_ids, written))
-            local[some] = self._entropies(*parts)
+            some = without_empty_columns({name: part[start : start + size] for name, part in batch.items()})
+            # Of the distribution that was sampled, whatever the objective takes.
+            _, entropies = batch_statistics(trainer, trainer.model_wrapped, some, temperature=trainer.temperature)
+            own = loss_mask(some)
+            local.append((entropies * own).sum(dim=1) / own.sum(dim=1))
             self.report(min(self._scored + (start + size) * world, self._wanted), self._wanted)
         self._scored += len(rows)
-        ranks = accelerator.gather(local).view(world, -1)
+        ranks = accelerator.gather(torch.cat(local)).view(world, -1)
         return ranks.T.reshape(-1)[: len(rows)]
-
-    def _entropies(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], written: Sequence[Any]) -> Tensor:
-        """Return <H>_i [n] in nats of n completions under the policy, in one forward; written: its own tokens (1)."""
-        trainer = self.trainer
-        batch = padded_batch(trainer, prompt_ids, completion_ids)
-        # Of the distribution that was sampled, whatever the objective takes.
-        _, entropies = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
-        own = padded(trainer, written, 0, "right")
-        return (entropies * own).sum(dim=1) / own.sum(dim=1)

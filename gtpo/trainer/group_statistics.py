@@ -244,25 +244,6 @@ class GroupStatistics:
             trl_seam.log(self.trainer, "gate/kept", table[:, 2].mean().item())
             rollout.keep_mask[where] = table[:, 2].bool()
 
-    def log_mismatch(self, logps: Tensor, inputs: dict[str, Any]) -> None:
-        """Log how far the trainer's log-probabilities [B, L] are from vLLM's; stop beyond the tolerance.
-
-        They are compared under the policy that sampled, also if several optimizer steps share a rollout.
-        Raises UserError there.
-        """
-        sampled = inputs.get("sampling_per_token_logps")
-        if sampled is None:
-            return
-        if inputs.get("old_per_token_logps") is not None:
-            logps = inputs["old_per_token_logps"]
-        known = loss_mask(inputs).bool() & ~sampled.isnan()
-        gap = torch.where(known, logps.detach() - sampled, 0.0).abs()
-        totals = torch.stack([gap.sum(), known.sum().to(gap.dtype)])
-        difference, tokens = self.trainer.accelerator.gather(totals).view(-1, 2).sum(dim=0).tolist()
-        trl_seam.log(self.trainer, "sampling/logp_difference", difference / max(tokens, 1))
-        last = self.trainer.accelerator.sync_gradients
-        self.trainer.sampler.observe(self.trainer.state.global_step + 1, difference, tokens, last=last)
-
 
 def padded(trainer: Any, rows: Sequence[Sequence[Any]], value: Any, side: str) -> Tensor:
     """Return rows of different lengths as one tensor on the trainer's device, float32 if the padding is a float."""

@@ -359,7 +359,7 @@ class GTPOTrainer(SampledTrainer):
     def _log(self, output: PolicyLoss, inputs: dict[str, Any]) -> None:
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
         if self.objective.temperature(self.temperature) == self.temperature:  # at another, vLLM's are not comparable
-            self.groups.log_mismatch(output.logps, inputs)
+            self.sampler.observe(output.logps, inputs)
         if inputs.get("old_per_token_logps") is not None:
             self._log_clipping(inputs, output.logps, output.shaped_advantages)
         self.groups.log_completions(inputs["row"], inputs.get("behaviour_entropy", output.entropy), output.kept)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from transformers import GenerationConfig
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.trainer import trl_seam
-from gtpo.trainer.group_statistics import padded, padded_batch
+from gtpo.trainer.group_statistics import loss_mask, padded, padded_batch
 
 # The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn.
 ROWS, WIDTH, DRAWN = 8, 64, 16
@@ -304,22 +304,31 @@ class SamplerCheck:
 
     # -- at every step, vLLM ---------------------------------------------------------------------------------------
 
-    def observe(self, step: int, difference: float, tokens: float, *, last: bool) -> None:
-        """Take in the summed absolute difference of a micro-batch; `last` of its step, which is judged as a whole.
+    def observe(self, logps: Tensor, inputs: Mapping[str, Any]) -> None:
+        """Log how far the loss's log-probabilities [B, L] of a micro-batch are from vLLM's; judge each step as a whole.
 
-        Raises OtherPolicy beyond the tolerance.
+        They are compared under the policy that sampled, also if several optimizer steps share a rollout. Raises
+        OtherPolicy beyond the tolerance.
         """
+        sampled, old, trainer = inputs.get("sampling_per_token_logps"), inputs.get("old_per_token_logps"), self.trainer
+        if sampled is None:
+            return
+        known = loss_mask(inputs).bool() & ~sampled.isnan()
+        gap = torch.where(known, (logps.detach() if old is None else old) - sampled, 0.0).abs()
+        totals = torch.stack([gap.sum(), known.sum().to(gap.dtype)])
+        difference, tokens = trainer.accelerator.gather(totals).view(-1, 2).sum(dim=0).tolist()
+        trl_seam.log(trainer, "sampling/logp_difference", difference / max(tokens, 1))
         self._sum, self._tokens = self._sum + difference, self._tokens + tokens
-        if not last:  # a few tokens say little
+        if not trainer.accelerator.sync_gradients:  # the few tokens of a micro-batch say little
             return
         mean, tokens, allowed = self._sum / max(self._tokens, 1.0), self._tokens, self.allowed()
         self._sum = self._tokens = 0.0
         if mean <= allowed:  # never if it is not a number
             return
         raise OtherPolicy(
-            f"step {step}: vLLM's log-probabilities differ from the trainer's by {mean:.4g} nats per token over "
-            f"{tokens:.0f} tokens, the tolerance is {allowed:g} (rollout.logp_difference_alarm): it "
-            "samples from another policy than the one that is trained. Its weights are stale, or another base: see "
+            f"step {trainer.state.global_step + 1}: vLLM's log-probabilities differ from the trainer's by {mean:.4g} "
+            f"nats per token over {tokens:.0f} tokens, the tolerance is {allowed:g} (rollout.logp_difference_alarm): "
+            "it samples from another policy than the one that is trained. Its weights are stale, or another base: see "
             "gtpo doctor, and train on with rollout.engine: transformers"
         )
 

@@ -7,7 +7,9 @@ import math
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,14 +81,26 @@ def test_tensors_are_the_update_of_each_layer(settings: dict[str, Any]) -> None:
 
 
 def test_check_sums_over_a_step_and_stops_beyond_the_tolerance() -> None:
-    check = SamplerCheck(None, 0.05)
-    check.observe(1, 0.4, 10.0, last=True)
-    check.observe(2, 0.6, 4.0, last=False)  # 0.15 of few tokens; 0.04 over the step
-    check.observe(2, 0.2, 16.0, last=True)
+    accelerator = SimpleNamespace(sync_gradients=True, gather=lambda part: part)
+    metrics: Any = {"train": defaultdict(list)}
+    trainer: Any = SimpleNamespace(
+        accelerator=accelerator, state=SimpleNamespace(global_step=0), model=torch.nn.Linear(1, 1), _metrics=metrics
+    )
+    check = SamplerCheck(trainer, 0.05)
+
+    def observe(step: int, difference: float, tokens: int, *, last: bool) -> None:
+        trainer.state.global_step, accelerator.sync_gradients = step - 1, last
+        batch = {"completion_mask": torch.ones(1, tokens), "sampling_per_token_logps": torch.zeros(1, tokens)}
+        check.observe(torch.full((1, tokens), difference / tokens), batch)
+
+    observe(1, 0.4, 10, last=True)
+    observe(2, 0.6, 4, last=False)  # 0.15 of few tokens; 0.04 over the step
+    observe(2, 0.2, 16, last=True)
+    assert metrics["train"]["sampling/logp_difference"] == pytest.approx([0.04, 0.15, 0.0125])
     with pytest.raises(UserError, match=r"step 3: .* by 0.06 nats per token over 10 tokens, the tolerance is 0.05"):
-        check.observe(3, 0.6, 10.0, last=True)
+        observe(3, 0.6, 10, last=True)
     with pytest.raises(UserError, match="by nan"):
-        check.observe(4, math.nan, 10.0, last=True)
+        observe(4, math.nan, 10, last=True)
 
 
 def test_config_is_refused_before_the_start(root: Path) -> None:

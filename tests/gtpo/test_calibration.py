@@ -24,6 +24,7 @@ from gtpo.run.provenance import CalibrationRecord
 from gtpo.runs.train_run import TrainFolder
 from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration
+from gtpo.trainer.group_statistics import batch_statistics
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
 ROWS = [{"prompt": prompt} for prompt in PROMPTS]
@@ -122,13 +123,18 @@ def test_a_runs_record_is_what_its_resumed_run_takes_up(tmp_path: Path) -> None:
     assert record.load(resumed=False) == measured
 
 
-def test_all_at_once_is_scored_in_parts(tmp_path: Path) -> None:
+def test_all_at_once_is_scored_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All completions are sampled in one batch, and go through the model a training batch at a time."""
     model, tokenizer = tiny_model()
     asked: list[str] = []
     trainer = trainer_at(tmp_path, model, tokenizer, asked)
-    forwards, plain = [], trainer.gate._entropies
-    trainer.gate._entropies = lambda *rows: forwards.append(len(rows[0])) or plain(*rows)  # type: ignore
+    forwards: list[int] = []
+
+    def counted(trainer: Any, model: Any, batch: Any, **options: Any) -> Any:
+        forwards.append(len(batch["prompt_ids"]))
+        return batch_statistics(trainer, model, batch, **options)
+
+    monkeypatch.setattr(calibration, "batch_statistics", counted)
     found = trainer.gate._completion_entropies(ROWS)
     assert forwards == [2, 2, 1]
     assert found.tolist() == pytest.approx(brute_force(model, tokenizer), abs=1e-5)
