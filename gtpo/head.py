@@ -130,7 +130,7 @@ def token_statistics(
     Raises ValueError naming the argument: shapes that do not fit, ids outside the vocabulary, a row with no tokens.
     """
     check_tokens(hidden, lm_head, options.get("bias"), ids, mask)
-    rows = mask.flatten().nonzero()[:, 0]
+    rows = mask.flatten().nonzero()[:, 0]  # padding costs no product with the vocabulary
     states = hidden.flatten(0, 1).index_select(0, rows)
     found = head_statistics(states, lm_head, ids.flatten()[rows].long(), **options)
     logps, entropies = (values.new_zeros(ids.numel()).index_copy(0, rows, values).view(ids.shape) for values in found)
@@ -163,6 +163,7 @@ class _Statistics(torch.autograd.Function):
         if visits == 2 and not head.entropy_gradient:
             most = min(2 * len(weight) // 5, head.sizes.kept_bytes // (len(hidden) * head.factors.itemsize))
             most -= most % head.sizes.columns
+        # Only if no entropy is differentiated: that needs log p, which e^{z - r} in 16 bits does not give back.
         kept = states.new_empty(len(hidden), most)
         for columns, block, shift in head.tiles(weight, bias, len(hidden), most):
             z = head.logits(states, block, shift)
@@ -189,6 +190,7 @@ class _Statistics(torch.autograd.Function):
                 entropies -= p.mul_(log_p.clamp_(min=head.floor)).sum(dim=1)
         ctx.head, ctx.visits = head, visits
         if visits == 1:
+            # dlogp/dh = (S dz_y/draw W_y - u) / total: as large as h, and all that the backward needs.
             own = weight[ids].to(dtype).mul_((rest / total * head.slope(target))[:, None])
             ctx.save_for_backward(u.div_(-total[:, None]).add_(own).mul_(head.scale).to(hidden.dtype))
         else:
@@ -258,6 +260,7 @@ def fold(z: Tensor, e: Tensor, sums: Tensor, ids: Tensor, start: int, lag: float
     """
     reference, rest, weighted = sums
     highest = z.amax(dim=1)
+    # A CPU may be asked; on a GPU the kernel decides by row, since asking would wait for it.
     if bool((highest > reference + lag).any()):
         step = torch.where(highest > reference + lag, reference - highest, 0.0)
         factor = step.exp()

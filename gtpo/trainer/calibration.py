@@ -122,7 +122,8 @@ class GateCalibration(TrainerCallback):
         rows, trainer = self.rows(), self.trainer
         self._scored, self._wanted = 0, len(rows)
         here = torch.tensor([self.sampled_at_once(rows)], device=trainer.accelerator.device)
-        batch = int(trainer.accelerator.gather(here).min()) * trainer.accelerator.num_processes  # of unequal GPUs too
+        # The smallest of unequal GPUs: a rank with fewer forwards would let the others wait for ever.
+        batch = int(trainer.accelerator.gather(here).min()) * trainer.accelerator.num_processes
         if trainer.accelerator.is_main_process:
             LOG.info(f"measuring H_ini on the untrained policy: sampling {min(batch, len(rows))} completions at once")
         begin = time.monotonic()
@@ -157,7 +158,7 @@ class GateCalibration(TrainerCallback):
         # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
         filled = [*rows, *([rows[-1]] * (-len(rows) % world))]
         mine = filled[accelerator.process_index :: world]
-        trainer.model.train()
+        trainer.model.train()  # rollouts are made in this mode, and TRL's group size is its own in the other
         prompt_ids, completion_ids, written, *_ = trl_seam.sample(trainer, mine)
         batch = padded_batch(trainer, prompt_ids, completion_ids)
         if written:  # what tools answered, the policy did not write
@@ -172,5 +173,6 @@ class GateCalibration(TrainerCallback):
             local.append((entropies * own).sum(dim=1) / own.sum(dim=1))
             self.report(min(self._scored + (start + size) * world, self._wanted), self._wanted)
         self._scored += len(rows)
+        # Ranks took every world-th row, so the transposed table is in the order of the rows.
         ranks = accelerator.gather(torch.cat(local)).view(world, -1)
         return ranks.T.reshape(-1)[: len(rows)]

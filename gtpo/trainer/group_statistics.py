@@ -157,6 +157,7 @@ class GroupStatistics:
                 f"reward {', '.join(names)} is infinite in float32 for a completion of step "
                 f"{trainer.state.global_step + 1}: return numbers below 3e38, or None to leave the completion unscored"
             )
+        # The rewards are gathered already, the texts are not.
         form = trainer.accelerator.gather(
             torch.tensor([format_score(completion_text(text)) for text in completions], device=rewards.device)
         )
@@ -203,6 +204,7 @@ class GroupStatistics:
 
         mine = slice(accelerator.process_index * local, (accelerator.process_index + 1) * local)
         batch["advantages"] = advantages[mine].to(batch["advantages"].dtype)
+        # Where the loss, which sees shuffled micro-batches, finds its completion in the Rollout again.
         batch["row"] = torch.arange(len(ids), device=ids.device)[mine]
         batch |= {key: getattr(completions, field)[mine] for field, key in BATCH_ROWS.items()}
         batch["conflict_weights"] = batch["conflict_weights"][:, :length]

@@ -167,7 +167,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.exact is not None:
             self.exact.seed_round()
-        self._rows = inputs
+        self._rows = inputs  # TRL hands `_generate` the prompts only, and a reward wants the other columns
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         # Here, since TRL spreads the groups over micro-batches next.
         return self.groups.prepare(batch)
@@ -175,6 +175,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         outputs = super()._tokenize_prompts(prompts)
         self.sampler.prompts(outputs[0])
+        # The check before has drawn tokens that are none of the round.
         if self.step_progress is not None:
             self.step_progress.restart()
         return outputs
@@ -189,6 +190,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         outputs = self.draw(prompts)
+        # TRL has no other way to sample with its tools and environments and not to score.
         if self.only_samples:
             raise trl_seam.RoundOver(outputs)
         if self.resample_equal_groups and trl_seam.mode(self) == "train":
@@ -210,6 +212,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         return rewards
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        # Resampling has scored already: a judge model is not asked twice.
         rewards, self._rewards = self._rewards, None
         if rewards is None:
             rewards = self.rewards_of(inputs, prompts, completions, completion_ids_list)
@@ -253,6 +256,7 @@ class GTPOTrainer(SampledTrainer):
         if train_dataset is not None and kwargs.get("environment_factory") is None:  # environments own their prompts
             prompts = (args.generation_batch_size or 0) // (args.num_generations or 1)
             check_inputs(reward_funcs, train_dataset, prompts=prompts)
+        # TRL builds its vLLM engine in its constructor, so the class of the engine is decided around it.
         with vllm_of(args):
             super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         trl_seam.round_nothing_in_fsdp2(self.accelerator)
@@ -297,6 +301,7 @@ class GTPOTrainer(SampledTrainer):
             batch = super()._generate_and_score_completions(inputs)
         finally:
             self._scoring = False
+        # The gate and the entropy term are of the policy that sampled; a later step of the round has another one.
         if self._scored_entropies is not None:
             mask = loss_mask(batch)
             entropies = (self._scored_entropies.float() * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
@@ -353,7 +358,7 @@ class GTPOTrainer(SampledTrainer):
         found = policy_loss(
             objective, completions, logps, entropies, mask, group, gate_active=gate_active, groups=groups, **clipping
         )
-        check_finite(hidden, head.weight, head.bias, logps, entropies)
+        check_finite(hidden, head.weight, head.bias, logps, entropies)  # last: it waits for the GPU
         return found
 
     def _log(self, output: PolicyLoss, inputs: dict[str, Any]) -> None:

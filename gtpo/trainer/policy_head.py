@@ -84,6 +84,7 @@ def add_policy_head(model: Any) -> None:
             patched = plain_forward.__func__ if kwargs.get("fused_lm_head") else type(self).forward
             return patched(self, *args, **kwargs)
         # Looked up on each call: FSDP and PEFT replace modules after the patch.
+        # No cache: it would hold the keys and values of all layers until the backward.
         outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
         aux_loss = None
         if kwargs.get("output_router_logits"):
@@ -93,11 +94,12 @@ def add_policy_head(model: Any) -> None:
             aux_loss = cast(Any, load_balancing_loss_func)(outputs.router_logits, *sizes, kwargs.get("attention_mask"))
         hidden, head = outputs.last_hidden_state, self.get_output_embeddings()
         weight, bias = head.weight, getattr(head, "bias", None)
-        hidden = hidden.to(weight.device)
+        hidden = hidden.to(weight.device)  # a model that is spread over GPUs has its head on the last or the first
         if isinstance(weight, DTensor):
             weight = weight.full_tensor()
             bias = None if bias is None else bias.full_tensor()
         device = hidden.device.type
+        # The head chooses its own types; autocast would round its float32 products to 16 bits.
         context = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         # TRL's takes partitioned weights only, once ZeRO-3 is on; an untrained copy (UntrainedKL) is whole.
         partitioned = hasattr(weight, "ds_status")

@@ -58,6 +58,7 @@ def draw_again(
                 logprobs[place] = new_logprobs[k]
         equal = equal_groups()
     trl_seam.log(trainer, "groups/resampled", drawn * group / len(rewards))
+    # TRL has logged these two of the first draw.
     lengths = torch.tensor([len(ids) for ids in completion_ids], device=accelerator.device, dtype=torch.float32)
     ends = {*trainer.eos_token_ids, trl_seam.tokenizer(trainer).pad_token_id}
     cut = torch.tensor([float(ids[-1] not in ends) for ids in completion_ids], device=accelerator.device)

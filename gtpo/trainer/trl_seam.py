@@ -210,6 +210,7 @@ def with_special_tokens(trainer: Any, outputs: tuple[Any, ...]) -> tuple[Any, ..
 def aside(trainer: Any) -> Iterator[None]:
     """Let completions be sampled, one per prompt, without a trace in the metrics and counters of the training."""
     generations, seen, metrics = trainer.num_generations, trainer.state.num_input_tokens_seen, trainer._metrics
+    # 1: vLLM is asked for the completions of every num_generations-th prompt.
     trainer.num_generations, trainer._metrics = 1, {**metrics, "train": defaultdict(list)}
     try:
         yield
