@@ -73,8 +73,8 @@ def find_folders(names: list[str]) -> list[Path]:
         path = Path(name)
         # The folder of a run that has only begun holds little more than its lock.
         begun = is_eval(path) or any((path / part).exists() for part in ("config.yaml", "run.json", ".lock"))
-        for folder in [path] if begun else resolve(name):
-            found += [folder, *(entry for entry, _ in evals_of(folder))]
+        folder = path if begun else resolve(name)
+        found += [folder, *(entry for entry, _ in evals_of(folder))]
     return list({folder.resolve(): folder for folder in found}.values())
 
 
@@ -171,7 +171,7 @@ def samples(folder: Path, benchmark: str, verdict: str, find: str, page: int) ->
     that question only.
     """
     record = _record(folder)
-    problems = load_problems(EvalRun("", (folder,), (record,)), benchmark)
+    problems = load_problems(EvalRun("", folder, record), benchmark)
     rows = [row for row in _stored(folder, stamp(folder)) if row[2].benchmark == benchmark]
     ids, word = {sample.question_id for _, _, sample in rows}, find.strip()
     if word not in ids:  # part of an id or a text

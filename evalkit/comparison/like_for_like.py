@@ -76,13 +76,13 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
         if len({str(value) for value in values.values()}) <= 1:
             shared[key] = next(iter(values.values()), None)
             continue
-        rates = [e.truncation_rate for run in runs for record in run.records for e in record.benchmarks.values()]
+        rates = [entry.truncation_rate for run in runs for entry in run.record.benchmarks.values()]
         if key == "max_tokens" and all(rate == 0 for rate in rates):  # None: not known
             notes.append(f"max_tokens differs ({by_run(values)}), but no completion reached it")
             continue
         problems.append(f"{key} differs ({by_run(values)})")
     counts = {
-        benchmark: {run.name: run.samples_per_question(benchmark) for run in runs if benchmark in run.benchmarks}
+        benchmark: {run.name: run.entry(benchmark).n for run in runs if benchmark in run.benchmarks}
         for benchmark in dict.fromkeys(name for run in runs for name in run.benchmarks)
     }
     problems += [f"n of {name} differs ({by_run(n)})" for name, n in counts.items() if len(set(n.values())) > 1]
@@ -90,8 +90,7 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     if len(each) == len(counts) > 0:
         shared["n"] = "; ".join(f"{name}: {n}" for name, n in each.items())
         if len(set(each.values())) == 1:
-            n = next(iter(each.values()))
-            shared["n"] = int(n) if n.isdecimal() else n
+            shared["n"] = next(iter(each.values()))
     if problems and not allow:
         raise UserError(
             f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them anyway, "
@@ -118,15 +117,10 @@ def _evaluated_alike(runs: list[EvalRun]) -> str:
 
 
 def _other_differences(runs: list[EvalRun]) -> list[str]:
-    """`engine.versions.vllm (a: 0.30; b: 0.31 and 0.32)` for every other key of eval.json; b: a run of two parts."""
-    flat = {run.name: [_other_settings(record) for record in run.records] for run in runs}
-    names = dict.fromkeys(key for parts in flat.values() for keys in parts for key in keys)
-    differing = []
-    for key in names:
-        found = {run: list(dict.fromkeys(_text(keys.get(key)) for keys in parts)) for run, parts in flat.items()}
-        if len({value for values in found.values() for value in values}) > 1:
-            differing.append(f"{key} ({by_run({run: ' and '.join(values) for run, values in found.items()})})")
-    return differing
+    """`engine.versions.vllm (a: 0.30; b: 0.31)` for every other key of eval.json."""
+    flat = {run.name: _other_settings(run.record) for run in runs}
+    found = {key: {run: _text(own.get(key)) for run, own in flat.items()} for keys in flat.values() for key in keys}
+    return [f"{key} ({by_run(values)})" for key, values in found.items() if len(set(values.values())) > 1]
 
 
 def _other_settings(record: EvalRecord) -> dict[str, Any]:
@@ -141,20 +135,19 @@ def _changed_weights(run: EvalRun) -> list[str]:
     """A note if the train run behind a run holds other weights now than those evaluated; it may hold none."""
     if run.train is None:
         return []
-    for record in run.records:
-        kind, before = record.model.checkpoint, (record.model.fingerprint or "").rpartition("-")[2]
-        if not kind or not before:
-            continue
-        try:
-            there = run.train.weights(kind)
-        except UserError:
-            continue
-        if any(there.glob("*.safetensors")) and fingerprint(there) != before:
-            return [
-                f"{run.name}: the weights in {there} have changed since they were evaluated: these are the figures of "
-                f"the old ones. gtpo eval {run.train.root} --checkpoint {kind} --out NEW measures the new"
-            ]
-    return []
+    kind, before = run.record.model.checkpoint, (run.record.model.fingerprint or "").rpartition("-")[2]
+    if not kind or not before:
+        return []
+    try:
+        there = run.train.weights(kind)
+    except UserError:
+        return []
+    if not any(there.glob("*.safetensors")) or fingerprint(there) == before:
+        return []
+    return [
+        f"{run.name}: the weights in {there} have changed since they were evaluated: these are the figures of the old "
+        f"ones. gtpo eval {run.train.root} --checkpoint {kind} --out NEW measures the new"
+    ]
 
 
 def _text(value: Any) -> str:
@@ -163,14 +156,12 @@ def _text(value: Any) -> str:
 
 def unscored_notes(run: EvalRun, benchmark: str) -> list[str]:
     """`a: 6 of 24 samples are unscored (HTTP 500: 6)`: what the figures of a run on a benchmark do not count."""
-    entries = run.entries(benchmark)
-    unscored = sum(entry.unscored for entry in entries)
-    if not unscored:
+    entry = run.entry(benchmark)
+    if not entry.unscored:
         return []
-    reasons = sum((Counter(entry.unscored_reasons) for entry in entries), Counter[str]())
-    why = ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common(3))
-    lost = sum(len(entry.unscored_questions) for entry in entries)
-    text = f"{run.name}: {unscored} of {unscored + sum(entry.samples for entry in entries)} samples are unscored"
+    why = ", ".join(f"{reason}: {count}" for reason, count in Counter(entry.unscored_reasons).most_common(3))
+    lost = len(entry.unscored_questions)
+    text = f"{run.name}: {entry.unscored} of {entry.unscored + entry.samples} samples are unscored"
     text += f" ({why})" * bool(why) + " and left out of its figures"
     if lost:
         text += f"; {lost} question{'s' * (lost != 1)} without a scored sample {'are' if lost != 1 else 'is'} left out"

@@ -99,7 +99,7 @@ class Method:
         path = Path(os.path.abspath(asked))
         return any(
             asked == member.name
-            or any(Path(os.path.abspath(folder)) == path for folder in (member.run.folders if member.run else ()))
+            or (member.run is not None and Path(os.path.abspath(member.run.folder)) == path)
             or (member.train is not None and Path(os.path.abspath(member.train.root)) == path)
             for member in self.members
         )

@@ -53,7 +53,7 @@ class Shared:
 
     def bounds(self, name: str, metric: str, k: int) -> tuple[float, float] | None:
         """A method's mean if every missing sample were wrong, and if it were right; None if none is missing."""
-        entries = [entry for run in self.runs[name] for entry in run.entries(self.benchmark)]
+        entries = [run.entry(self.benchmark) for run in self.runs[name]]
         curves = [getattr(getattr(entry, self.scoring) or entry, metric.replace("@", "_at_")) for entry in entries]
         ends = [(found.mean, found.worst, found.best) for curve in curves if (found := curve.get(k)) is not None]
         if len(ends) < len(self.runs[name]) or all(worst is None for _, worst, _ in ends):
@@ -96,9 +96,7 @@ def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
         own = [
             name
             for name, entry in run.record.benchmarks.items()
-            if len(run.records) == 1
-            and run.record.engine.name == "recorded"
-            and entry.source == run.record.model.source
+            if run.record.engine.name == "recorded" and entry.source == run.record.model.source
         ]
         stored: dict[str, str] = {}
         of: dict[str, set[tuple[str, str]]] = {}
@@ -111,7 +109,7 @@ def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
             stored[here], of[here] = name, mine
         if other := {name: here for here, name in stored.items() if here != name}:
             entries = {other.get(name, name): entry for name, entry in run.record.benchmarks.items()}
-            run = replace(run, records=(run.record.model_copy(update={"benchmarks": entries}),), stored=stored)
+            run = replace(run, record=run.record.model_copy(update={"benchmarks": entries}), stored=stored)
             notes += [
                 f"{name} has most of the questions and golds of {here}, and is shown as {here}"
                 for name, here in other.items()
@@ -132,7 +130,7 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
     ]
     notes += [note for _, run, _ in loaded for note in unscored_notes(run, benchmark)]
     for run in (run for found in runs.values() for run in found):
-        if seen := sum(entry.trained_on or 0 for entry in run.entries(benchmark)):
+        if seen := run.entry(benchmark).trained_on:
             notes.append(f"{run.name} was trained on {seen} of these questions: its figures say little of others")
     first = loaded[0][2]
     same_ids = all(np.array_equal(first.ids, part.ids) for _, _, part in loaded)
@@ -182,7 +180,7 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
 def _only_unscored(benchmark: str, parts: list[tuple[EvalRun, Questions]]) -> bool:
     """Return whether what a run lacks of the others' questions are those that its record names as unscored."""
     every = {question for _, part in parts for question in part.ids}
-    unscored = {run.name: {q for e in run.entries(benchmark) for q in e.unscored_questions} for run, _ in parts}
+    unscored = {run.name: set(run.entry(benchmark).unscored_questions) for run, _ in parts}
     return all(every <= unscored[run.name] | set(part.ids) for run, part in parts)
 
 
@@ -191,11 +189,10 @@ def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
 
     Checksums settle it if they can. Recorded completions without the questions' text have none of the content.
     """
-    entries = {run.name: run.entries(benchmark) for run in runs}
-    sums = {name: sorted(str(entry.checksum) for entry in found) for name, found in entries.items()}
-    contents = {name: sorted(str(entry.content_checksum) for entry in found) for name, found in entries.items()}
-    known = {tuple(found) for found in contents.values() if "None" not in found}
-    same_golds = len({tuple(found) for found in sums.values()}) <= 1
+    sums = {run.name: run.entry(benchmark).checksum for run in runs}
+    contents = {run.name: run.entry(benchmark).content_checksum for run in runs}
+    known = set(contents.values()) - {None}
+    same_golds = len(set(sums.values())) <= 1
     if same_golds and len(known) <= 1:
         return ""
     first, *rest = runs

@@ -78,7 +78,7 @@ def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
 
 def _completion_size(runs: list[EvalRun], benchmark: str) -> float:
     """About how many characters a completion has; the budget is enforced again later."""
-    tokens = [entry.mean_tokens for run in runs for entry in run.entries(benchmark) if entry.mean_tokens]
+    tokens = [mean for run in runs if (mean := run.entry(benchmark).mean_tokens)]
     return max(CHARACTERS * sum(tokens) / len(tokens), 40.0) if tokens else LONGEST / 4
 
 

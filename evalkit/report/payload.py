@@ -65,7 +65,7 @@ def _differences(comparison: MethodComparison, table: Table, columns: list[Colum
                 "verdict": cell.verdict, "pe": cell.p_equivalent, "judged": d.judged,
             })  # fmt: skip
             one = verdict_sentence(comparison, table, name) if cell.verdict else None
-            row[-1] |= {"said": [one.head, f"{one.rest}. {one.advice}"]} if one else {}
+            row[-1] |= {"said": [one.head, f"{one.rest}.", one.advice]} if one else {}
         out[name] = row
     return out
 

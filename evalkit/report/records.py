@@ -16,7 +16,7 @@ from gtpo.evalkit.comparison.verdicts import ALPHA
 from gtpo.evalkit.report.summary import legend, sentences
 from gtpo.evalkit.report.text import covers, visible
 
-JSON_SCHEMA_VERSION = 4
+JSON_SCHEMA_VERSION = 5
 
 _DIFFERENCE = {
     "speaks_of": "scope", "judged": "judged", "difference": "difference", "se": "se", "freedom": "freedom",
@@ -112,7 +112,7 @@ def as_document(comparison: MethodComparison) -> dict[str, Any]:
                     {
                         "name": member.name,
                         "seed": member.seed,
-                        "folders": [str(folder) for folder in member.run.folders] if member.run else [],
+                        "folder": str(member.run.folder) if member.run else None,
                         "train_run": member.train.name if member.train else None,
                         "collapsed": member.train.collapsed if member.train else None,
                     }

@@ -1,4 +1,4 @@
-"""An eval run as a reader sees it, of one folder or several; and whether two records are of one kind of samples."""
+"""An eval run as a reader sees it; and whether two records are of one kind of samples."""
 
 from __future__ import annotations
 
@@ -24,19 +24,14 @@ PLACES = ("model.source", "model.adapter", "model.train_run", "model.checkpoint"
 
 @dataclass(frozen=True)
 class EvalRun:
-    """One line of a table: an eval run, or several that measured parts of the same thing."""
+    """An eval run: one line of a table."""
 
     name: str
-    folders: tuple[Path, ...]
-    records: tuple[EvalRecord, ...] = field(repr=False)
+    folder: Path
+    record: EvalRecord = field(repr=False)
     train: TrainFolder | None = None
     stored: dict[str, str] = field(default_factory=dict, repr=False)
     """Name of a benchmark here -> its name in the run's files, if the two differ."""
-
-    @property
-    def record(self) -> EvalRecord:
-        """The (first) eval.json; the others agree with it in every setting."""
-        return self.records[0]
 
     @property
     def method(self) -> str:
@@ -46,19 +41,14 @@ class EvalRun:
             name = self.train.preset
         return str(name or "")
 
-    def entries(self, benchmark: str) -> list[BenchmarkRecord]:
-        """Return what its records say of a benchmark, as far as they have it."""
-        return [record.benchmarks[benchmark] for record in self.records if benchmark in record.benchmarks]
-
-    def samples_per_question(self, benchmark: str) -> str:
-        """Return `64`: the samples a question of a benchmark got, failed ones too; `2 and 8` if parts differ."""
-        return " and ".join(dict.fromkeys(str(entry.n) for entry in self.entries(benchmark)))
+    def entry(self, benchmark: str) -> BenchmarkRecord:
+        """Return what its record says of a benchmark; an empty record if it was not run."""
+        return self.record.benchmarks.get(benchmark, BenchmarkRecord())
 
     @property
     def benchmarks(self) -> list[str]:
         """Names of its benchmarks, in the order they were run; those without metrics yet are left out."""
-        entries = (item for record in self.records for item in record.benchmarks.items())
-        return list(dict.fromkeys(name for name, entry in entries if entry.pass_at_k))
+        return [name for name, entry in self.record.benchmarks.items() if entry.pass_at_k]
 
 
 def unlike(a: EvalRecord, b: EvalRecord, keys: Sequence[str] = IDENTITY) -> list[tuple[str, Any, Any]]:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.runs.eval_record import EvalRecord, read_record
-from gtpo.runs.eval_run import IDENTITY, PLACES, EvalRun, unlike
-from gtpo.runs.questions import load_questions
-from gtpo.runs.train_run import RESULTS, TrainFolder
+from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.train_run import ENDED, RESULTS, TrainFolder
 
 
 def find_runs(
@@ -30,10 +29,10 @@ def find_runs(
     trains: dict[Path, TrainFolder] = {}
     notes: list[str] = []
     alone: list[str] = []
-    for given, folder in [(name, place) for name in names for place in resolve(name)]:
+    for given, folder in [(name, resolve(name)) for name in names]:
         if (folder / "run.json").is_file() and not (folder / "eval.json").is_file():
             train = TrainFolder(folder)
-            if not train.complete:
+            if train.status not in ENDED:
                 resume = f"resume it with: gtpo train {train.config_yaml}"
                 if not allow_incomplete:
                     raise UserError(
@@ -49,11 +48,14 @@ def find_runs(
             found = []
             for entry, record in evals_of(folder):
                 if record.status == "complete":
-                    found.append(read_eval_run(entry))
+                    found.append(entry)
                 else:
                     notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
+            if len(found) > 1:
+                listed = ", ".join(map(str, found))
+                raise UserError(f'train run "{train.name}" has {len(found)} eval runs ({listed}): name the one to compare')
             if found:
-                evals.append(_joined(train.name, found, notes, train))
+                evals.append(replace(read_eval_run(found[0]), name=train.name, train=train))
             else:
                 alone.append(given)
         else:
@@ -65,30 +67,39 @@ def find_runs(
             evals.append(run)
     if alone:
         notes.append(f"no eval run yet of {', '.join(alone)}: training only (gtpo eval {alone[0]})")
-    return _one_line_a_name(evals, notes), list(trains.values()), notes
+    for i, run in enumerate(evals):
+        for other in evals[:i]:
+            if run.folder.resolve() == other.folder.resolve():
+                raise UserError(f'run "{run.name}" is given twice ({run.folder}); name it once')
+            if run.name == other.name:
+                raise UserError(
+                    f'two runs are called "{run.name}" ({other.folder} and {run.folder}): rename one (its eval.json '
+                    "carries the name)"
+                )
+    return evals, list(trains.values()), notes
 
 
-def resolve(given: str) -> list[Path]:
+def resolve(given: str) -> Path:
     """Return the folder of a path to it or to its eval.json, or of a name under results/.
 
     UserError, with the nearest name, if there is none.
     """
     path = Path(given)
     if path.name in ("eval.json", "run.json") and path.is_file():
-        return [path.parent]
+        return path.parent
     if path.is_dir() and any(
         (path / part).exists() for part in ("eval.json", "run.json", "samples", "metrics.jsonl", "trainer_state.json")
     ):
-        return [path]
+        return path
     places = [RESULTS / kind / given for kind in ("eval", "train")]
     there = [] if path.is_absolute() else [place for place in places if place.is_dir()]
     if len(there) == 2:
         # Evaluating a train run under its own name is the usual case; the train run then stands for both.
         if _names_train_run(_peek(there[0]), there[1]):
-            return [there[1]]
+            return there[1]
         raise UserError(f'"{given}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
     if there:
-        return there
+        return there[0]
     if path.is_dir():
         raise UserError(f"{path}: neither an eval run (eval.json) nor a train run (run.json)")
     if path.is_file():
@@ -136,7 +147,7 @@ def read_eval_run(folder: Path, *, allow_incomplete: bool = False, notes: list[s
             notes.append(f"{name} is incomplete: compared as far as it got ({resume})")
     if not (folder / "questions.parquet").is_file():
         raise UserError(f"{folder}: questions.parquet is missing; write it again with gtpo eval --rescore")
-    return EvalRun(name, (folder,), (record,))
+    return EvalRun(name, folder, record)
 
 
 def _names_train_run(record: EvalRecord | None, folder: Path) -> bool:
@@ -186,7 +197,7 @@ def _train_run_of(run: EvalRun) -> TrainFolder | None:
     named = run.record.model.train_run
     if not named:
         return None
-    name, folder = Path(named).name, run.folders[0]
+    name, folder = Path(named).name, run.folder
     places = [Path(named)] if Path(named).is_absolute() else []
     places += [place.parent.parent / "train" / name for place in _both(folder)]
     if any(place.is_relative_to(Path.cwd()) for place in _both(folder)):
@@ -198,72 +209,3 @@ def _train_run_of(run: EvalRun) -> TrainFolder | None:
         if (place / "run.json").is_file():
             return TrainFolder(place)
     return None
-
-
-def _note_parts(run: EvalRun, parts: list[EvalRun], notes: list[str]) -> None:
-    """Note what a run was joined of."""
-    if len(parts) > 1:
-        unknown = " of recorded completions, which do not say what model wrote them" if _recorded(run.record) else ""
-        notes.append(f"{run.name}: {len(parts)} parts joined{unknown} ({', '.join(str(p.folders[0]) for p in parts)})")
-
-
-def _one_line_a_name(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
-    """Join disjoint parts of one name; refuse a name that two different runs carry."""
-    lines: list[EvalRun] = []
-    for name in dict.fromkeys(run.name for run in runs):
-        same = [run for run in runs if run.name == name]
-        folders = [folder.resolve() for run in same for folder in run.folders]
-        if len(set(folders)) < len(folders):
-            twice = next(folder for folder in folders if folders.count(folder) > 1)
-            raise UserError(f'run "{name}" is given twice ({twice}); name it once')
-        lines.append(_joined(name, same, notes))
-    return lines
-
-
-def _joined(name: str, parts: list[EvalRun], notes: list[str], train: TrainFolder | None = None) -> EvalRun:
-    """One run of its parts; UserError if they are not of one. train: the train run whose eval runs they are."""
-    folders = tuple(folder for part in parts for folder in part.folders)
-    apart = _difference(parts) if len(parts) > 1 else ""
-    if apart and train is not None:
-        names = ", ".join(str(part.folders[0]) for part in parts)
-        raise UserError(
-            f'train run "{name}" has {len(parts)} eval runs ({names}) that {apart}: name the one to compare'
-        )
-    if apart:
-        raise UserError(
-            f'two runs are called "{name}" ({" and ".join(map(str, folders))}) and {apart}: rename one (its eval.json '
-            "carries the name) or pass the folder of the one you mean"
-        )
-    records = tuple(record for part in parts for record in part.records)
-    run = replace(parts[0], name=name, folders=folders, records=records, train=train or parts[0].train)
-    _note_parts(run, parts, notes)
-    return run
-
-
-_ONE_RUN = (*dict.fromkeys((*IDENTITY, *PLACES)), "scoring", "verifier.version", "verifier.other_judge")
-"""What the parts of one run share."""
-
-
-def _difference(parts: list[EvalRun]) -> str:
-    """Say why parts are not different questions of the same weights, sampled in the same way; empty if they are."""
-    first, *others = (record for part in parts for record in part.records)
-    # Source and fingerprint of recorded completions are of their file, which says nothing of the model.
-    keys = [key for key in _ONE_RUN if not (_recorded(first) and key.startswith("model."))]
-    differing = [f"{key} ({a}, {b})" for other in others for key, a, b in unlike(first, other, keys)]
-    if differing:
-        return f"differ in {', '.join(dict.fromkeys(differing))}"
-    for benchmark in dict.fromkeys(b for part in parts for b in part.benchmarks):
-        ns = dict.fromkeys(part.samples_per_question(benchmark) for part in parts if benchmark in part.benchmarks)
-        if len(ns) > 1:
-            return f"differ in n of {benchmark} ({', '.join(ns)})"
-        seen: set[str] = set()
-        for part in parts:
-            ids = load_questions(part, benchmark, "strict").ids.tolist() if benchmark in part.benchmarks else []
-            if not seen.isdisjoint(ids):
-                return f"share questions of {benchmark}"
-            seen.update(ids)
-    return ""
-
-
-def _recorded(record: EvalRecord) -> bool:
-    return record.engine.name == "recorded"

@@ -52,24 +52,8 @@ _BY_K = ("pass_at_k", "maj_at_k")
 
 def load_questions(run: EvalRun, benchmark: str, scoring: str) -> Questions:
     """Return a run's per-question figures on one benchmark. Raises UserError if the file does not hold them."""
-    parts = [
-        _part(file := folder / "questions.parquet", _identity(file), run.stored.get(benchmark, benchmark), scoring)
-        for folder, record in zip(run.folders, run.records, strict=True)
-        if benchmark in record.benchmarks
-    ]
-    if not parts:
-        raise UserError(f"{run.name}: {benchmark} was not evaluated")
-    if len(parts) == 1:
-        return parts[0]
-    most = max(part.pass_at_k.shape[1] for part in parts)
-    joined = []
-    for name in (f.name for f in fields(Questions)):
-        columns = [getattr(part, name) for part in parts]
-        if name in _BY_K:
-            columns = [np.pad(c, ((0, 0), (0, most - c.shape[1])), constant_values=np.nan) for c in columns]
-        joined.append(np.concatenate(columns))
-    whole = Questions(*joined)
-    return whole.take(np.argsort(whole.ids))
+    file = run.folder / "questions.parquet"
+    return _part(file, _identity(file), run.stored.get(benchmark, benchmark), scoring)
 
 
 def _identity(path: Path) -> tuple[Path, int]:
@@ -127,15 +111,14 @@ def _numbers(column: Any, null: float) -> NDArray[Any]:
 
 def sample_files(run: EvalRun) -> list[Path]:
     """Return the sample parts of a run, in order."""
-    return [path for folder in run.folders for path in sorted((folder / "samples").glob("part-*.parquet"))]
+    return sorted((run.folder / "samples").glob("part-*.parquet"))
 
 
 def _rows(run: EvalRun, benchmark: str, name: str, columns: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return a benchmark's rows of a Parquet file of the run's folders, if they hold it."""
+    """Return a benchmark's rows of a Parquet file of the run, if it has the file."""
     stored = run.stored.get(benchmark, benchmark)
     wanted = None if columns is None else ["benchmark", *columns]
-    files = [read_rows(folder / name, wanted, remedy=AGAIN) for folder in run.folders]
-    return [row for rows in files for row in rows if row["benchmark"] == stored]
+    return [row for row in read_rows(run.folder / name, wanted, remedy=AGAIN) if row["benchmark"] == stored]
 
 
 def load_problems(run: EvalRun, benchmark: str) -> dict[str, tuple[str, str]]:

@@ -152,11 +152,6 @@ class TrainFolder:
         return str(self.document.get("status") or "unknown")
 
     @property
-    def complete(self) -> bool:
-        """Return whether training reached its end."""
-        return self.status in ENDED
-
-    @property
     def collapsed(self) -> bool:
         """Return whether training was seen to collapse."""
         return self.status == COLLAPSED

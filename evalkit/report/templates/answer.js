@@ -51,10 +51,11 @@ function headline(tables) {
   const found = tables.flatMap((table) => Object.values(versus(table) || {}).map((row) => row[primary(table)])).filter((d) => d?.said);
   if (!found.length) return el("p", { class: "headline" }, tables.some((t) => t.methods.length > 1) ? "No baseline here, so no differences." : "One method: nothing to compare with.");
   found.sort((a, b) => ORDER.indexOf(a.verdict) - ORDER.indexOf(b.verdict) || b.d - a.d);
-  const line = (d) => el("li", { class: `${kindOf(d)} ${d.verdict}` }, el("b", {}, `${d.said[0]}:`), " ", el("span", { class: "soft" }, d.said[1]));
+  const advice = found.every((d) => d.said[2] === found[0].said[2]) ? found[0].said[2] : null;  // said once if it is the same for all
+  const line = (d) => el("li", { class: `${kindOf(d)} ${d.verdict}` }, el("b", {}, `${d.said[0]}:`), " ", el("span", { class: "soft" }, d.said[1], advice === null ? ` ${d.said[2]}` : ""));
   const shown = innerWidth > 760 ? Math.max(8, found.filter((d) => d.verdict !== "undecided").length) : 6;
   const rest = found.slice(shown);
-  return el("div", {}, el("ul", { class: "headline" }, found.slice(0, shown).map(line)),
+  return el("div", {}, el("ul", { class: "headline" }, found.slice(0, shown).map(line)), advice ? el("p", { class: "soft" }, advice) : null,
     rest.length ? el("details", { class: "screenonly" }, el("summary", { class: "soft" }, `${rest.length} more${rest.every((d) => d.verdict === "undecided") ? ", undecided" : ""}`), el("ul", { class: "headline" }, rest.map(line))) : null);
 }
 
@@ -79,8 +80,8 @@ function forest(names, columns) {
     const value = el("span", { class: `value ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, d.verdict || shownP(d)));
     return tipped(el("td", { "data-label": c.head, tabindex: 0 }, el("div", { class: "row" }, plot, value)), c.table, name, c.i);
   };
-  const axis = () => svg("svg", { class: "axis", "aria-hidden": true }, ticks(100 * left, 100 * right, 3).map((t) => [
-    svg("line", { x1: x(t / 100), x2: x(t / 100), y1: 0, y2: 4 }), svg("text", { x: x(t / 100), y: 16, "text-anchor": "middle" }, signed(t / 100, 0))]).flat());
+  const axis = () => svg("svg", { class: "axis", "aria-hidden": true }, ticks(100 * left, 100 * right, 6).map((t) => [
+    svg("line", { x1: x(t / 100), x2: x(t / 100), y1: 0, y2: 4 }), svg("text", { x: x(t / 100), y: 16, "text-anchor": "middle" }, t ? signed(t / 100, t % 1 ? 1 : 0) : "0")]).flat());
   return el("table", { class: "forest" },
     el("thead", {}, el("tr", {}, el("th", {}, `points against ${label(state.baseline)}`), columns.map((c) => el("th", { scope: "col" }, c.head, el("small", {}, ` ${c.note}`))))),
     el("tbody", {}, names.filter((name) => columns.some((c) => c.of(name))).map((name) => el("tr", {}, el("th", { scope: "row" }, swatch(name), label(name)), columns.map((c) => cell(name, c))))),
