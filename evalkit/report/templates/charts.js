@@ -151,3 +151,46 @@ const metricOptions = ([metric, title, unit, low, high], sft, series) => ({ labe
   references: metric === "entropy/mean" && !sft ? [{ y: Math.LN2, text: "ln 2 = 0.693" }] : [] });
 const metricCard = ([metric, title, unit], sft, chart) => el("div", { class: "card" }, el("h3", {}, sft ? `SFT: ${title.toLowerCase()}` : title),
   el("p", { class: "soft small" }, unit === "share" ? metric : `${metric}${unit ? `, ${unit}` : ""}`), chart);
+
+/**
+ * Every training metric over the steps, those of supervised training in panels of their own: its loss and entropy are taken on the
+ * targets. runs(): [{run, name, note, sft, curves}]. Returns what draws them again, with what `runs` tells by then.
+ */
+function trainingPanels(root, runs, metrics) {
+  const told = () => runs().filter((t) => Object.keys(t.curves || {}).length);
+  const longest = Math.max(...told().flatMap((t) => Object.values(t.curves).map((c) => c.x.length)));
+  const charts = new Map();  // metric -> {options, chart}
+  let window = Math.max(1, Math.round(longest / 25));
+  const legend = el("p", { class: "legendline" }), hint = el("p", { class: "soft small" }), grid = el("div", { class: "grid" });
+  const series = (metric, sft) => told().filter((t) => t.curves[metric] && t.sft === sft).map((t) => {
+    const { x, y, low, high } = t.curves[metric];
+    const band = low ? { low: smooth(low, window), high: smooth(high, window) } : { raw: window > 1 ? y : null };
+    return { run: t.run, name: t.name, x, y: smooth(y, window), ...band };
+  });
+  function draw() {
+    const shown = told().filter((t) => !state.hidden.has(t.run));
+    clear(legend).append(...shown.map((t) => el("span", {}, swatch(t.run), t.name, t.note ? el("span", { class: "soft" }, ` ${t.note}`) : null)));
+    const banded = shown.some((t) => Object.values(t.curves).some((c) => c.low));
+    hint.textContent = banded ? "Line: running mean. Band: from the lowest to the highest seed; of one seed, of the steps behind a point." : window > 1 ? "Strong line: running mean. Faint line: each logged step." : "";
+    for (const sft of [false, true]) for (const metric of metrics()) {
+      const found = series(metric[0], sft), key = `${metric[0]} ${sft}`;
+      if (!found.length) continue;
+      if (!charts.has(key)) {
+        const options = metricOptions(metric, sft, found), chart = lineChart(options);
+        charts.set(key, { options, chart });
+        grid.append(metricCard(metric, sft, chart));
+      } else {
+        const held = charts.get(key);
+        held.options.series = found;
+        held.chart.redraw();
+      }
+    }
+  }
+  const out = el("output", {}, plural(window, "point"));
+  const slider = el("input", { type: "range", min: 1, max: Math.max(50, Math.round(longest / 4)), value: window, "aria-label": "Smoothing",
+    oninput: () => { window = Number(slider.value); out.textContent = plural(window, "point"); draw(); } });
+  root.append(el("div", { class: "controls" }, el("label", {}, "Smoothing", slider, out), el("span", { class: "faint" }, "Hover or use the arrow keys; click a name above to hide it.")), legend, hint, grid);
+  draw();
+  on("hidden", draw);
+  return draw;
+}

@@ -24,7 +24,6 @@ function meet(key, run) {
     if (!state.hidden.delete(key)) state.hidden.add(key);
     chip.setAttribute("aria-pressed", String(!state.hidden.has(key)));
     changed("hidden");
-    drawTrainingLive();
   } }, el("i", {}), run.name);
   byId("runs").append(chip);
   document.documentElement.style.scrollPaddingTop = `${document.querySelector(".top").offsetHeight + 8}px`;
@@ -65,51 +64,19 @@ function drawList() {
 }
 
 // -- curves -------------------------------------------------------------------------------------------------------------
-const charts = new Map();  // metric -> {options, chart}
-let smoothing = null;
 /** Curves in the page's order: those of the reward functions, whose keys hold their names, before the others. */
 function metricList() {
   const keys = new Set(trains().flatMap((run) => Object.keys(run.curves || {}).filter((key) => /^rewards\/.*\/mean$/.test(key))));
   return [...[...keys].sort().map((key) => [key, `Reward: ${key.slice(8, -5)}`, "points", null, null]), ...data.curve_metrics];
 }
-function seriesOf(metric, sft) {
-  return trains().filter((run) => run.curves?.[metric] && run.sft === sft).map((run) => {
-    const { x, y, low, high } = run.curves[metric];
-    return { run: run.key, name: run.name, x, y: smooth(y, smoothing), ...(low ? { low, high } : { raw: smoothing > 1 ? y : null }) };
-  });
-}
+let panels = null;
 function drawTrainingLive() {
-  const told = trains().filter((run) => run.curves && Object.keys(run.curves).length);
   byId("training").hidden = !trains().length;
-  const root = body("training");
-  if (!told.length) { clear(root).append(el("p", { class: "soft" }, "Waiting for the first step.")); charts.clear(); return; }
-  const longest = Math.max(...told.flatMap((run) => Object.values(run.curves).map((c) => c.x.length)));
-  if (!charts.size) {
-    smoothing = smoothing ?? Math.max(1, Math.round(longest / 25));
-    const out = el("output", {}, plural(smoothing, "point"));
-    const slider = el("input", { type: "range", min: 1, max: 50, value: smoothing, "aria-label": "Smoothing", oninput: () => { smoothing = Number(slider.value); out.textContent = plural(smoothing, "point"); drawTrainingLive(); } });
-    clear(root).append(el("div", { class: "controls" }, el("label", {}, "Smoothing", slider, out), el("span", { class: "faint" }, "Hover or use the arrow keys; click a run above to hide it.")), el("p", { class: "legendline" }), el("p", { class: "soft small" }), el("div", { class: "grid" }));
-  }
-  const visibleRuns = told.filter((run) => !state.hidden.has(run.key));
-  clear(root.querySelector(".legendline")).append(...visibleRuns.map((run) => el("span", {}, swatch(run.key), run.name, run.method && run.method !== run.name ? el("span", { class: "soft" }, ` ${run.method}`) : null)));
-  const thinned = visibleRuns.some((run) => Object.values(run.curves).some((c) => c.low));
-  root.querySelector(".small").textContent = thinned ? "Line: running mean. A point of a long run stands for several steps, and the band goes from their lowest to their highest value." : smoothing > 1 ? "Strong line: running mean. Faint line: each logged step." : "";
-  const grid = root.querySelector(".grid");
-  for (const sft of [false, true]) for (const [metric, title, unit, low, high] of metricList()) {
-    const series = seriesOf(metric, sft);
-    const key = `${metric} ${sft}`;
-    if (!series.length) continue;
-    if (!charts.has(key)) {
-      const options = metricOptions([metric, title, unit, low, high], sft, series);
-      const chart = lineChart(options);
-      charts.set(key, { options, chart });
-      grid.append(metricCard([metric, title, unit], sft, chart));
-    } else {
-      const held = charts.get(key);
-      held.options.series = series;
-      held.chart.redraw();
-    }
-  }
+  const told = () => trains().map((t) => ({ ...t, run: t.key, note: t.method && t.method !== t.name ? t.method : "" }));
+  if (panels) { panels(); return; }
+  const root = clear(body("training"));
+  if (told().some((t) => Object.keys(t.curves || {}).length)) panels = trainingPanels(root, told, metricList);
+  else root.append(el("p", { class: "soft" }, "Waiting for the first step."));
 }
 
 // -- the last rollout ---------------------------------------------------------------------------------------------------
