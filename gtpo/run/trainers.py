@@ -1,14 +1,19 @@
-"""Which class of trainer a config means, and how a run builds it.
+"""What a run trains with: its class of trainer, and reward functions that can neither end it nor score 0 in silence.
 
 Methods grpo and sft are TRL's trainers, which log as GTPOTrainer does and call the parts of a run (`gtpo.callbacks`).
 A user's class may stand at the place of ours.
+
+A reward function that raises is called again one completion at a time; the completions on which it raises are
+*unscored*: left out of the group's mean, given no gradient, and counted. If more than half of a batch is unscored, the
+run stops and shows the first traceback.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +22,9 @@ from torch import Tensor
 from trl import GRPOTrainer, SFTTrainer
 
 from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
-from gtpo.rewards.loading import import_dotted
+from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, score_fault
 from gtpo.trainer import GTPOTrainer, RunTrainer, SampledTrainer
 from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.shared_prefixes import share_prefixes
@@ -57,6 +63,9 @@ class GRPOBaseline(SampledTrainer):
         return outputs
 
 
+_KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config")
+"""What a run hands to the trainer of any method."""
+
 _METHODS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": SFTTrainer}
 """method -> the class that a user's class must derive from."""
 
@@ -93,48 +102,14 @@ def users_class(path: str, method: str) -> Any:
             f"(it is {method}), or derive it from {_METHODS[method].__name__}"
         )
     keywords = [*_KEYWORDS, *(() if method == "sft" else ("reward_funcs",))]
-    try:
-        inspect.signature(vars(_owner_of_init(theirs))["__init__"]).bind(None, **dict.fromkeys(keywords))
+    try:  # before any weights are loaded
+        inspect.signature(theirs).bind(**dict.fromkeys(keywords))
     except TypeError as error:
         raise UserError(
-            f'trainer.class_path "{path}": {_init_of(theirs)}: {error}. It is called with the keywords '
-            f"{', '.join(keywords)}: take **kwargs, and hand them on to super().__init__"
+            f'trainer.class_path "{path}": {error}. It is called with the keywords {", ".join(keywords)}: take '
+            "**kwargs, and hand them on to super().__init__"
         ) from None
     return theirs
-
-
-_KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config")
-"""What a run hands to the trainer of any method."""
-
-
-def _owner_of_init(theirs: type) -> type:
-    return next(base for base in theirs.__mro__ if "__init__" in vars(base) and base not in _OURS.values())
-
-
-def _init_of(theirs: type) -> str:
-    """Return the name of the __init__ that a class has, with its file and line."""
-    owner = _owner_of_init(theirs)
-    name = f"{owner.__name__}.__init__"
-    try:
-        return f"{name} ({inspect.getsourcefile(owner)}:{inspect.getsourcelines(vars(owner)['__init__'])[1]})"
-    except (OSError, TypeError):  # a class without a source file
-        return name
-
-
-def build_trainer(kind: Any, path: str | None, arguments: Mapping[str, Any]) -> Any:
-    """Return `kind(**arguments)`; `path` names the user's class (`trainer.class_path`); None without one.
-
-    Raises UserError if that class's own __init__ does not build a trainer.
-    """
-    if path is None:
-        return kind(**arguments)
-    try:
-        trainer = kind(**arguments)
-    except TypeError as error:
-        raise UserError(f'trainer.class_path "{path}": {_init_of(kind)} raised TypeError: {error}') from error
-    if not hasattr(trainer, "callback_handler"):
-        raise UserError(f'trainer.class_path "{path}": {_init_of(kind)} does not call super().__init__(**kwargs)')
-    return trainer
 
 
 @contextmanager
@@ -173,3 +148,73 @@ def vllm_failures_explained(model: Any) -> Iterator[None]:
             f"{' '.join(str(error).split())[:400]}. Set rollout.engine: transformers, which "
             "samples with the trainer's own model"
         ) from error
+
+
+# -- rewards -----------------------------------------------------------------------------------------------------------
+
+_NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
+
+
+class GuardedReward:
+    """A reward function whose exceptions leave completions unscored. Has TRL's signature."""
+
+    def __init__(self, function: RewardFunction, name: str | None = None) -> None:
+        self.function = function
+        self.__name__ = name or getattr(function, "__name__", type(function).__name__)
+        self.is_accuracy, self.has_format = (getattr(function, key, False) for key in ("is_accuracy", "has_format"))
+        self.first_traceback: str | None = None
+
+    def __call__(
+        self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **columns: Any
+    ) -> list[float | None]:
+        """Return one score per completion, None if the function raised or returned None.
+
+        Raises UserError if what it returned are no scores of these completions.
+        """
+        scores = self._scores(prompts, completions, completion_ids, columns)
+        if scores is not None:
+            return scores
+        scores = []
+        for index in range(len(completions)):
+            one = slice(index, index + 1)
+            row = {key: value if key in _NOT_COLUMNS else value[one] for key, value in columns.items()}
+            scores += self._scores(prompts[one], completions[one], completion_ids[one], row) or [None]
+        return scores
+
+    def _scores(self, prompts: Any, completions: Any, ids: Any, columns: dict[str, Any]) -> list[float | None] | None:
+        """Return the scores of some completions; None if the function raised."""
+        try:
+            returned = self.function(prompts=prompts, completions=completions, completion_ids=ids, **columns)
+        except Exception:  # the user's code may raise anything; its traceback is shown, and no score is made up
+            if self.first_traceback is None:
+                self.first_traceback = traceback.format_exc()
+                LOG.warning(
+                    f"reward function {self.__name__} raised; these completions are unscored\n{self.first_traceback}"
+                )
+            return None
+        scores = list(returned) if isinstance(returned, Iterable) else returned
+        if fault := score_fault(str(self.__name__), scores, len(completions)):
+            raise UserError(fault)
+        return scores
+
+
+def guarded_rewards(
+    paths: Sequence[tuple[str, Mapping[str, Any] | None]], weights: Sequence[float] | None = None
+) -> list[GuardedReward]:
+    """Import the functions of `trainer.reward_funcs`. Raises UserError for a path or signature that does not work."""
+    loaded = load_rewards(paths, weights)
+    return [GuardedReward(function, name) for function, name in zip(loaded.functions, loaded.names, strict=True)]
+
+
+def mark_unscored(trainer: Any, rewards: Tensor) -> Tensor:
+    """Make a completion unscored if any of its rewards could not be computed. UserError at more than half."""
+    unscored = rewards.isnan().any(dim=1)
+    if unscored.float().mean() > 0.5:
+        guarded = [f for f in trainer.reward_funcs if isinstance(f, GuardedReward)]
+        trace = next((g.first_traceback for g in guarded if g.first_traceback), None)
+        raise UserError(
+            f"{int(unscored.sum())} of {len(unscored)} completions at step {trainer.state.global_step + 1} could not "
+            f"be scored by {', '.join(str(g.__name__) for g in guarded)}; the run stops. "
+            + (f"The first traceback:\n{trace}" if trace else "The functions returned None.")
+        )
+    return rewards.masked_fill(unscored[:, None], math.nan)

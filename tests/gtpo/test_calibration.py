@@ -20,7 +20,7 @@ from test_train_run import run
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
-from gtpo.run.provenance import CalibrationRecord
+from gtpo.run.logs import CalibrationRecord
 from gtpo.runs.train_run import TrainFolder
 from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration

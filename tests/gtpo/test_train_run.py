@@ -423,7 +423,7 @@ def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path) -> No
 def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(
     place: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = TrainFolder if place == "append_metrics" else gtpo.run.session
+    owner: Any = gtpo.run.session if place == "save_weights" else TrainFolder
     plain, calls = getattr(owner, place), []
 
     def full(*args: Any, **kwargs: Any) -> Any:

@@ -34,10 +34,6 @@ class Nothing: pass
 class Positional(GTPOTrainer):
     def __init__(self, *args): pass
 class Inherits(Positional): pass
-class Alone(GTPOTrainer):
-    def __init__(self, **kwargs): pass
-class Forgets(GTPOTrainer):
-    def __init__(self, **kwargs): super().__init__()
 class Own(GTPOTrainer):
     def __init__(self, *args, **kwargs):
         self.mine = 3
@@ -81,8 +77,12 @@ def test_a_method_has_its_class_and_a_users_class_takes_its_place(folder: Path) 
         ("gtpo", "Nothing", "must be a subclass of"),
         ("gtpo", "value", "int, not a class"),
         ("gtpo", "Min", 'Did you mean "Mine"?'),
-        ("gtpo", "Positional", "my_trainers_of_the_test.py:14): got an unexpected keyword argument 'model'"),
-        ("gtpo", "Inherits", "Positional.__init__ ("),
+        (
+            "gtpo",
+            "Positional",
+            "unexpected keyword argument 'model'. It is called with the keywords model, args",
+        ),
+        ("gtpo", "Inherits", "take **kwargs, and hand them on to super().__init__"),
     ],
 )
 def test_wrong_classes_are_refused(folder: Path, method: str, name: str, expected: str) -> None:
@@ -92,21 +92,9 @@ def test_wrong_classes_are_refused(folder: Path, method: str, name: str, expecte
     assert str(fault.value).startswith('trainer.class_path "my_trainers_of_the_test')
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("Alone", r"Alone.__init__ \(.*my_trainers_of_the_test.py:17\) does not call super\(\).__init__"),
-        ("Forgets", r"Forgets.__init__ \(.*my_trainers_of_the_test.py:19\) raised TypeError"),
-        ("Own", ""),
-    ],
-)
-def test_an_init_of_the_users_builds_a_trainer_or_is_named(folder: Path, name: str, expected: str) -> None:
-    changes = {"trainer.class_path": f"my_trainers_of_the_test.{name}", "training.max_steps": 1}
-    if not expected:
-        assert train(config_of(folder, **changes), results_dir=folder / "results")
-        return
-    with pytest.raises(UserError, match=expected):
-        train(config_of(folder, **changes), results_dir=folder / "results")
+def test_an_init_of_the_users_builds_a_trainer(folder: Path) -> None:
+    changes = {"trainer.class_path": "my_trainers_of_the_test.Own", "training.max_steps": 1}
+    assert train(config_of(folder, **changes), results_dir=folder / "results")
 
 
 @pytest.mark.slow
