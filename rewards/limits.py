@@ -26,7 +26,6 @@ MAX_EXACT_BITS = 20_000  # Of a fraction that stays exact
 MAX_MAGNITUDE_BITS = 2_000_000  # Of any number; towers of powers are beyond it
 MAX_FACTORIAL = 3_000  # Its argument
 COMPARISON_DIGITS = 3_000  # Digits that a comparison may take; what needs more is refused (TooBig)
-SYMPY_EVENTS = 2_000_000  # Calls and returns of functions that SymPy may take to compare two readings
 START_ALLOWANCE_S = 180.0
 """A worker on a loaded machine may take this long to start; a task's own clock starts after it."""
 GROW_AFTER_S = 0.2

@@ -62,7 +62,7 @@ class _Worker:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONUTF8": "1",
-            "PYTHONHASHSEED": "0",  # SymPy's order of terms, and so its work, depends on it
+            "PYTHONHASHSEED": "0",  # the order of sets, and so the work that is counted, depends on it
         }
         # -P: no module of the working directory (a token.py, say) is imported in place of the standard library's.
         self.process = subprocess.Popen(

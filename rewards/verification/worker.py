@@ -10,13 +10,13 @@ caller is gone; the caller's own deadline comes first.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from gtpo.rewards.limits import ORPHAN_GRACE_S, PROCESSOR_SHARE
@@ -64,6 +64,24 @@ def _limit_memory(memory_mb: int) -> None:
         print(f"gtpo: the memory of verification workers is not limited here ({error})", file=sys.stderr)
 
 
+def _math_verify(text: str, gold: str) -> str:
+    """Return Math-Verify's own verdict, from its extraction and its comparison, as its documentation asks for it.
+
+    CORRECT, INCORRECT, NO_ANSWER (it extracts nothing) or UNUSABLE_GOLD (it cannot read the gold).
+    """
+    from math_verify import parse, verify
+
+    logging.disable(logging.CRITICAL)
+    # Its timeouts are off (0): they are signals, and the worker has clocks of its own.
+    golds = parse(f"${gold}$", parsing_timeout=0)
+    if not golds:
+        return "UNUSABLE_GOLD"
+    answers = parse(text, parsing_timeout=0)
+    if not answers:
+        return "NO_ANSWER"
+    return "CORRECT" if verify(golds, answers, timeout_seconds=0) else "INCORRECT"
+
+
 def main() -> None:
     """Serve tasks until the caller goes away."""
     memory_mb, timeout_s = int(sys.argv[1]), float(sys.argv[2])
@@ -78,27 +96,12 @@ def main() -> None:
     try:
         from gtpo.rewards.equality.arithmetic import TooBig
         from gtpo.rewards.equality.comparing.decide import decide
-        from gtpo.rewards.equality.comparing.sympy_fallback import agree, math_verify_outcome, warm_up
     except ImportError as error:
         _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
         os._exit(1)
     except MemoryError:
         _send(replies, "lacks", f"memory_mb {memory_mb} is too little")
         os._exit(1)
-
-    loaded = False
-
-    def load() -> None:
-        # SymPy and Math-Verify take a second to import and few answers need them. The first that does waits, off
-        # the clock: its own time starts when they are there.
-        nonlocal loaded
-        if not loaded:
-            _arm(0)
-            _send(replies, "load")
-            warm_up()
-            loaded = True
-            _send(replies, "begin")
-            _arm(timeout_s)
 
     _send(replies, "ready")
     for line, awaited in _lines(0):
@@ -108,10 +111,16 @@ def main() -> None:
         try:
             task = json.loads(line)
             if task.pop("by", None) == "math-verify":
-                load()
-                outcome = math_verify_outcome(**task)
+                if "math_verify" not in sys.modules:
+                    # Its import, with SymPy's, takes a second: off the clock, which starts again with "begin".
+                    _arm(0)
+                    _send(replies, "load")
+                    _math_verify("$x$", "x")
+                    _send(replies, "begin")
+                    _arm(timeout_s)
+                outcome = _math_verify(**task)
             else:
-                outcome = decide(**task, sympy_fallback=partial(agree, before=load))
+                outcome = decide(**task)
         except MemoryError:
             _send(replies, "retire", "REJECTED")  # a fresh process for the next: this one's memory may be fragmented
             os._exit(0)

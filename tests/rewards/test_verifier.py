@@ -24,7 +24,7 @@ from gtpo.rewards.verification import pool
 from gtpo.rewards.verify import reject_reason
 
 SLOW = r"\frac{d^{7}}{dx^{7}} \tan(\tan(\tan(\tan(\tan(x^{x^{x}})))))"
-"""Math-Verify's reading of it keeps SymPy busy for long."""
+"""Math-Verify keeps SymPy busy with it for long."""
 
 
 @pytest.fixture(scope="module")
@@ -107,44 +107,13 @@ def test_hostile_text_is_harmless(name: str, hasty: Verifier, tmp_path) -> None:
     assert hasty.verify("x+x", "2x") is Verdict.CORRECT  # the workers are intact
 
 
-COSTLY = """
-from gtpo.rewards.equality.arithmetic import TooBig
-from gtpo.rewards.equality.comparing import sympy_fallback
-
-sympy_fallback.SYMPY_EVENTS = 1000
-
-
-class Costly:
-    def __del__(self):
-        for _ in range(5000):
-            len("")
-
-
-def work():
-    Costly()
-    return True
-
-
-try:
-    sympy_fallback._bounded(work)
-except TooBig:
-    print("too big")
-"""
-
-
-def test_work_that_is_cut_short_leaves_no_word_on_stderr() -> None:
-    """What exceeds the bound within a destructor is no result, and Python reports no exception that it ignored."""
-    done = subprocess.run([sys.executable, "-c", COSTLY], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("too big\n", "")
-
-
 def test_a_worker_that_takes_too_long_is_killed() -> None:
     with Verifier(workers=1, timeout_s=1) as verifier:
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
         (worker,) = verifier._pool._alive
-        verdicts = verifier.verify_many([(SLOW, r"\frac{d}{dx} x^{x^x}"), ("y+y", "2y")])
-        assert verdicts[0] in (Verdict.TIMEOUT, Verdict.REJECTED)
-        assert verdicts[1] is Verdict.CORRECT
+        (verdict,) = verifier.math_verify_many([(f"${SLOW}$", r"\frac{d}{dx} x^{x^x}")])
+        assert verdict in (Verdict.TIMEOUT, Verdict.REJECTED)
+        assert verifier.verify("y+y", "2y") is Verdict.CORRECT
         assert worker.process.returncode is not None
 
 
@@ -160,17 +129,14 @@ def test_a_worker_that_dies_or_stops_is_replaced(end: str) -> None:
 
 def test_each_task_that_was_sent_ahead_gets_its_own_outcome() -> None:
     """A timeout and a death in the middle of what one worker was sent touch no other task."""
-    slow = SLOW, r"\frac{d^{8}}{dx^{8}} \tan(\tan(x^{x^{x}}))"
-    fatal = r"\frac{d}{dx} x^2", r"\frac{d}{dx} x^3"
-    right = [(f"x+{i}", f"{i}+x") for i in range(40)]
-    with Verifier(workers=1, timeout_s=1) as verifier:
-        verdicts = verifier.verify_many([*right[:20], slow, *right[20:]])
-        assert verdicts.pop(20) in (Verdict.TIMEOUT, Verdict.REJECTED)
-        assert set(verdicts) == {Verdict.CORRECT}
-    with Verifier(workers=1, timeout_s=5, memory_mb=48) as verifier:  # too little for the SymPy fallback on `fatal`
-        verdicts = verifier.verify_many([*right[:20], fatal, *right[20:]])
-        assert verdicts.pop(20) is Verdict.REJECTED
-        assert set(verdicts) == {Verdict.CORRECT}
+    slow = {"text": f"${SLOW}$", "gold": r"\frac{d^{8}}{dx^{8}} \tan(\tan(x^{x^{x}}))", "by": "math-verify"}
+    right = [{"prediction": f"x+{i}", "gold": f"{i}+x"} for i in range(40)]
+    for timeout_s, memory_mb, outcomes in (1, 1024, ("TIMEOUT", "REJECTED")), (5, 48, ("REJECTED",)):
+        workers = pool.WorkerPool(1, timeout_s, memory_mb)  # 48 MiB are too little for SymPy
+        found = workers.run([*right[:20], slow, *right[20:]])
+        workers.close()
+        assert found.pop(20) in outcomes
+        assert set(found) == {"CORRECT"}
 
 
 def test_what_few_answers_need_is_loaded_off_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +150,7 @@ def test_what_few_answers_need_is_loaded_off_the_clock(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(pool._Worker, "_line", heard)
     with Verifier(workers=1, timeout_s=60) as verifier:
-        assert verifier.verify(r"\frac{d}{dx} x^2", "2x", scoring="lenient") is Verdict.CORRECT
+        assert verifier.math_verify_many([("$x+x$", "2x")]) == [Verdict.CORRECT]
     assert kinds == ["ready", "begin", "load", "begin", "done"], "the clock starts anew with the second begin"
 
 
@@ -353,7 +319,7 @@ def test_what_a_worker_lacks_is_named(tmp_path: Path, monkeypatch) -> None:
     with Verifier(workers=1) as verifier:
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT  # needs no SymPy
         with pytest.raises(UserError, match="No module named 'mpmath'"):
-            verifier.verify(r"\frac{d}{dx} x^2", "2x")
+            verifier.math_verify_many([("$x+x$", "2x")])
 
 
 def test_a_worker_killed_while_it_starts_is_replaced_once(monkeypatch) -> None:

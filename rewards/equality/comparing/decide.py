@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -13,8 +13,8 @@ from mpmath import mp
 
 from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate, symbols
 from gtpo.rewards.equality.comparing.comparison import Comparison
-from gtpo.rewards.equality.comparing.simplified import ANALYSIS, finding
-from gtpo.rewards.equality.reading.answers import Answer, Scalar, Words, same_name, same_words
+from gtpo.rewards.equality.comparing.simplified import finding
+from gtpo.rewards.equality.reading.answers import Answer, Scalar, same_name, same_words
 from gtpo.rewards.equality.reading.clean import PRICE, clean, typed_thousands, unwrap_answer
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
@@ -80,13 +80,7 @@ def _commas(cleaned: str, english: bool = False) -> list[str]:
     return [cleaned]
 
 
-def decide(
-    prediction: str,
-    gold: str,
-    problem: str | None = None,
-    sympy_fallback: Callable[[str, str], bool] | None = None,
-    by_text: bool = True,
-) -> str:
+def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool = True) -> str:
     """Return what comes of two answers as written.
 
     CORRECT, INCORRECT; COPIED or UNEVALUATED (equal in value, see `simplified`); REJECTED (the answer is
@@ -114,7 +108,7 @@ def decide(
     letters = bool(chosen) or known is None or bool(known.options)
     if known is not None and known.options and re.fullmatch(r"\(?[A-H]\)?", gold.strip()):
         texts = tuple(_OPTION_LETTER.sub(lambda m: m.group().upper(), text) for text in texts)
-    judge = _Judge(known, golds, [rest for _, rest, _ in chosen if rest], letters, by_text, sympy_fallback)
+    judge = _Judge(known, golds, [rest for _, rest, _ in chosen if rest], letters, by_text)
     try:
         # Each is judged as if it had been the answer; the least of those that are equal to the gold counts.
         found = {judge.outcome(_readings(text)) for text in texts}
@@ -138,7 +132,6 @@ class _Judge:
     bodies: list[str]  # what stands beside the letters of golds that are choices
     letters: bool  # whether letters choose something here
     by_text: bool
-    sympy: Callable[[str, str], bool] | None
 
     def outcome(self, predictions: Sequence[str]) -> str:
         """Return what an answer comes to, as it stands and, if letters choose something here, without its letter."""
@@ -193,12 +186,6 @@ class _Judge:
         }
         if found:
             return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found)
-        if not golds or self.sympy is None:
-            return "INCORRECT"
-        unread = any(isinstance(answer, Words) for answer in (read_predictions[0], read_golds[0]))
-        unread = unread or ANALYSIS.search(predictions[0] + golds[0]) is not None
-        if unread and self.sympy(predictions[0], golds[0]):
-            return finding(predictions[0], read_predictions[0], golds[0], read_golds[0], known)
         return "INCORRECT"
 
 
