@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,3 +12,8 @@ from gtpo.rewards.completions import words
 
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
 WORDS = SimpleNamespace(**{name: words(text) for name, text in TABLES["words"].items()})
+
+
+def patterns(table: str) -> list[tuple[re.Pattern[str], str]]:
+    """Return a table whose keys are regular expressions, in its order."""
+    return [(re.compile(pattern), value) for pattern, value in TABLES[table].items()]

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.reading import TABLES
+from gtpo.rewards.equality.reading import TABLES, patterns
 from gtpo.rewards.extract import ANSWER, last_boxed, match_brace, without_operand_box
 
 _INVISIBLE = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
@@ -55,60 +55,15 @@ def _repeating(match: re.Match[str]) -> str:
 
 _TYPED: _Substitutions = [
     (_REPEATING, _repeating),
-    (re.compile(r"(?<=[\d)}])\s*(?:\\bmod|\\mod|mod)(?![a-zA-Z])\s*(?=[\d({\\-])"), r" \\bmod "),
-    (re.compile(r"(?i)^(?:negative|minus)\s+(?=[\d.$\\a-z(])(?!infinity)"), "-"),
-    (
-        re.compile(r"(?<![\w.^_{])(?:\{\}\s*_|_)?\{?(\d{1,3})\}?\s*C\s*_?\s*\{?(\d{1,3})\}?(?![\w_^])"),
-        r"\\binom{\1}{\2}",
-    ),
-    (re.compile(r"(?<![\w\\])C\s*\^\s*\{?(\d+)\}?\s*_\s*\{?(\d+)\}?"), r"\\binom{\2}{\1}"),
-    (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)"), r"\\times "),
-    (re.compile("<=|=<"), r"\\le "),
-    (re.compile(">=|=>"), r"\\ge "),
-    (re.compile(r"\\not\s*=|!="), r"\\ne "),
-    (re.compile("~="), r"\\approx "),
-    (re.compile(r"(?<=,)\s*\.\.\."), r" \\ldots "),
-    (re.compile(r"(?<![\w./])(\d+)(?:st|nd|rd|th)\b(?!\s*(?:root|power))"), r"\1"),
-    (re.compile(r"(?<=[^\s\d])\s*\.(?=\s*[\])}]\s*$)"), ""),
-    (re.compile(r"\\(?:pmod|pod)\s*(?:\{([^{}]*)\}|(\w+))"), r"\\text{ mod \1\2}"),
-    (re.compile(r"\(\s*\\text\s*\{\s*mod\s*\}\s*(\w+)\s*\)"), r"\\text{ mod \1}"),
-    (re.compile(r"(?:\\text\s*\{\s*)?\(\s*\\?mod\s+(\w+)\s*\)(?:\s*\})?"), r"\\text{ mod \1}"),
     (re.compile(r"(?<![\d.,])(\d{1,2}(?:,\d\d)+,\d{3})(?![\d,])"), lambda m: m[1].replace(",", "")),  # 1,00,000
     (re.compile(r"(?<![\d.,'])(\d{1,3}(?:'\d{3})+)(?![\d'])"), lambda m: m[1].replace("'", "")),  # 1'234'567
     (
         re.compile(r"(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3})+,\d+|[1-9]\d{0,2}(?:\.\d{3}){2,})(?![\d.,])"),  # 1.234,56
         lambda m: m[1].replace(".", "").replace(",", "."),
     ),
-    (
-        re.compile(
-            r"(?<![a-zA-Z\\{])(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi"
-            r"|omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega)(?![a-zA-Z])"
-        ),
-        r"\\\1 ",
-    ),
-    (re.compile(r"(?i)(?<![a-z])(?:percent(?:age)?|pct\.?|per cent)(?![a-z])"), "%"),
+    *patterns("spellings"),
 ]
-"""What may be written without a backslash, or with one."""
-_SYNONYMS: _Substitutions = [
-    *_TYPED,
-    (re.compile(r"(\\sqrt\s*(?:\[\s*\d+\s*\])?)\s*(\d+(?:\.\d+)?)(?![\d.])"), r"\1{\2}"),
-    # `\\sqrt 15` and `√15`: TeX would take one digit, whoever writes it means the number.
-    (re.compile(r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])|(?<=\d)\s*\\circ(?![a-zA-Z])"), r"^\\circ "),
-    (re.compile(r"\{([^{}]{1,80})\\over(?![a-zA-Z])([^{}]{1,80})\}"), r"\\frac{\1}{\2}"),
-    (re.compile(r"\\text\s*\{\s*infinity\s*\}"), r"\\infty "),
-    (re.compile(r"^\s*\\(?:Rightarrow|implies|Longrightarrow)(?![a-zA-Z])"), " "),
-    (re.compile(r"\\(?:dots[cmiob]|hdots|cdots|dots)(?![a-zA-Z])"), r"\\ldots "),
-    (re.compile(r"\\mathbb\s*(?:\{\s*R\s*\}|R)"), r"\\reals "),
-    (re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?"), r"\\mathbb{\1}"),
-    (re.compile(r"\{([^{}]{1,40})\\choose(?![a-zA-Z])([^{}]{1,40})\}"), r"\\binom{\1}{\2}"),
-    (re.compile(r"\\%"), "%"),
-    (re.compile(r"\\text\s*\{\s*(%)\s*\}"), r"\1"),
-    (re.compile(r"\\[vh]?phantom\s*(?:\{[^{}]*\}|.)"), " "),
-    (re.compile(r"\\(?:hspace|vspace|label|tag|color|quad|rule)\*?\s*(?:\[[^\]]*\])?\{[^{}]*\}"), " "),
-    (re.compile(r"\\(?:f?colorbox|bbox)\s*(?:\[[^\]]*\]|\{[a-zA-Z!\d]*\})+(?=\s*\{)"), " "),
-    (re.compile(r"(?<=\\\\)\s*\[-?[\d.]+\s*(?:pt|ex|em|mm|cm)\]"), " "),
-    (re.compile(r"\\(?:quad|qquad|enspace|thinspace|medspace|thickspace)(?![a-zA-Z])|(?<!\\)\\[,;:! >]|~"), " "),
-]
+_SYNONYMS: _Substitutions = [*_TYPED, *patterns("spellings of LaTeX")]
 PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
 """In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit."""
 # `x = k\pi, k \in \mathbb{Z}`: the clause says what the letter is, not what the answer is.
@@ -123,15 +78,7 @@ _BOUND = re.compile(
     r"^(?:the set of )?(?:all )?(?:real )?(?:(?:numbers?|values?)(?: of)?(?: [a-z])?|[a-z])(?: that are)? "
     r"(?:(greater|larger|more)|less|smaller) than( or equal to)? (-?[\d.]+|-?\\frac\{\d+\}\{\d+\})$"
 )
-_NAMED_SETS = [
-    (re.compile(rf"(?:\\text\s*\{{\s*)?(?:{names})\s*\}}?", re.IGNORECASE), symbol)
-    for names, symbol in [
-        (r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set", "\\emptyset"),
-        (r"(?:the set of )?all reals?(?: numbers?)?(?: x)?", "\\reals"),
-        (r"dne|does not exist", r"\text{does not exist}"),
-    ]
-]
-"""Words for what has a symbol."""
+_NAMED_SETS = patterns("words for symbols")
 _CASES = re.compile(r"(?:\\left)?\s*(?:\\\{)?\s*\\begin\s*\{cases\}(.*?)\\end\s*\{cases\}", re.DOTALL)
 _ENVIRONMENT = re.compile(
     r"\\begin\s*\{(?:align|equation|gather|aligned|split|center|gathered)\*?\}|\\end\s*\{(?:align|equation|gather|aligned|split|center|gathered)\*?\}"

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.arithmetic import Term, canonical, is_literal, subterms
-from gtpo.rewards.equality.reading import TABLES
+from gtpo.rewards.equality.reading import TABLES, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.grammar import term_of, tokens_of
 from gtpo.rewards.equality.reading.units import NEGATIONS, NUMBER_WORDS, is_noun, is_unit_word, read_unit, singular
@@ -34,17 +34,7 @@ _CONVERTED = re.compile(
 )
 _PER = re.compile(r"\b(?:per|an|each|every)\s+([a-z]+)[^a-z]*$")
 _SCALE = re.compile(r"(?:°|\^\s*\{?\s*\\circ\s*\}?|\bdegrees?)\s*\$?\s*(?:\\(?:text|mathrm)\{\s*)?([CF])\b\}?")
-_MONEY = r"\b(?:cost|price|pa(?:y|id)|spen[dt]|earn|sell|sold|buy|bought|worth|money)s?\b"
-_CURRENCIES = [
-    (re.compile(pattern, re.IGNORECASE), name)
-    for pattern, name in [
-        (r"(?<![\\$])\\?\$\s?\.?\d|\bdollars?\b|\busd\b|\bbucks?\b", "dollar"),
-        (r"¢|\bcents?\b|\bpenn(?:y|ies)\b", "cent"),
-        (r"€|\beuros?\b", "euro"), (r"¥|\byen\b", "yen"),
-        (rf"£|\bsterling\b|\bquid\b|{_MONEY}[^.?]*\bpounds?\b|\bpounds?\b[^.?]*{_MONEY}", "sterling"),
-        (r"₹|\brupees?\b|\brs\.?\s?\d", "rupee"),
-    ]
-]  # fmt: skip
+_CURRENCIES, _FORMS = patterns("currencies"), patterns("forms")
 _POINT = re.compile(
     r"ordered (?:pair|triple|tuple)|\bpoints?\b|coordinates?\b|\bvert(?:ex|ices)\b|midpoint|\bfoc(?:us|i)\b|"
     r"\bcent(?:er|re)\b|\bvectors?\b|\bpairs?\b|\(\s*[a-zA-Z]\s*,\s*[a-zA-Z]",
@@ -79,21 +69,6 @@ _DECIMAL_PLACES = re.compile(
     r"\b(\d|one|two|three|four|five|six) (?:decimal )?(?:places?|digits after the decimal)\b", re.I
 )
 _ROUNDED = re.compile(r"\b(?:round|nearest|approximat|estimat|decimal places?|significant|about how)", re.IGNORECASE)
-_START = r"(?:^|[.;:,!?]\s*|\b(?:and|then|fully|completely|please|to)\s+)"
-_VERBS = {
-    "factored": re.compile(
-        _START + r"factor(?:ise|ize)?\s+(?!of|by|in|is|that)|\bfactored (?:form|completely)", re.I | re.M
-    ),
-    "expanded": re.compile(_START + r"(?:expand|multiply out)\b|\bexpanded form", re.I | re.M),
-    "a decimal": re.compile(r"\bas an? (?:\w+ )?decimal\b|\bin decimal form", re.I),
-    "as stated": re.compile(
-        r"\b(?:express|write|rewrite|written|expressed|give|put|answer)\b[^.?]{0,80}\bin the form\b", re.I
-    ),
-    "one fraction": re.compile(r"\bcommon denominator\b|\bas a single fraction\b", re.I),
-}
-_SIMPLEST = re.compile(
-    r"simplif|simplest|lowest terms|reduced|irreducible|common fraction|rationali[sz]e|radical form", re.IGNORECASE
-)
 _UNKNOWN = re.compile(
     r"\b(?:solve for|find|what is|values? (?:of|for)|solutions? for|compute|determine)"
     r"(?:\s+[a-z]+){0,4}?\s+\$?([a-zA-Z])\$?"
@@ -138,9 +113,6 @@ def read_contract(text: str, prose: str, whole: str = "") -> Contract:
     whole = whole or text
     sentences = [sentence for sentence in _SENTENCE.split(text) if _ASKS.search(sentence)]
     asking = " ".join(sentences)
-    forms = {form for form, pattern in _VERBS.items() if pattern.search(text)}
-    if _SIMPLEST.search(text):
-        forms.add("simplest")
     order = "increasing" if _UP.search(asking) else "decreasing" if _DOWN.search(asking) else ""
     several = _SEVERAL.search(asking)
     units, counts = _asked_for([sentence for sentence in _SENTENCE.split(prose) if _ASKS.search(sentence)])
@@ -149,7 +121,7 @@ def read_contract(text: str, prose: str, whole: str = "") -> Contract:
         order or ("as named" if _AS_NAMED.search(asking) else ""),
         _ROUNDED.search(text) is not None,
         _places(text),
-        frozenset(forms),
+        frozenset(form for pattern, form in _FORMS if pattern.search(text)),
         frozenset(_UNKNOWN.findall(asking)) - set("aI"),
         NUMBER_WORDS[several[1].lower()] if several else None,
         frozenset(name for pattern, name in _CURRENCIES if pattern.search(whole)),
