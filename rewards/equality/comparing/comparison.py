@@ -367,7 +367,7 @@ class Comparison:
             if contains(degrees.term, "const", "pi"):
                 return False  # an angle in radians
             if contains(plain.term, "const", "pi") or plain.unit.name:  # if the problem fixes no unit
-                free = self.problem is not None and not self.problem.fixes_angles and not self.contract.units
+                free = self.problem is not None and "angles" not in self.problem.topics and not self.contract.units
                 radians = ("mul", degrees.term, ("div", ("const", "pi"), ("num", Fraction(180))))
                 return free and equal_terms(radians, plain.term)
         if not self._units_agree(p.unit, g.unit) or (p.percent and g.unit.name) or (g.percent and p.unit.name):
@@ -422,7 +422,7 @@ class Comparison:
 
     def _values(self, p: Scalar, g: Scalar) -> bool:
         if equal_terms(p.term, g.term):
-            return self.problem is None or not self.problem.matrices or equal_as_matrices(p.term, g.term)
+            return self.problem is None or "matrices" not in self.problem.topics or equal_as_matrices(p.term, g.term)
         if not (p.digits or g.digits) or symbols(p.term) or symbols(g.term):
             return False
         try:
@@ -459,7 +459,7 @@ class Comparison:
             return kinds == {"ratio"} and self._ratios(p, g)
         if kinds == {"tuple"}:
             # With two entries the brackets tell an open interval (or a point) from a closed one.
-            either = len(p.items) > 2 or (self.problem is not None and self.problem.monotone)
+            either = len(p.items) > 2 or (self.problem is not None and "monotony" in self.problem.topics)
             same_brackets = p.brackets == g.brackets or (either and "(" not in p.brackets[1:] + g.brackets[1:])
             return same_brackets and self._ordered(p.items, g.items)
         if kinds == {"tuple", "list"}:  # `y = 2, x = 1` beside (1, 2)

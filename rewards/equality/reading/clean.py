@@ -130,16 +130,7 @@ def _undouble(text: str) -> str:
     return re.sub(r"\\\\(?=[a-zA-Z({\[|,;!%$]|\}(?!\}))", r"\\", text)
 
 
-_HTML = re.compile(
-    r"</?(?:p|b|i|u|s|em|strong|span|div|font|center|code|pre|small|big|mark|br|hr|h[1-6]|li|ul|ol|tt|kbd|math|mn|mi|mo|mrow|td|tr|th|"
-    r"table|tbody|blockquote|section|result|final|final_answer|output|response|solution)(?:\s[^<>]*)?/?>",
-    re.IGNORECASE,
-)
 _RAISED_HTML = re.compile(r"<(sup|sub)>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
-_HEADING = re.compile(
-    r"^\s*(?:#{1,6}\s*)(?:\*\*)?[^\d\n$\\]*?(?:\*\*)?\s*\n+(?=\s*\S)|^\s*(?:-{3,}|\*{3,}|_{3,})\s*\n|\n\s*(?:-{3,}|\*{3,}|_{3,})\s*$"
-)
-"""A heading of markdown over the answer, and the lines around it."""
 _AROUND = re.compile(
     r"^\\(?:underline|mathbf|text(?:bf|it|rm|sf|tt|normal)?|ensuremath|boldsymbol|bm|textcolor\s*\{\w+\}|color\s*\{\w+\}|mathrm)\s*\{(?=[\s\S]*[\d\\])"
 )
@@ -147,16 +138,7 @@ _AROUND = re.compile(
 _SIZE = re.compile(
     r"^\{\s*\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm|color\s*\{\w+\})(?![a-zA-Z])"
 )
-_BULLET = re.compile(
-    r"^\s*(?:\(?\d{1,2}[.)]\s+(?=\$[^$]+\$\s*$)|#{1,6}\s+|-\s+(?=\*\*)|[*+>•‣◦▪●○→⇒➤∴]\s+|\\(?:bullet|item|therefore|Rightarrow|implies|Longrightarrow|rightarrow|to)(?![a-zA-Z])\s*)+"
-)
-_SIGNS_AROUND = re.compile(
-    r"^[\s\u2190-\u21ff\u2460-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff\ufe0f∎□■◻◼∴]+(?=[^\u2190-\u21ff])|[\s\u2500-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff\ufe0f∎□■◻◼]+$"
-)
-"""Ticks, arrows, squares and emoji at the ends."""
-_END_MARK = re.compile(
-    r"\.?\s*\bQ\.?E\.?D\.?$|\s*\\(?:blacksquare|square|Box|qed|qedhere|qedsymbol|checkmark|q?quad|hfill|;|,|!)+(?![a-zA-Z])\s*\$?$"
-)
+_DECORATIONS = patterns("decorations")
 _ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,5});")
 _DELIMITED = re.compile(r"(?<!\\)\\\((.*?)(?<!\\)\\\)|(?<!\\)\\\[(.*?)(?<!\\)\\\]|\$\$(.+?)\$\$", re.DOTALL)
 _STARRED_WITHIN = re.compile(r"(?<![\w*\\])\*\*([^*\n]+?)\*\*(?![\w*])")
@@ -180,15 +162,10 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
         if gold and opened is not None and match_brace(text, text.index("{")) < 0:
             text = opened[1]  # a gold whose last brace was lost with the rest of its solution
     if "<" in text:
-        text = _HTML.sub(" ", _RAISED_HTML.sub(lambda m: ("^{" if m[1].lower() == "sup" else "_{") + m[2] + "}", text))
+        text = _RAISED_HTML.sub(lambda m: ("^{" if m[1].lower() == "sup" else "_{") + m[2] + "}", text)
     if "&" in text:
         text = _ENTITY.sub(lambda m: html.unescape(m.group()), text)
-    if "\n" in text or text[:1] in "#*-_>+":
-        text = _HEADING.sub("", _HEADING.sub("", text))
-    if not text.isascii():
-        text = _SIGNS_AROUND.sub("", text)
-    text = _BULLET.sub("", text).strip()
-    text = _END_MARK.sub("", text)
+    text = _substituted(text, _DECORATIONS)
     text = _DELIMITED.sub(lambda m: f"${next(part for part in m.groups() if part is not None).strip()}$", text)
     for _ in range(3):
         before = text

@@ -34,15 +34,7 @@ _CONVERTED = re.compile(
 )
 _PER = re.compile(r"\b(?:per|an|each|every)\s+([a-z]+)[^a-z]*$")
 _SCALE = re.compile(r"(?:°|\^\s*\{?\s*\\circ\s*\}?|\bdegrees?)\s*\$?\s*(?:\\(?:text|mathrm)\{\s*)?([CF])\b\}?")
-_CURRENCIES, _FORMS = patterns("currencies"), patterns("forms")
-_POINT = re.compile(
-    r"ordered (?:pair|triple|tuple)|\bpoints?\b|coordinates?\b|\bvert(?:ex|ices)\b|midpoint|\bfoc(?:us|i)\b|"
-    r"\bcent(?:er|re)\b|\bvectors?\b|\bpairs?\b|\(\s*[a-zA-Z]\s*,\s*[a-zA-Z]",
-    re.IGNORECASE,
-)
-_INTERVAL = re.compile(
-    r"\binterval|\brange\b|\bdomain\b|inequalit|\bset of\b|\bvalues of\b|[<>]|\\[lg]eq?(?![a-z])", re.IGNORECASE
-)
+_CURRENCIES, _FORMS, _ORDERS, _TOPICS = (patterns(name) for name in ("currencies", "forms", "orders", "topics"))
 _COUNTS = re.compile(
     r"\bhow many((?:[\s,-]+(?!(?:do(?:es)?|did|is|are|was|were|can|could|will|would|ha[sd]|have|must|should)\b)[a-z]+)"
     r"{1,6})",
@@ -50,17 +42,6 @@ _COUNTS = re.compile(
 )
 _NO_NOUN = words("does is was has this less plus across his its as pass times")
 _MODULUS = re.compile(r"(?:\bmod(?:ulo)?|\\[pb]?mod)\s*\{?\$?\s*(\d+)")
-_UP = re.compile(
-    r"\b(?:increasing|ascending|numerical) order|\b(?:least|smallest|lowest) to (?:the )?(?:great|larg|high)", re.I
-)
-_DOWN = re.compile(
-    r"\b(?:decreasing|descending) order|\b(?:greatest|largest|highest) to (?:the )?(?:least|small|low)", re.I
-)
-_AS_NAMED = re.compile(
-    r"\brespectively\b|\bin (?:that|this|the same) order\b|\balphabetical order\b"
-    r"|\bordered (?:pair|triple|triplet|quadruple|tuple)\b(?!s)|\bin the order\b",
-    re.IGNORECASE,
-)
 _NEAREST = re.compile(
     r"\bnearest\s+(whole|integer|unit|one|tenth|hundredth|thousandth|ten[- ]thousandth|cent|penny|dollar|degree)", re.I
 )
@@ -68,7 +49,6 @@ _PLACES_OF = {"tenth": 1, "hundredth": 2, "cent": 2, "penny": 2, "thousandth": 3
 _DECIMAL_PLACES = re.compile(
     r"\b(\d|one|two|three|four|five|six) (?:decimal )?(?:places?|digits after the decimal)\b", re.I
 )
-_ROUNDED = re.compile(r"\b(?:round|nearest|approximat|estimat|decimal places?|significant|about how)", re.IGNORECASE)
 _UNKNOWN = re.compile(
     r"\b(?:solve for|find|what is|values? (?:of|for)|solutions? for|compute|determine)"
     r"(?:\s+[a-z]+){0,4}?\s+\$?([a-zA-Z])\$?"
@@ -108,25 +88,29 @@ class Contract:
         return "; ".join(part for part in said if part)
 
 
+def _named(table: Sequence[tuple[re.Pattern[str], str]], text: str) -> frozenset[str]:
+    """Return the names of the patterns that a text has."""
+    return frozenset(name for pattern, name in table if pattern.search(text))
+
+
 def read_contract(text: str, prose: str, whole: str = "") -> Contract:
     """Return what a problem asks; `prose` is its text without formulas, `whole` what stands before it too."""
     whole = whole or text
     sentences = [sentence for sentence in _SENTENCE.split(text) if _ASKS.search(sentence)]
     asking = " ".join(sentences)
-    order = "increasing" if _UP.search(asking) else "decreasing" if _DOWN.search(asking) else ""
     several = _SEVERAL.search(asking)
     units, counts = _asked_for([sentence for sentence in _SENTENCE.split(prose) if _ASKS.search(sentence)])
     return Contract(
         frozenset(units),
-        order or ("as named" if _AS_NAMED.search(asking) else ""),
-        _ROUNDED.search(text) is not None,
+        next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
+        "rounding" in _named(_TOPICS, text),
         _places(text),
-        frozenset(form for pattern, form in _FORMS if pattern.search(text)),
+        _named(_FORMS, text),
         frozenset(_UNKNOWN.findall(asking)) - set("aI"),
         NUMBER_WORDS[several[1].lower()] if several else None,
-        frozenset(name for pattern, name in _CURRENCIES if pattern.search(whole)),
+        _named(_CURRENCIES, whole),
         counts,
-        _POINT.search(asking) is not None and not _INTERVAL.search(asking),
+        {"points", "intervals"} & _named(_TOPICS, asking) == {"points"},
         frozenset(_MODULUS.findall(whole)),
     )
 
@@ -319,19 +303,9 @@ class ProblemText:
         return frozenset(plain_name(piece) for piece in pieces if not _RELATION.search(piece) and len(piece) < 40)
 
     @cached_property
-    def monotone(self) -> bool:
-        """Whether it asks where a function rises or falls: with or without the ends."""
-        return re.search(r"monoton|(?:in|de)creasing intervals?|intervals? of (?:in|de)crease", self._text) is not None
-
-    @cached_property
-    def matrices(self) -> bool:
-        """Whether it speaks of matrices, whose products have an order."""
-        return not self.vocabulary.isdisjoint(("matrix", "matrices"))
-
-    @cached_property
-    def fixes_angles(self) -> bool:
-        """Whether it speaks of degrees or of radians."""
-        return re.search(r"degree|radian|°|\\circ|\bin terms of\b", self._text, re.IGNORECASE) is not None
+    def topics(self) -> frozenset[str]:
+        """What it speaks of, by the table of topics: `angles`, `matrices`, `monotony` and such."""
+        return _named(_TOPICS, self._text)
 
     @cached_property
     def contract(self) -> Contract:
