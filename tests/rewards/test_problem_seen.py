@@ -31,7 +31,7 @@ POLICY = [
     (r"2^1", "2", r"Evaluate $\frac{1}{2^1} + \frac{2}{2^2} + \cdots$.", UNSIMPLIFIED, UNSIMPLIFIED),
     (r"3.2 \times 10^1", "32", None, CORRECT, CORRECT),
     (r"\sum_{k=1}^{10} k", "55", None, UNSIMPLIFIED, CORRECT),
-    (r"\int_0^1 2x dx", "1", None, UNSIMPLIFIED, CORRECT),
+    (r"\int_0^1 2x dx", "1", None, INCORRECT, INCORRECT),
     (r"\frac{84}{2}", "42", r"Simplify $\frac{84}{2}$.", UNSIMPLIFIED, UNSIMPLIFIED),
     ("84/2", "42", "What is 84 divided by 2?", UNSIMPLIFIED, UNSIMPLIFIED),
     ("84/2", "42", "How many legs have 21 birds?", UNSIMPLIFIED, CORRECT),

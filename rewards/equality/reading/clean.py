@@ -135,9 +135,6 @@ _AROUND = re.compile(
     r"^\\(?:underline|mathbf|text(?:bf|it|rm|sf|tt|normal)?|ensuremath|boldsymbol|bm|textcolor\s*\{\w+\}|color\s*\{\w+\}|mathrm)\s*\{(?=[\s\S]*[\d\\])"
 )
 """A command around a whole answer that holds mathematics."""
-_SIZE = re.compile(
-    r"^\{\s*\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm|color\s*\{\w+\})(?![a-zA-Z])"
-)
 _DECORATIONS = patterns("decorations")
 _ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,5});")
 _DELIMITED = re.compile(r"(?<!\\)\\\((.*?)(?<!\\)\\\)|(?<!\\)\\\[(.*?)(?<!\\)\\\]|\$\$(.+?)\$\$", re.DOTALL)
@@ -175,8 +172,6 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
         text = starred[2] if starred and starred[1] not in starred[2] else _STARRED_WITHIN.sub(r"\1", text)
         if (formula := re.fullmatch(r"\$([^$]+)(?<!\\)\$[.,]?", text)) is not None:
             text = formula[1]
-        if _SIZE.match(text) and match_brace(text, 0) == len(text) - 1:
-            text = _SIZE.sub("", text[:-1])
         around = _AROUND.match(text)
         if around is not None and match_brace(text, around.end() - 1) == len(text) - 1:
             text = text[around.end() : -1]
@@ -196,8 +191,6 @@ def clean(text: str, gold: bool = False) -> str:
     text = one_spelling(text)
     text = _CASES.sub(lambda m: re.sub(r"\\\\|\n", ", ", m[1].replace("&", " ").strip(" \\")), text)
     text = re.sub(r"^\s*&\s*=?", "", _ENVIRONMENT.sub(" ", text))
-    if "&" in text and "\\begin" not in text:
-        text = re.sub(r"(?<!\\)&\s*=?", " ", text)  # where lines are aligned
     text = _THOUSANDS.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
     text = _SPACED_THOUSANDS.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
     text = re.sub(r"(?<!\\)\$", r"\\$" if gold and PRICE.fullmatch(text.strip()) else " ", text)

@@ -40,7 +40,7 @@ STARTING_COMMANDS = (
     | ALIASES.keys()
     | ACCENTS
     | OPAQUE_COMMANDS
-    | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "int", "lim", "begin", "{"}
+    | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "begin", "{"}
     | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "mixed", "theta", "abs", "floor", "ceil"}
 )
 
@@ -389,7 +389,7 @@ class Parser:
             return self._function(ALIASES.get(name, name))
         if name in ("abs", "floor", "ceil"):
             return ("fn", name, self._argument())
-        if name in ("sum", "prod", "int", "lim"):
+        if name in ("sum", "prod"):
             return self._bound(name)
         if name == "begin":
             return self._matrix()
@@ -450,7 +450,7 @@ class Parser:
             return self._power()
         term = self._power()
         while self._starts_factor() and self._peek() not in ("(", "[", "\\{"):
-            if self._peek()[1:] in UNARY or self._peek()[1:] in ALIASES or self._peek() in ("\\sum", "\\int"):
+            if self._peek()[1:] in UNARY or self._peek()[1:] in ALIASES or self._peek() == "\\sum":
                 break
             term = ("mul", term, self._power())
         while self._take("/"):  # sin x/2
@@ -458,18 +458,14 @@ class Parser:
         return term
 
     def _bound(self, head: str) -> Term:
-        r"""Read `\sum_{k=0}^{n} body`, `\int_a^b body dx`, `\lim_{x \to a} body`."""
+        r"""Read `\sum_{k=0}^{n} body`. Integrals, limits and derivatives are no answers: they are not read."""
         variable, low, high = "", None, None
         while self._peek() in ("_", "^"):
             if self._take("^"):
                 high = self._atom()
-            elif self._take("_") and head == "int":
-                low = self._atom()
-            else:
+            elif self._take("_"):
                 variable, low = self._range()
         body = self._product()
-        if head == "int":
-            body, variable = _without_differential(body)
         if not variable:
             raise NotMathematics(f"\\{head} without a variable")
         return ("bind", head, variable, body, low, high)
@@ -480,7 +476,7 @@ class Parser:
         if kind != "let":
             raise NotMathematics("a range without a variable")
         self._at += 1
-        if not self._take("=", "\\to", "\\rightarrow"):
+        if not self._take("="):
             raise NotMathematics("a range without a start")
         low = self._sum()
         self._need("}")
@@ -516,18 +512,6 @@ def _is_differential(term: Term) -> bool:
     while term[0] in ("mul", "pow"):
         term = term[1]
     return term in (("sym", "d"), ("sym", "partial"))
-
-
-def _without_differential(body: Term) -> tuple[Term, str]:
-    """Take the trailing `d x` off an integrand."""
-    factors = _factors(body)
-    if len(factors) < 2 or factors[-2] != ("sym", "d") or factors[-1][0] != "sym":
-        raise NotMathematics("an integral without its differential")
-    return ("mul", ("num", Fraction(1)), *factors[:-2]), factors[-1][1]
-
-
-def _factors(term: Term) -> list[Term]:
-    return [factor for part in term[1:] for factor in _factors(part)] if term[0] == "mul" else [term]
 
 
 def parse(text: str) -> Term:

@@ -30,14 +30,12 @@ from gtpo.rewards.equality.reading.grammar import NotMathematics, closes_first, 
 from gtpo.rewards.equality.reading.units import (
     CHANGES_MEANING,
     NEGATIONS,
-    conversion,
     mixed,
     read_calculation,
     read_quantity,
     spoken_number,
     spoken_quantity,
 )
-from gtpo.rewards.extract import match_brace
 from gtpo.rewards.limits import MAX_DEPTH
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",
@@ -260,8 +258,6 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
     if len(numbers) == len(parts) and any(number.unit.name for number in numbers) and not contradicted:
         return numbers[-1]  # `180/3 = 60 mph`
     if not is_name(left) and not is_name(parts[-2]) and is_name(parts[-1]) and "frac" not in parts[-1]:
-        if any(_has_symbols(term) for term in terms or ()) and len(parts) > 2:
-            return None if terms is None else Relation(("=",) * (len(terms) - 1), tuple(terms))
         parts = [parts[-1], *parts[:-1]]  # `5 = x`
         left, terms = parts[0], terms and [terms[-1], *terms[:-1]]
     if is_name(left) or is_name(parts[-2]):
@@ -288,8 +284,8 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
 def _contradict(numbers: Sequence[Answer], loosely: bool = False) -> bool:
     """Return whether two numbers of a chain differ (`41 = 42`): then it says nothing.
 
-    Units are converted, and a decimal may be rounded (`2 hours = 120 minutes`, `2/3 = 0.67`); `loosely`: a digit more
-    or less in the last place, and the zeros that end an integer, say nothing (`19998 \\approx 20000`).
+    Other units make other numbers (`2 hours = 120 minutes`), and a decimal may be rounded (`2/3 = 0.67`); `loosely`: a
+    digit more or less in the last place, and the zeros that end an integer, say nothing (`19998 \\approx 20000`).
     """
     known: list[tuple[Any, Any, str]] = []
     for quantity in numbers:
@@ -305,9 +301,8 @@ def _contradict(numbers: Sequence[Answer], loosely: bool = False) -> bool:
             slack = 0.6 * 10 ** (len(text := str(quantity.term[-1])) - len(text.rstrip("0"))) / percent
         value, unit = value / percent, quantity.unit.name
         for other, other_slack, other_unit in known:
-            factor = conversion(unit, other_unit) if unit and other_unit else 1
-            margin = slack * factor + other_slack + mp.mpf(10) ** -30 * abs(other) if factor else 0
-            if not factor or abs(value * factor - other) > margin:
+            same = unit == other_unit or not (unit and other_unit)
+            if same and abs(value - other) > slack + other_slack + mp.mpf(10) ** -30 * abs(other):
                 return True
         known.append((value, slack, unit))
     return False
@@ -336,13 +331,9 @@ def _read_bracketed(text: str, depth: int) -> Answer | None:
         return Listing("tuple", (Scalar(("neg", inf)), Scalar(inf)), "()")
     if text.startswith("\\{") and text.endswith("\\}") and closes_first(text, 2):
         return _read_set(text[2:-2], depth)
-    if not text or text[0] not in "([{]" or text[-1] not in ")]}[" or len(text) < 2:
+    if len(text) < 2 or text[0] not in "([]" or text[-1] not in ")][":
         return None
     opening, closing = text[0], text[-1]
-    if opening == "{":
-        if match_brace(text, 0) != len(text) - 1:
-            return None
-        return read(text[1:-1], depth + 1)
     if not closes_first(text, 1):
         return None
     inner = text[1:-1]

@@ -142,8 +142,8 @@ _IS_ANSWER = re.compile(
 _WORDY = re.compile(r"(?<![\\a-zA-Z{])[^\W\d_]{2}|[≈~]|\\(?:approx|text)|^[A-Z]'?\s*=?\s*\(|[\d}] \(")
 """What every text has that this module reads anything away from."""
 _KIND_OF = re.compile(r"(?:an?\s+)?([a-z]+) (?:function|number|integer|polygon|shape|graph|curve)", re.IGNORECASE)
-_TEXT = re.compile(r"\\(?:text|mbox|textrm|textnormal|textbf|textit|emph)\s*\{([^{}]*)\}")
 _POINT = re.compile(r"^[A-Z]'?\s*=?\s*(\((?:[^()]|\([^()]*\))*,.*\))$", re.DOTALL)  # `P(1, 2)`: a point with its name
+_TEXT = re.compile(r"\\(?:text|mbox|textrm|textnormal|textbf|textit|emph)\s*\{([^{}]*)\}")
 _YES = re.compile(r"^(yes|no|true|false)\b\s*[,.;:!–—-]\s*(?!yes|no)\S", re.IGNORECASE)
 
 
@@ -201,9 +201,6 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
     predicate = re.search(r"\b(?:is|are)\s+(?:an?\s+|the\s+)?([a-z]+(?: [a-z]+)?)[.!]?$", after)
     if predicate is not None and not _denies(text):
         yield predicate[1]
-        of_question = set(re.findall(r"[^\W\d_]+", after.lower())) <= (asked | WORDS.kinds) - CHANGES_MEANING
-        if first == 0 and of_question:  # `1/6 of the cake is left`
-            yield inner
         return
     prose = before + " " + after
     if _denies(prose) or _chooses(prose, asked) or re.search(r"(?<=\w{3})[.!?]\s+\S", prose.strip()):
@@ -299,8 +296,6 @@ def _leads_to(before: str, asked: frozenset[str]) -> bool:
         return True  # a script of which nothing but its denials is known here
     if re.search(r"\d", lowered) and last not in WORDS.copulas:
         return False  # another number, and not as part of what is spoken of
-    if re.search(r"\b(?:is|are|was|were|equals)\s+\$?\\?[\d(]", before.lower()):
-        return False  # it states another number before
     return _states(re.sub(r"\b(?:larger|smaller|greater|bigger)\b", "", lowered) if asked else lowered)
 
 
@@ -325,9 +320,7 @@ def _states(before: str) -> bool:
     last, before_last = [*reversed(spoken), "", ""][:2]
     if last == "of":
         return not WORDS.measured.isdisjoint((before_last, singular(before_last)))
-    if last == "to" and before_last == "up":
-        return spoken[-3:-2] in (["adds"], ["add"], ["sums"], ["sum"], ["comes"], ["come"])
-    if last == "to" and before_last == "equal":
+    if last == "to" and before_last in ("equal", "up"):  # adds up to
         return True
     if (
         last in NUMBER_WORDS

@@ -17,19 +17,11 @@ from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.limits import UNIT_WORDS
 
 _CANONICAL = {spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()}
-_COMPOUND, _IN_BASE, _PLURALS = TABLES["compound measures"], TABLES["conversions"], TABLES["plurals"]
+_COMPOUND, _PLURALS = TABLES["compound measures"], TABLES["plurals"]
 NUMBER_WORDS, _TENS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "tens", "parts", "scales"))
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 """Words before a unit of length that make it one of area or volume."""
 CHANGES_MEANING, NEGATIONS = WORDS.changes_meaning, WORDS.negations
-
-
-def conversion(unit: str, other: str) -> Fraction | None:
-    """Return what a number of `unit` is multiplied by to count `other`; None if that is unknown or senseless."""
-    if unit == other:
-        return Fraction(1)
-    (base, factor), (other_base, other_factor) = _IN_BASE.get(unit, (unit, 1)), _IN_BASE.get(other, (other, 1))
-    return Fraction(str(factor)) / Fraction(str(other_factor)) if base == other_base else None
 
 
 def singular(word: str) -> str:
@@ -50,28 +42,25 @@ def _measure(word: str) -> str:
 
 def spoken_number(text: str) -> Fraction | None:
     """Return the number that words are (`forty-two`, `five million`, `one half`), None for anything else."""
-    text = text.lower().strip(" .")
+    text = re.sub(r"^an? ", "one ", text.lower().strip(" ."))
     if text.startswith(("negative ", "minus ", "-")):
         positive = spoken_number(text.partition("-" if text[0] == "-" else " ")[2])
         return None if positive is None else -positive
     if (mixed := re.fullmatch(r"(.+) and ((?:an?|one|two|three|four|five) \w+)", text)) is not None:
-        whole, rest = spoken_number(mixed[1]), spoken_number(re.sub(r"^an? ", "one ", mixed[2]))
+        whole, rest = spoken_number(mixed[1]), spoken_number(mixed[2])
         if whole is not None and rest is not None and rest < 1:
             return whole + rest
-    if text in ("a dozen", "half a dozen"):
-        return Fraction(12 if text == "a dozen" else 6)
     spoken = [word for word in re.split(r"[\s-]+", text) if word not in ("and", "a", "an")]
     if not spoken:
         return None
     part = _PARTS.get(spoken[-1], _PARTS.get(spoken[-1].removesuffix("s")))
     if part is not None:
-        alone = int(part == 2 or text.startswith("a "))
-        count = alone if len(spoken) == 1 else NUMBER_WORDS.get(spoken[0], 0) if len(spoken) == 2 else 0
+        count = int(part == 2) if len(spoken) == 1 else NUMBER_WORDS.get(spoken[0], 0) if len(spoken) == 2 else 0
         return Fraction(count, part) if count else None
     total, group, last = 0, 0, 10**15
     for word in spoken:
         number = NUMBER_WORDS.get(word, _TENS.get(word))
-        scale = SCALES.get(word) if word in ("hundred", "thousand", "million", "billion", "trillion") else None
+        scale = SCALES.get(word) if word in WORDS.spoken_scales else None
         if number is not None and number < last:
             group, last = group + number, 10 if number >= 20 else 1
         elif scale == 100 and group:
