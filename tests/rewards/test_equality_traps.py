@@ -1,6 +1,6 @@
 """Answers beside their golds, one table (answers.txt): sentences, units, names, sets, copies, contracts, choices.
 
-Verdicts of the real verifier in strict scoring, SymPy included. All invented.
+Verdicts of the real verifier in strict scoring. All invented.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,11 @@ def verifier():
 
 def test_the_table(verifier: Verifier) -> None:
     table = list(cases())
+    # An answer with a box is judged within answer tags too: a box that is an operand is no answer there either.
+    tagged = [(p, g, extract_answer(f"<answer>{text}</answer>") or "", v) for p, g, text, v in table if "boxed" in text]
     assert len(table) > 950
+    assert len(tagged) > 30
+    table += tagged
     verdicts = verifier.verify_many([(case[2], case[1]) for case in table], [case[0] or None for case in table])
     assert [(*c, str(v)) for c, v in zip(table, verdicts, strict=True) if v is not c[3]] == []
 
