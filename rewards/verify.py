@@ -61,7 +61,8 @@ def _is_cut_off(gold: str) -> bool:
     text = re.sub(r"\\[{}]", "", gold)  # one of them may stand with \right.
     if sum(map(text.count, "([{")) == sum(map(text.count, ")]}")) and not _OPEN_END.search(text):
         return False
-    from gtpo.rewards.equality.comparing.decide import Words, read_answer
+    from gtpo.rewards.equality.comparing.decide import read_answer
+    from gtpo.rewards.equality.reading.answers import Words
 
     return isinstance(read_answer(gold), Words)
 

@@ -21,7 +21,7 @@ from gtpo.runs.eval_record import SCORINGS
 from gtpo.runs.tables import Sample
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
-RULES_VERSION = 13
+RULES_VERSION = 14
 
 Judges = Literal["gtpo", "math-verify"]  # Whose verdicts are stored
 

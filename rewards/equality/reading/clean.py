@@ -9,7 +9,8 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.reading import TABLES, patterns
@@ -45,7 +46,6 @@ _STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![*_])(.+?)(?<![*_])\1", re.DOTALL)
 _RENAMED = {name: by for by, names in TABLES["commands"].items() for name in names.split()}
 """Commands with another name, and commands of layout, which are dropped."""
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
-_Substitutions = list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]]
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -53,7 +53,7 @@ def _repeating(match: re.Match[str]) -> str:
     return f"\\repeating{{{match['whole']}}}{{{match['fixed']}}}{{{period}}}"
 
 
-_TYPED: _Substitutions = [
+_TYPED: list[tuple[re.Pattern[str], Any]] = [
     (_REPEATING, _repeating),
     (re.compile(r"(?<![\d.,])(\d{1,2}(?:,\d\d)+,\d{3})(?![\d,])"), lambda m: m[1].replace(",", "")),  # 1,00,000
     (re.compile(r"(?<![\d.,'])(\d{1,3}(?:'\d{3})+)(?![\d'])"), lambda m: m[1].replace("'", "")),  # 1'234'567
@@ -63,7 +63,7 @@ _TYPED: _Substitutions = [
     ),
     *patterns("spellings"),
 ]
-_SYNONYMS: _Substitutions = [*_TYPED, *patterns("spellings of LaTeX")]
+_SYNONYMS = [*_TYPED, *patterns("spellings of LaTeX")]
 PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
 """In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit."""
 # `x = k\pi, k \in \mathbb{Z}`: the clause says what the letter is, not what the answer is.
@@ -226,7 +226,7 @@ def one_spelling(text: str) -> str:
     )
 
 
-def _substituted(text: str, substitutions: _Substitutions) -> str:
+def _substituted(text: str, substitutions: Sequence[tuple[re.Pattern[str], Any]]) -> str:
     for pattern, replacement in substitutions:
         text = pattern.sub(replacement, text)
     return text
