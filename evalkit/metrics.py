@@ -29,15 +29,15 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
+# Most samples a question may have: beyond it 2^-n times a binomial leaves the range of a float64.
 MAX_SAMPLES = 1000
-"""Most samples a question may have: beyond it 2^-n times a binomial leaves the range of a float64."""
 
+# What every table says beside its numbers.
 DEFINITIONS = (
     "pass@k: chance that k samples drawn from the n hold a right one (unbiased); pass^k: that all k are right. "
     "maj@k: chance that the most frequent answer of k samples is right, over all k-subsets; ties are shared evenly, "
     "samples without an answer do not vote."
 )
-"""What every table says beside its numbers."""
 
 # Questions worked on at once: the polynomials of one block stay in the processor's cache.
 _BLOCK = 64
@@ -100,6 +100,7 @@ def _binomials(size: int) -> Array:
     table = np.zeros((size + 1, size + 1))
     table[0, 0] = 1.0
     for m in range(1, size + 1):
+        # Pascal's triangle, halved at each row: products of binomials stay in a float64's range up to MAX_SAMPLES.
         table[m, 0] = table[m - 1, 0] / 2
         table[m, 1:] = (table[m - 1, 1:] + table[m - 1, :-1]) / 2
     return table
@@ -187,5 +188,5 @@ def maj_at_all_k(
             results[key] = total[1 : n + 1] / _binomials(n)[n, 1:]
     for q, (key, n) in enumerate(zip(keys, samples, strict=True)):
         out[q, :n] = results[key]
-    np.minimum(out, 1.0, out=out)
+    np.minimum(out, 1.0, out=out)  # rounding: 1 + 2e-16 is no probability
     return out

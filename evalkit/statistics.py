@@ -44,26 +44,26 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+# Coverage of every interval.
 LEVEL = 0.95
-"""Coverage of every interval."""
+# Training seeds of each of two methods from which on something is said of the methods, and not only of weights.
+#
+# A difference to given weights is about weights, however many seeds the other side has: all its runs may have come out
+# well by chance. If half of a method's runs collapse, three are alike in 1 of 4 cases, and nothing in them says that
+# another could differ (two methods of three seeds each: in 1 of 32); with ten skewed seeds t still errs in 9 %.
 SEEDS_NEEDED = 3
-"""Training seeds of each of two methods from which on something is said of the methods, and not only of weights.
-
-A difference to given weights is about weights, however many seeds the other side has: all its runs may have come out
-well by chance. If half of a method's runs collapse, three are alike in 1 of 4 cases, and nothing in them says that
-another could differ (two methods of three seeds each: in 1 of 32); with ten skewed seeds t still errs in 9 %."""
+# Common seeds from which on they are paired. With fewer, runs of which some collapse look too often (2^-S) as if two
+# methods never differed.
 PAIRS_NEEDED = 5
-"""Common seeds from which on they are paired. With fewer, runs of which some collapse look too often (2^-S) as if two
-methods never differed."""
+# What a difference speaks of: methods, trained anew with other seeds, or these very sets of weights.
 METHODS, WEIGHTS = "methods", "weights"
-"""What a difference speaks of: methods, trained anew with other seeds, or these very sets of weights."""
+# The prior of V_Q above: the least that keeps wrong equivalence at 6 % if one model loses a few of many questions. It
+# shows a difference of 0/1 scores from 6 questions to none on, as McNemar's exact test does.
 UNSEEN = 2.25
-"""The prior of V_Q above: the least that keeps wrong equivalence at 6 % if one model loses a few of many questions. It
-shows a difference of 0/1 scores from 6 questions to none on, as McNemar's exact test does."""
+# c above: it keeps a mean's interval honest if all scores agree.
 _PRIOR = 0.25
-"""c above: it keeps a mean's interval honest if all scores agree."""
+# Questions that stand apart, up to which Wilson's interval is mended.
 _FEW = 2
-"""Questions that stand apart, up to which Wilson's interval is mended."""
 
 Array = NDArray[np.float64]
 
@@ -190,7 +190,7 @@ class PairedDifference(NamedTuple):
 
     def _tail(self, distance: Array) -> Array:
         """The chance that t lies below distance / se."""
-        if self.questions < 2:
+        if self.questions < 2:  # no variance: p = 1
             return np.full_like(distance, 0.5)
         tail: Array = special.stdtr(self.freedom, distance / self.se)
         return tail
@@ -257,15 +257,18 @@ def differences(
     if questions < 2:
         return found
     different, squares = np.count_nonzero(d, axis=1), np.square(d).sum(axis=1)
+    # z: near a ceiling nearly all d are 0, and their sum of squares says nothing of the questions that were not asked.
+    # The second term is the same for d that are all alike but not 0 (every question 1 point better).
     alike = np.maximum(1 - different / questions, questions * mean**2 / np.maximum(squares, 1e-300))
     spread = np.square(d - weight * mean[:, None]).sum(axis=1) + UNSEEN * alike * (squares + 1) / (different + 1)
     of_questions = spread / (questions - 1) / questions
-    if found.scope == WEIGHTS:
+    if found.scope == WEIGHTS:  # given weights do not vary: only other questions and samples could change it
         return found._replace(
             variance=of_questions, of_questions=of_questions, freedom=np.full_like(mean, questions - 1.0)
         )
     noise = [seed_variance(x, weight) for x in sides]
     if len(noise) > 1:
+        # At least the pooled variance: three runs that did not collapse do not show that none does.
         degrees = sum(one.freedom for one in noise)
         pooled = sum(one.between * one.freedom for one in noise) / degrees
         noise = [one._replace(between=np.maximum(one.between, pooled)) for one in noise]
@@ -273,6 +276,7 @@ def differences(
     variance = of_questions + sum((one.training / one.seeds for one in noise), none)
     of_seeds = sum((one.between / one.seeds for one in noise), none)
     parts = sum(((one.between / one.seeds) ** 2 / one.freedom for one in noise), none)
+    # Satterthwaite 1946: two variances are added, so the degrees of freedom depend on which is large.
     of_t = np.maximum(of_seeds**2 / np.maximum(parts, 1e-300), min(one.freedom for one in noise))
     return found._replace(
         variance=variance,
@@ -284,12 +288,13 @@ def differences(
 
 def _freedom(variance: Array, of_seeds: Array, questions: int, degrees: ArrayLike) -> Array:
     """Degrees of freedom whose 97.5 % quantile is Cochran and Cox's; degrees: of the seeds. By bisection."""
+    # Not Satterthwaite's for the sum: if three seeds come out alike by chance, he gives their variance no weight.
     weight = np.minimum(of_seeds / np.maximum(variance, 1e-300), 1.0)
     degrees = np.broadcast_to(np.asarray(degrees, dtype=np.float64), weight.shape)
     middle = (1 + LEVEL) / 2
     wanted = (1 - weight) * t_quantile(middle, questions - 1) + weight * t_quantile(middle, degrees)
     low, high = np.log(np.minimum(degrees, questions - 1)), np.log(np.maximum(degrees, questions - 1))
-    for _ in range(40):
+    for _ in range(40):  # halves a range of logarithms, below 14, to 1e-11
         between = (low + high) / 2
         more = t_quantile(middle, np.exp(between)) > wanted
         low, high = np.where(more, between, low), np.where(more, high, between)
@@ -388,7 +393,7 @@ def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> Meth
     phi = (spread + _PRIOR) / (questions * mean * (1 - mean) + _PRIOR)
     low, high = _mean_bounds(mean, questions / phi, float(t_quantile((1 + LEVEL) / 2, freedom)))
     solved = int(np.count_nonzero(by_question))
-    if solved == by_question.sum():  # 0/1 scores
+    if solved == by_question.sum():  # 0/1 scores: with one or two apart, Wilson's inner end covers as little as 84 %
         if 0 < solved <= _FEW:
             low = min(low, _poisson_limit(solved) / questions)
         if 0 < questions - solved <= _FEW:
@@ -437,5 +442,6 @@ def holm_factors(p: Array, owners: Sequence[int] | None = None) -> Array:
     owner = np.arange(p.size) if owners is None else np.asarray(owners)
     open_comparisons = [np.unique(owner[order[i:]]).size for i in range(p.size)]
     factors = np.empty_like(p)
+    # A hypothesis is rejected only if all with smaller p are: its adjusted p is at least theirs.
     factors[order] = np.maximum.accumulate(p[order] * open_comparisons) / p[order]
     return factors

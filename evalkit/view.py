@@ -35,13 +35,14 @@ from gtpo.runs.questions import AGAIN, load_problems
 from gtpo.runs.tables import Sample, read_rows
 from gtpo.runs.train_run import TrainFolder
 
+# Samples that the page gets at a time.
 PAGE = 50
-"""Samples that the page gets at a time."""
+# Characters of a completion or question that the page gets.
 LONGEST = 60_000
-"""Characters of a completion or question that the page gets."""
+# Text of the last rollout that the page gets.
 ROLLOUT_BYTES = 600_000
-"""Text of the last rollout that the page gets."""
 _REST = tuple(metric for metric in METRICS if metric.key not in ("conflict/forward", "conflict/backward"))
+# The curves of the page, after those of the reward functions.
 SHOWN = (
     *_REST[:2],
     Metric("validation/pass@1", "Accuracy on held-out problems", "share", 0.0, 1.0),
@@ -49,11 +50,10 @@ SHOWN = (
     Metric("kl/untrained", "KL to the untrained model", "nats", 0.0),
     Metric("time/step", "Time of a step", "seconds", 0.0),
 )
-"""The curves of the page, after those of the reward functions."""
 _RIGHT_LAST = ("INCORRECT", "UNSIMPLIFIED", "NO_ANSWER", "REJECTED", "TIMEOUT", "UNUSABLE_GOLD", "UNSCORED", "CORRECT")
 _PLACE = {verdict: place for place, verdict in enumerate(_RIGHT_LAST)}
+# Names under which the page is opened; another one is a page elsewhere that has its name point here.
 HOSTS = ("127.0.0.1", "localhost")
-"""Names under which the page is opened; another one is a page elsewhere that has its name point here."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -62,8 +62,8 @@ HEADERS = {
 }
 
 
+# What a request asks for.
 Query = Mapping[str, str]
-"""What a request asks for."""
 
 
 def find_folders(names: list[str]) -> list[Path]:
@@ -302,6 +302,7 @@ def run_view(names: list[str], *, port: int, open_browser: bool) -> None:
     """Serve the page until Ctrl-C. UserError on a run that is not there and on a port that is taken."""
     runs = Runs(find_folders(names) if names else None)
     listener = socket.socket()
+    # So that the same --port works again right after Ctrl-C.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))

@@ -35,8 +35,8 @@ from gtpo.evalkit.statistics import method_mean
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.train_run import TrainFolder
 
+# The default baseline: the first of these presets (none: a model that was not trained here), else the first given.
 BASELINE_ORDER = ("grpo", "sft", "")
-"""The default baseline: the first of these presets (none: a model that was not trained here), else the first given."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +215,7 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
         )
     if len(methods) < 2:
         return None, "fewer than two methods with an eval run: nothing to compare with"
+    # By preset before by order: the answer does not depend on how a shell sorts `results/eval/*`.
     for preset in BASELINE_ORDER:
         for method in methods:
             if method.preset == preset:
@@ -273,6 +274,7 @@ def _moved(cell: Cell, baseline: Cell) -> tuple[float, float]:
         (0.0, 0.0) if one.bounds is None else (one.bounds[0] - one.value.mean, one.bounds[1] - one.value.mean)
         for one in (cell, baseline)
     )
+    # The worst case of one side meets the best case of the other.
     return down - higher, up - lower
 
 

@@ -17,6 +17,7 @@ from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.eval_run import EvalRun, setting
 
+# What two runs must share to be comparable: name for a reader -> key in eval.json. `n` belongs to a benchmark.
 SETTINGS = {
     "scoring": "scoring", "temperature": "sampling.temperature", "top_p": "sampling.top_p", "top_k": "sampling.top_k",
     "min_p": "sampling.min_p", "presence_penalty": "sampling.presence_penalty",
@@ -25,15 +26,14 @@ SETTINGS = {
     "api": "prompt.api", "chat template": "prompt.chat_template_hash",
     "chat template kwargs": "prompt.chat_template_kwargs", "verifier": "verifier.version",
 }  # fmt: skip
-"""What two runs must share to be comparable: name for a reader -> key in eval.json. `n` belongs to a benchmark."""
 
+# Keys of eval.json that identify a run, count its work, or are compared elsewhere.
 NOT_SETTINGS = (
     *SETTINGS.values(), "schema_version", "status", "name", "shard", "created", "wall_seconds",
     "benchmark_seconds", "command", "benchmarks", "model.source", "model.fingerprint", "model.weights",
     "model.tokenizer", "model.generation_config", "model.train_run", "model.checkpoint", "model.method", "model.preset",
     "sampling.n", "prompt.protocol", "prompt.hash", "verifier.name", "verifier.math_verify",
 )  # fmt: skip
-"""Keys of eval.json that identify a run, count its work, or are compared elsewhere."""
 
 
 def settings(run: EvalRun) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
 def _evaluated_alike(runs: list[EvalRun]) -> str:
     """Return the command that evaluates the last run as the first; nothing for completions that were recorded."""
     first, last = runs[0], runs[-1]
-    if last.record.engine.name == "recorded":
+    if last.record.engine.name == "recorded":  # nobody can sample them again
         return ""
     model = last.record.model.train_run or last.record.model.source
     return f". To mend it: gtpo eval {model} --like {first.name} --out results/eval/{last.name}-like-{first.name}"
@@ -125,6 +125,7 @@ def _other_differences(runs: list[EvalRun]) -> list[str]:
 
 def _other_settings(record: EvalRecord) -> dict[str, Any]:
     keys = flatten(record.as_json())
+    # Hashes of what a server wrote first: they differ between any two models.
     keys = {k: v for k, v in keys.items() if not k.startswith("engine.canaries.texts")}
     kept = {k: v for k, v in keys.items() if k not in NOT_SETTINGS and k.split(".")[0] not in NOT_SETTINGS}
     adapter = kept.pop("model.adapter", None)

@@ -21,10 +21,10 @@ from gtpo.runs.train_run import TrainFolder
 
 SEED_KEY = "model.random_seed"
 NAME_KEYS = ("run_name",)
+# Where a run ran: seeds of one method may differ here, which is noted.
 WHERE_KEYS = ("env.CUDA_VISIBLE_DEVICES", "rollout.server_host", "rollout.server_port")
-"""Where a run ran: seeds of one method may differ here, which is noted."""
+# Rows of one preset are called alike, and why they stay apart is said, up to so many settings that differ.
 NEAR = 3
-"""Rows of one preset are called alike, and why they stay apart is said, up to so many settings that differ."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +229,7 @@ def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str],
                 cut = stem.removesuffix(ending)
                 if cut != stem and (not cut or cut[-1] in "-_. /"):
                     stem = cut
+            # `gtpo-s1`, `gtpo-s2` are seeds of `gtpo`; in `gtpo-seeds` the ending belongs to the name.
             name = stem.rstrip("-_. /") or found[0].preset or found[0].name
         taken = set(names.values())
         names[key] = name if name not in taken else f"{name} ({found[0].name})"

@@ -104,6 +104,7 @@ def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
             mine = {(question, gold) for question, (_, gold) in (load_problems(run, name) or {}).items()}
             # Most of the smaller one's: a file may have lost rows, or one gold may have been corrected.
             alike = (n for n, theirs in seen.items() if 2 * len(mine & theirs) > min(len(mine), len(theirs)))
+            # Files are named after models, so their benchmarks are too: the first one's name stands for all.
             here = next(alike, name)
             seen.setdefault(here, mine)
             stored[here], of[here] = name, mine

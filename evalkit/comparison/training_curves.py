@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from gtpo.runs.train_run import TrainFolder
 
+# The entropy gate's default threshold, drawn into every entropy plot.
 LN2 = math.log(2.0)
-"""The entropy gate's default threshold, drawn into every entropy plot."""
 
 
 class Metric(NamedTuple):
@@ -25,6 +25,7 @@ class Metric(NamedTuple):
     high: float | None = None
 
 
+# Every curve that the figures and the page can show, in their order.
 METRICS = (
     Metric("reward/accuracy", "Accuracy reward", "points", 0.0),
     Metric("reward/format", "Format reward", "points", 0.0),
@@ -41,7 +42,6 @@ METRICS = (
     Metric("loss", "Loss", ""),
     Metric("grad_norm", "Gradient norm", "", 0.0),
 )
-"""Every curve that the figures and the page can show, in their order."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ def bands(curves: list[dict[str, Curve]], points: int) -> dict[str, Band]:
         own = [one[key] for one in curves if key in one]
         first, last = max(curve.steps[0] for curve in own), min(curve.steps[-1] for curve in own)
         steps = np.unique(np.concatenate([curve.steps for curve in own]))
+        # Beyond the shortest seed the mean would be of other runs, and would jump where one ends.
         steps = steps[(steps >= first) & (steps <= last)]
         if not steps.size:  # the seeds logged no step in common
             continue

@@ -20,8 +20,8 @@ from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.comparison.questions import Shared
 from gtpo.evalkit.statistics import PAIRS_NEEDED, MethodMean, PairedDifference, differences, holm_factors
 
+# Family-wise error rate of one method's primary comparisons.
 ALPHA = 0.05
-"""Family-wise error rate of one method's primary comparisons."""
 BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
 VERDICTS = (BETTER, WORSE, EQUIVALENT, UNDECIDED)
 
@@ -96,6 +96,7 @@ def pairing(a: Method, b: Method, benchmark: str) -> tuple[list[int], list[int]]
     of_a, of_b = ([m.seed for m in method.members if m.run and benchmark in m.run.benchmarks] for method in (a, b))
     if any(None in of or len(set(of)) < len(of) for of in (of_a, of_b)):
         return None
+    # Runs of one seed saw the same problems in the same order: a difference within the pair varies less.
     common = [seed for seed in of_a if seed in of_b]
     if len(common) < PAIRS_NEEDED or 2 * len(common) < max(len(of_a), len(of_b)):
         return None
@@ -149,6 +150,7 @@ def corrected(family: list[Cell], margin: float | None) -> list[Cell]:
     values = np.array(p + alike)
     if not values.size:
         return out
+    # Of one comparison only one hypothesis can be true, so its two p-values share an owner (Shaffer 1986).
     factors = holm_factors(values, judged * 2 if alike else judged)
     adjusted = np.minimum(values * factors, 1.0)
     for place, i in enumerate(judged):

@@ -17,8 +17,8 @@ from gtpo.common.terminal import stdout_console
 if TYPE_CHECKING:
     from gtpo.evalkit.comparison.compare import MethodComparison
 
+# Exit code if --fail-if-worse fails.
 WORSE = 5
-"""Exit code if --fail-if-worse fails."""
 
 
 class CompareSettings(Options):
@@ -201,9 +201,11 @@ def _gate(comparison: MethodComparison, margin: float) -> int:
             if cell.paired is None:
                 continue
             tested += 1
+            # Shown to be worse: even if the missing samples speak for the method.
             failed = cell.paired.high + cell.moved[1] < 0
             what = f"is worse than {visible(str(table.baseline))}"
             if margin:
+                # Not shown to be good enough: the missing samples may speak against it.
                 failed = cell.paired.low + cell.moved[0] <= -margin
                 what = f"is not shown to be at most {points(margin)} points worse than {visible(str(table.baseline))}"
             if failed:

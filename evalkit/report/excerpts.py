@@ -24,17 +24,17 @@ from gtpo.runs.questions import AGAIN, load_problems, load_prompts, sample_files
 from gtpo.runs.tables import read_table
 from gtpo.runs.train_run import read_completions
 
+# Completions shown of a question and run if not all fit.
 FEW = 4
-"""Completions shown of a question and run if not all fit."""
+# Characters shown of one completion; a longer one is cut in its middle, which the page says.
 LONGEST = 6000
-"""Characters shown of one completion; a longer one is cut in its middle, which the page says."""
+# Characters of a token, about.
 CHARACTERS = 3.5
-"""Characters of a token, about."""
+# Logged rollouts of a run that are looked at.
 LOGS = 12
-"""Logged rollouts of a run that are looked at."""
 TURNS = ("disagree", "disagree", "partial", "disagree", "failed", "solved")
+# Answer classes of a question and method that are listed, the largest first.
 ANSWERS = 8
-"""Answer classes of a question and method that are listed, the largest first."""
 _SAMPLE = ("index", "verdict", "answer", "format", "tokens", "finish", "text", "cut", "run")
 
 
@@ -60,6 +60,7 @@ def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
     """Order of questions [Q] by `TURNS`. rates: [R, Q] share of right samples of each run."""
     spread = rates.max(axis=0) - rates.min(axis=0)
     mean = rates.mean(axis=0)
+    # Ties are many (all wrong, all right): by id they would all be of one subject. Fixed, so that a page repeats.
     jitter = np.random.default_rng(seed).random(rates.shape[1])
     queues = {
         "disagree": (q for q in np.lexsort((jitter, -spread)) if spread[q] > 0),
@@ -110,7 +111,7 @@ def choose_samples(
     everything = affordable >= samples
     each = min(samples, max(FEW, affordable))
     room = len(ids) if everything else max(1, int(budget / (size * len(methods) * each)))
-    order = rank_questions(rates)[: 2 * room]
+    order = rank_questions(rates)[: 2 * room]  # twice: sizes are estimates, and what fits is settled below
     wanted = {ids[q] for q in order}
     found: dict[str, dict[str, list[dict[str, Any]]]] = {question: {} for question in wanted}
     answers: dict[str, dict[str, Counter[tuple[str | None, str]]]] = {question: {} for question in wanted}

@@ -58,7 +58,7 @@ def write_figures(comparison: MethodComparison, folder: Path) -> list[Path]:
     """Write every figure that the runs have data for; return the files. Raises UserError if there is none."""
     import matplotlib
 
-    matplotlib.use("Agg")
+    matplotlib.use("Agg")  # no window: a cluster's node has no display
     written = []
     with matplotlib.rc_context(STYLE):
         for name, figure in _figures(comparison):

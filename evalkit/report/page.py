@@ -22,13 +22,13 @@ from importlib import resources
 from typing import Any
 from xml.etree import ElementTree
 
+# What the pages of `gtpo compare` and `gtpo view` are both made of.
 SHARED = ("dom.js", "base.js", "charts.js", "samples.js", "weights.js", "tokens.js")
-"""What the pages of `gtpo compare` and `gtpo view` are both made of."""
 SCRIPTS = (*SHARED, "answer.js", "tables.js", "curves.js", "explorer.js", "question.js", "start.js")
 
 
+# Text, or [tag, attributes, *children].
 Node = str | list[Any]
-"""Text, or [tag, attributes, *children]."""
 
 _MATHS = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?!\s)([^$\n]+?)(?<![\s\\])\$(?!\d)", re.DOTALL

@@ -25,10 +25,10 @@ from gtpo.evalkit.report.text import covers, header, visible
 from gtpo.evalkit.statistics import method_mean
 from gtpo.runs.train_run import TrainFolder
 
+# Steps of a training curve that the page holds; longer ones are averaged.
 POINTS = 300
-"""Steps of a training curve that the page holds; longer ones are averaged."""
+# Share of the room for text that the token view takes if train runs logged completions.
 WEIGHTS_SHARE = 0.3
-"""Share of the room for text that the token view takes if train runs logged completions."""
 
 Points = list[tuple[float, float, float]]
 

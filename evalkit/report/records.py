@@ -18,11 +18,11 @@ from gtpo.evalkit.report.text import covers, visible
 
 JSON_SCHEMA_VERSION = 5
 
+# Name in a record -> field of PairedDifference.
 _DIFFERENCE = {
     "speaks_of": "scope", "judged": "judged", "difference": "difference", "se": "se", "freedom": "freedom",
     "difference_low": "low", "difference_high": "high", "interval_level": "level", "seeds_paired": "seeds_paired",
 }  # fmt: skip
-"""Name in a record -> field of PairedDifference."""
 
 
 def records(comparison: MethodComparison) -> list[dict[str, Any]]:
@@ -64,6 +64,7 @@ def records(comparison: MethodComparison) -> list[dict[str, Any]]:
                 "only_method": int(d.only_a) if d else None,
                 "only_baseline": int(d.only_b) if d else None,
             }
+            # JSON has no NaN, and a spreadsheet would read it as text.
             lost = [key for key, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
             out.append(record | dict.fromkeys(lost))
     return out

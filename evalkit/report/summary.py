@@ -13,8 +13,8 @@ from gtpo.evalkit.report.text import covers, difference, p_text, points, visible
 from gtpo.evalkit.statistics import METHODS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 
 Rows = tuple[list[str], list[list[str]]]
+# Without a margin: the half width of an interval that an undecided comparison is told how to reach.
 TARGET = 0.02
-"""Without a margin: the half width of an interval that an undecided comparison is told how to reach."""
 
 
 class Sentence(NamedTuple):

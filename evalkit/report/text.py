@@ -24,6 +24,7 @@ def visible(text: str) -> str:
 def rounded(value: float, digits: int) -> str:
     """Half up, as the page's code does it: 12.25 is 12.3 in every output."""
     scale = 10**digits
+    # Python rounds half to even and JavaScript half up: 12.25 would be 12.2 here and 12.3 on the page.
     return f"{math.floor(abs(value) * scale + 0.5 + 1e-9) / scale:.{digits}f}"
 
 

@@ -31,18 +31,18 @@ from gtpo.runs.tables import (
     read_table,
 )
 
+# (benchmark, question id)
 QuestionKey = tuple[str, str]
-"""(benchmark, question id)"""
+# (benchmark, question id, sample index)
 Key = tuple[str, str, int]
-"""(benchmark, question id, sample index)"""
 
+# Messages, text as the model reads it, its tokens: `engines.base.Prompt`.
 StoredPrompt = tuple[list[dict[str, str]], str | None, list[int] | None]
-"""Messages, text as the model reads it, its tokens: `engines.base.Prompt`."""
 
+# Metadata of a part: the record of its run (`EvalRecord.header`).
 RUN = b"gtpo_run"
-"""Metadata of a part: the record of its run (`EvalRecord.header`)."""
+# Metadata of a part: wall time of the run when it was written, which outlives a kill.
 WALL = b"gtpo_wall_seconds"
-"""Metadata of a part: wall time of the run when it was written, which outlives a kill."""
 
 
 REMEDY = "move it away and run the same command, which samples only what it held"
@@ -63,6 +63,7 @@ class EvalFolder:
         self.samples = path / "samples"
         for leftover in self.samples.glob(".*.tmp"):  # a writer that was killed; its part was never renamed
             leftover.unlink()
+        # The largest, not their count: if a part is missing, the count is another's number.
         numbers = [int(p.stem.removeprefix("part-")) for p in self.parts()]
         self._next = max(numbers, default=-1) + 1
 
@@ -129,7 +130,7 @@ class EvalFolder:
         wall = {} if self._clock is None else {WALL: str(self._clock()).encode()}
         with self._writing:
             _write_part(self.samples / f"part-{self._next:06d}.parquet", samples, self._metadata | wall)
-            self._next += 1
+            self._next += 1  # after the rename: a write that failed leaves no gap
 
     def replace_part(self, path: Path, samples: Sequence[Sample]) -> None:
         """Write a part again, whole and with the record it carries; without samples it goes."""

@@ -14,8 +14,8 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import check_schema_version, read_json, write_json
 from gtpo.rewards.extract import Scoring
 
+# 2: samples that failed are stored with their error; parts carry their run's record.
 EVAL_SCHEMA_VERSION = 2
-"""2: samples that failed are stored with their error; parts carry their run's record."""
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
 
 

@@ -11,15 +11,15 @@ from gtpo.common.errors import UserError
 from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, PromptRecord, SamplingRecord
 from gtpo.runs.train_run import TrainFolder
 
+# Settings that a run keeps for life: samples drawn under others would not be of one kind.
 IDENTITY = (
     "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",
     "model.generation_config", "engine.name", "engine.dtype",
     *(f"sampling.{name}" for name in SamplingRecord.model_fields if name != "n"),
     *(f"prompt.{name}" for name in PromptRecord.model_fields if name not in ("protocol", "hash")),
 )  # fmt: skip
-"""Settings that a run keeps for life: samples drawn under others would not be of one kind."""
+# Where the weights were: this counts only for weights without a fingerprint.
 PLACES = ("model.source", "model.adapter", "model.train_run", "model.checkpoint")
-"""Where the weights were: this counts only for weights without a fingerprint."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import check_schema_version
 from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION
 
+# (name, type, meaning); docs/files.md is written from these.
 Columns = tuple[tuple[str, pa.DataType, str], ...]
-"""(name, type, meaning); docs/files.md is written from these."""
 
 
 def _column(kind: pa.DataType, meaning: str) -> Any:
@@ -75,6 +75,7 @@ class Sample:
 
 SAMPLE_COLUMNS: Columns = tuple((f.name, f.metadata["kind"], f.metadata["meaning"]) for f in fields(Sample))
 
+# One question under one scoring: the figures that paired tests need.
 QUESTION_COLUMNS: Columns = (
     ("benchmark", pa.string(), "Name of the benchmark."),
     ("question_id", pa.string(), "The question."),
@@ -91,8 +92,8 @@ QUESTION_COLUMNS: Columns = (
     ("truncated", pa.int32(), "Samples cut off at the token limit; null if it is not known how they ended."),
     ("mean_tokens", pa.float64(), "Tokens of a completion."),
 )
-"""One question under one scoring: the figures that paired tests need."""
 
+# One question: its text and gold.
 PROBLEM_COLUMNS: Columns = (
     ("benchmark", pa.string(), "Name of the benchmark."),
     ("id", pa.string(), "The question."),
@@ -104,8 +105,8 @@ PROBLEM_COLUMNS: Columns = (
     ("answers", pa.string(), "`text` if answers are compared as text."),
     ("asked", pa.bool_(), "Whether the last command asked for it: the metrics are of these questions."),
 )
-"""One question: its text and gold."""
 
+# One question as it was asked.
 PROMPT_COLUMNS: Columns = (
     ("benchmark", pa.string(), "Name of the benchmark."),
     ("id", pa.string(), "The question."),
@@ -113,7 +114,6 @@ PROMPT_COLUMNS: Columns = (
     ("prompt", pa.string(), "The text as the model reads it; null if a server does not show it."),
     ("tokens", pa.list_(pa.int32()), "Its tokens; null as above."),
 )
-"""One question as it was asked."""
 
 
 def _schema(columns: Columns) -> pa.Schema:
@@ -121,10 +121,10 @@ def _schema(columns: Columns) -> pa.Schema:
     return pa.schema(named, metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()})
 
 
+# Every sample part's metadata also holds, as `gtpo_run`, the eval.json of its run as it was then, without metrics.
 SAMPLE_SCHEMA, QUESTION_SCHEMA, PROBLEM_SCHEMA, PROMPT_SCHEMA = map(
     _schema, (SAMPLE_COLUMNS, QUESTION_COLUMNS, PROBLEM_COLUMNS, PROMPT_COLUMNS)
 )
-"""Every sample part's metadata also holds, as `gtpo_run`, the eval.json of its run as it was then, without metrics."""
 
 
 def read_table(

@@ -40,18 +40,21 @@ from gtpo.common.provenance import text_hash
 from gtpo.common.yaml_file import read_yaml
 from gtpo.runs.tables import read_table
 
+# Where names are looked up: results/train/NAME and results/eval/NAME under the working directory.
 RESULTS = Path("results")
-"""Where names are looked up: results/train/NAME and results/eval/NAME under the working directory."""
 SCHEMA_VERSION = 1
 COMPLETIONS_SCHEMA = 1
 PROBLEMS = "problems.txt"
+# Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one.
 PARTIAL = ".partial"
-"""Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one."""
+# The status in run.json of a training whose policy collapsed.
 COLLAPSED = "collapsed"
-"""The status in run.json of a training whose policy collapsed."""
+# Statuses of a run that is not resumed.
 ENDED = ("finished", COLLAPSED)
-"""Statuses of a run that is not resumed."""
 
+# Step that the round was sampled for; prompt's and completion's place in it; the user's turn; the completion's tokens
+# as text and lambda of each; A_i, <H>_i in nats, whether the entropy gate let it count. Further: reward_NAME, float32,
+# of each reward function, and reward_format and reward_accuracy; null is unscored.
 COMPLETION_COLUMNS = {
     "step": pa.int64(),
     "group": pa.int32(),
@@ -63,10 +66,8 @@ COMPLETION_COLUMNS = {
     "entropy": pa.float32(),
     "kept": pa.bool_(),
 }
-"""Step that the round was sampled for; prompt's and completion's place in it; the user's turn; the completion's tokens
-as text and lambda of each; A_i, <H>_i in nats, whether the entropy gate let it count. Further: reward_NAME, float32, of
-each reward function, and reward_format and reward_accuracy; null is unscored."""
 
+# TRL's names -> ours, of what is logged under one name only.
 OF_TRL = {
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -79,14 +80,13 @@ OF_TRL = {
     "cispo_clip_ratio": "clip_ratio/high_mean",
     "aux_loss": "router/aux_loss",
 }
-"""TRL's names -> ours, of what is logged under one name only."""
+# The same, of trainer_state.json.
 _IN_STATE = OF_TRL | {
     "entropy": "entropy/mean",
     "frac_reward_zero_std": "groups/zero_variance",
     "completions/mean_length": "completions/length",
     "completions/clipped_ratio": "completions/truncated",
 }
-"""The same, of trainer_state.json."""
 
 
 def last_checkpoint(checkpoints: Path) -> Path | None:
