@@ -29,8 +29,8 @@ def test_the_true_difference_is_the_one_that_is_drawn(kind: str) -> None:
     seeds = 0 if kind == "weights" else 4
     for one in (Setting(kind, seeds, seeds, questions=200, samples=4, difference=0.1),
                 Setting(kind, seeds, seeds, questions=200, samples=4, k=4, ease=1.0, difference=0.05)):  # fmt: skip
-        a, b = (scored(x, 4, one.k) for x in draw(rng, one, 100)[0])
-        noise = 4 * np.hypot(a.mean(axis=(1, 2)).std(), b.mean(axis=(1, 2)).std()) / 10
+        a, b = (scored(x, 4, one.k) for x in draw(rng, one, 49)[0])
+        noise = 4 * np.hypot(a.mean(axis=(1, 2)).std(), b.mean(axis=(1, 2)).std()) / 7
         assert abs(a.mean() - b.mean() - one.difference) < noise
     shift = shift_for("alike", (0.3, 0.3), 0.0, 0.3, 1, 0.1)
     assert mean_score("alike", 0.3, shift, 0.3, 1) - mean_score("alike", 0.3, 0.0, 0.3, 1) == pytest.approx(0.1)

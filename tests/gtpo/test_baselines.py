@@ -71,12 +71,6 @@ def test_layer_trains_as_trls_own_trainer_does(
     assert found.largest_weight_difference() < 1e-6
 
 
-# -- one optimizer step per rollout ------------------------------------------------------------------------------------
-
-
-# -- the config --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

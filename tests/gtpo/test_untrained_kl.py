@@ -11,8 +11,8 @@ from test_train_run import STEPS, config_of, crash, metrics, run
 from torch.nn.functional import kl_div
 
 from gtpo.common.errors import UserError
-from gtpo.run import untrained_kl
-from gtpo.run.untrained_kl import METRIC, summed_kl, token_kl
+from gtpo.run import session, untrained_kl
+from gtpo.run.untrained_kl import METRIC, UntrainedKL, summed_kl, token_kl
 from gtpo.trainer.policy_head import LMHead
 
 
@@ -70,7 +70,7 @@ def test_resumed_run_measures_from_where_the_first_session_started(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("changes", "steps"),
+    ("changes", "every"),
     [
         ({"method": "gtpo", "training.logging_steps": 4}, [12]),
         ({"method": "grpo"}, [10]),
@@ -80,10 +80,17 @@ def test_resumed_run_measures_from_where_the_first_session_started(tmp_path: Pat
     ],
 )
 def test_an_adapter_can_be_switched_off_so_the_watch_has_the_divergence(
-    changes: dict[str, Any], steps: list[int], tmp_path: Path
+    changes: dict[str, Any], every: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = metrics(run(tmp_path, **{"model.lora_rank": 2, "training.max_steps": 12, **changes}))
-    assert [row["step"] for row in rows if METRIC in row] == steps
+    found: list[int] = []
+
+    def built(trainer: Any, steps: int, reference: Any) -> UntrainedKL:
+        found.append(steps)
+        return UntrainedKL(trainer, steps, reference)
+
+    monkeypatch.setattr(session, "UntrainedKL", built)
+    run(tmp_path, **{"model.lora_rank": 2, "training.max_steps": 1, **changes})
+    assert found == every
 
 
 def test_step_that_is_not_logged_is_refused(tmp_path: Path) -> None:

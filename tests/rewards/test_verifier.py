@@ -426,7 +426,7 @@ FORMS = [
         max_size=4,
     )
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_classes_are_those_of_comparing_one_by_one(verifier: Verifier, questions: list[list[str | None]]) -> None:
     """Many questions at once, with whole numbers told apart by value, against the definition of the classes."""
     for answers, found in zip(questions, verifier.answer_classes_many([(q, "3") for q in questions]), strict=True):
@@ -524,7 +524,7 @@ def test_forks_beside_a_verifying_thread_neither_hang_nor_fail(verifier: Verifie
 def test_verdicts_do_not_depend_on_the_number_of_workers() -> None:
     """Near the bounds too, where a clock would decide one way or the other."""
     costly = [rf"\sum_{{k=1}}^{{{n}}} k^k + \frac{{d}}{{dx}} x" for n in (400, 10**12)]
-    costly += [rf"\sum_{{i=1}}^{{{n}}} \sum_{{j=1}}^{{{n}}} i^j" for n in (100, 180, 220, 300)]
+    costly += [rf"\sum_{{i=1}}^{{{n}}} \sum_{{j=1}}^{{{n}}} i^j" for n in (180, 220)]
     pairs = [(text, "5") for text in costly]
     found = []
     for workers in (1, 3):
