@@ -80,6 +80,7 @@ def test_policy(
 def test_copying_earns_nothing_on_the_embedded_task(scoring, verifier: Verifier) -> None:  # type: ignore[no-untyped-def]
     problems = [p for split in ("train", "test", "hard") for p in arithmetic_problems(split)]
     assert len(problems) == 3000 + 128
+    problems = problems[::4]
     for form in ("{}", "({})", "${}$", "{}.", "x = {}"):
         some = problems if form == "{}" else problems[::10]
         copies = [(form.format(re.findall("What is (.*)[?]", p.problem)[0]), p.answer) for p in some]

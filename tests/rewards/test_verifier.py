@@ -131,7 +131,7 @@ def test_each_task_that_was_sent_ahead_gets_its_own_outcome() -> None:
     """A timeout and a death in the middle of what one worker was sent touch no other task."""
     slow = {"text": f"${SLOW}$", "gold": r"\frac{d^{8}}{dx^{8}} \tan(\tan(x^{x^{x}}))", "by": "math-verify"}
     right = [{"prediction": f"x+{i}", "gold": f"{i}+x"} for i in range(40)]
-    for timeout_s, memory_mb, outcomes in (1, 1024, ("TIMEOUT", "REJECTED")), (5, 48, ("REJECTED",)):
+    for timeout_s, memory_mb, outcomes in (1, 1024, ("TIMEOUT", "REJECTED")), (60, 48, ("REJECTED",)):
         workers = pool.WorkerPool(1, timeout_s, memory_mb)  # 48 MiB are too little for SymPy
         found = workers.run([*right[:20], slow, *right[20:]])
         workers.close()
@@ -168,7 +168,7 @@ def test_a_pool_starts_one_worker_and_grows_behind_tasks_that_wait(monkeypatch: 
 def test_the_start_of_a_worker_is_no_reason_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     # A caller's wait that ends just when the first worker is ready: it has had no time to do anything.
     monkeypatch.setattr(pool, "GROW_AFTER_S", 60.0)
-    with Verifier(workers=2, timeout_s=5) as verifier:
+    with Verifier(workers=2, timeout_s=60) as verifier:
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
         workers = verifier._pool
         while workers._idle != 1:
@@ -186,7 +186,7 @@ def test_a_pool_may_close_while_a_worker_starts_or_works(when: str, monkeypatch:
     unhandled: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: unhandled.append(repr(args.exc_value)))
     others = threading.enumerate()
-    verifier = Verifier(workers=1, timeout_s=5)
+    verifier = Verifier(workers=1, timeout_s=60)
     said: list[object] = []
 
     def verify() -> None:
