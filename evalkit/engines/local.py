@@ -187,18 +187,13 @@ def check_adapter(ref: ModelRef, config: Any) -> None:
             raise UserError(f"{misfit}: {one_line(error)}") from None
     known = get_peft_model_state_dict(model, save_embedding_layers=False)
     wanted = {name: list(tensor.shape) for name, tensor in known.items()}
-    unused, lost = sorted(there.keys() - wanted.keys() - of_base), sorted(wanted.keys() - there.keys())
-    parts = [
-        f"{len(names)} of {total} {what} (first: {names[0]})"
-        for names, total, what in (
-            (unused, len(there), "weights in the file belong to nothing that adapter_config.json names"),
-            (lost, len(wanted), "weights that it names are not in the file"),
-        )
-        if names
-    ]
-    if parts:
+    # A full copy of a base weight may lie beside the adapter: a resized embedding.
+    unused, lost = there.keys() - wanted.keys() - of_base, wanted.keys() - there.keys()
+    if unused or lost:
         raise UserError(
-            f"{misfit}: {'; '.join(parts)}. PEFT's save_pretrained gives names that begin with base_model.model."
+            f"{misfit}: {len(unused)} of {len(there)} weights in the file belong to nothing that adapter_config.json "
+            f"names, {len(lost)} of {len(wanted)} weights that it names are not in the file (first: "
+            f"{min(unused or lost)}). PEFT's save_pretrained gives names that begin with base_model.model."
         )
     for name in wanted:
         if there[name] != wanted[name]:

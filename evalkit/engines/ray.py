@@ -246,10 +246,9 @@ def _room(copies: int | None, size: int) -> tuple[dict[str, int], int]:
     most = sum(int(min(node.get(name, 0) // amount for name, amount in needed.items())) for node in nodes)
     wanted = copies or (most if kind == "GPU" else min(most, len(nodes)))
     if wanted > most or wanted == 0:
-        each = " and ".join(f"{amount} {name}{'s' if amount > 1 else ''}" for name, amount in needed.items())
         there = " + ".join(f"{node.get(kind, 0):g}" for node in nodes)
         raise UserError(
-            f"--data-parallel-size {max(wanted, 1)} does not fit: each copy needs {each} on one node, and the nodes "
-            f"have {there} {kind}s, room for {most}"
+            f"--data-parallel-size {max(wanted, 1)} does not fit: each copy needs {size} {kind} on one node, and the "
+            f"nodes have {there}, room for {most}"
         )
     return needed, wanted

@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from gtpo.common.errors import UserError
@@ -25,7 +26,8 @@ from gtpo.rewards.thoughts import unfinished
 
 BLOCK = 16  # Most samples in one request: a request is handed on when its last sample is done
 
-IN_FLIGHT = 16_384  # Samples that vLLM knows of at a time: more than it runs at once, few enough to cost no memory
+# Requests that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
+IN_FLIGHT = 2048
 
 
 def requests(tasks: Sequence[Task]) -> Iterator[tuple[Task, int, int]]:
@@ -93,18 +95,13 @@ class VLLMEngine(Engine):
         else:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
         if rank is not None:
-            arguments |= {
-                "enable_lora": True,
-                "max_loras": 1,
-                "max_lora_rank": lora_rank_slot(rank),
-            }
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank_slot(rank)}
         try:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise UserError(f"vLLM does not start with {ref.source}: {one_line(error, 400)}") from error
         self._waiting: deque[tuple[Task, int, int]] = deque()
         self._known: dict[str, tuple[Task, int, int]] = {}  # Request -> question, first sample and its seed
-        self._in_flight = 0
         self._sends_stop = bool(sampling.stop)
         self._numbers = itertools.count()
         self._adapter: Any = None
@@ -131,7 +128,7 @@ class VLLMEngine(Engine):
         while self._known or (self._waiting and self._stop_at is None):
             if self._stop_at is not None and time.monotonic() > self._stop_at:
                 self._engine.abort_request(list(self._known))
-                self._forget()
+                self._known.clear()
                 return
             if finished := self.step():
                 yield finished
@@ -139,10 +136,6 @@ class VLLMEngine(Engine):
     def submit(self, tasks: Sequence[Task]) -> None:
         """Take on more questions; `step` works on them."""
         self._waiting.extend(requests(tasks))
-
-    def _forget(self) -> None:
-        self._known.clear()
-        self._in_flight = 0
 
     @property
     def unfinished(self) -> bool:
@@ -159,7 +152,7 @@ class VLLMEngine(Engine):
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            while self._waiting and self._in_flight < IN_FLIGHT and self._stop_at is None:
+            while self._waiting and len(self._known) < IN_FLIGHT and self._stop_at is None:
                 self._add(*self._waiting.popleft())
             finished: list[Generation] = []
             for output in self._engine.step():
@@ -171,11 +164,10 @@ class VLLMEngine(Engine):
                             self._waiting.appendleft((task, first + sample.index, 1))
                         else:
                             finished.append(self._generation(task, first, seed, sample))
-                    self._in_flight -= len(output.outputs)
             return finished
         except EngineDeadError as error:
             if self._stop_at is not None:  # Ctrl-C reaches vLLM's own processes too
-                self._forget()
+                self._known.clear()
                 return []
             raise EngineStopped(f"vLLM died: {error}") from None
 
@@ -186,16 +178,11 @@ class VLLMEngine(Engine):
 
         s = self.sampling
         seed = sample_seed(s.seed, task.benchmark, task.question_id, first)
+        drawn = {name: value for name, value in asdict(s).items() if name not in ("n", "seed", "stop")}
         params = SamplingParams(
             n=count,
             seed=seed,
-            temperature=s.temperature,
-            top_p=s.top_p,
-            top_k=s.top_k,
-            min_p=s.min_p,
-            presence_penalty=s.presence_penalty,
-            repetition_penalty=s.repetition_penalty,
-            max_tokens=s.max_tokens,
+            **drawn,
             stop=list(s.stop) if self._sends_stop else None,
             skip_special_tokens=False,  # tags and delimiters of thoughts may be special tokens
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -204,7 +191,6 @@ class VLLMEngine(Engine):
         number = str(next(self._numbers))
         self._engine.add_request(number, prompt, params, lora_request=self._adapter)
         self._known[number] = (task, first, seed)
-        self._in_flight += count
 
     def _stopped_in_thought(self, task: Task, sample: Any) -> bool:
         """Return whether a stop text ended a sample before its answer."""

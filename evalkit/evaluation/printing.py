@@ -213,8 +213,6 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
 
 def print_benchmarks() -> None:
     """Print the benchmarks and the protocols that are built in (gtpo eval --list)."""
-    from rich.table import Table
-
     rows = [
         (b.name, b.title if b.checksum else f"{b.title} (not verified here)", str(b.count), b.source,
          f"{b.local}.jsonl" if b.local else "")
@@ -222,16 +220,9 @@ def print_benchmarks() -> None:
     ]  # fmt: skip
     console = stdout_console(pipe=250)
     _print_table(console, ("benchmark", "", "questions", "source", "local file"), rows, box=None, pad_edge=False)
-    console.print(
-        "Local files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file.\n"
-    )
-    table = Table(box=None, pad_edge=False)
-    for column in ("protocol", "", "source"):
-        table.add_column(column, no_wrap=column == "protocol", overflow="fold")
-    for protocol in presets().values():
-        table.add_row(protocol.name, protocol.title, protocol.source)
-    console.print(table)
-    console.print("Your own protocol: a .yaml file, which may extend one of these.")
+    said = "\nLocal files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file.\n\n"
+    said += "".join(f"protocol {p.name}: {p.title}{f' ({p.source})' if p.source else ''}\n" for p in presets().values())
+    console.print(f"{said}Your own protocol: a .yaml file, which may extend one of these.", markup=False)
 
 
 def print_check(settings: EvalSettings) -> None:

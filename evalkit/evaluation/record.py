@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -198,7 +199,9 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
         found = entry.before_samples()
         try:
             if n is not None:
-                samples = tally.first(name, problems[name], _limit(record, tally, name, n))
+                # A file of recorded completions has no first ones: all of them count.
+                most = sys.maxsize if record.engine.name == "recorded" else n
+                samples = tally.first(name, problems[name], most)
                 found, of_benchmark = summarise(name, entry, problems[name], samples, record.scoring, tally, n)
                 rows += of_benchmark
         except UserError as error:
@@ -220,20 +223,6 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
     folder.write_questions(rows)
     record.write(folder.path)
     return record
-
-
-def _limit(record: EvalRecord, tally: Tally, name: str, n: int) -> int:
-    """Return how many samples of each question count: n, or all that a file of recorded completions has."""
-    of_benchmark = [samples for key, samples in tally.questions.items() if key[0] == name]
-    further = sum(i >= n for samples in of_benchmark for i in (*samples.scored, *samples.failed))
-    if record.engine.name == "recorded":
-        return n + further
-    if further:
-        LOG.info(
-            "%s: %d samples beyond the first %d of each question are stored and not counted; a larger --k goes on from "
-            "them", name, further, n,
-        )  # fmt: skip
-    return n
 
 
 def find_run(name: str | None, flag: str) -> Path:
