@@ -23,8 +23,8 @@ import yaml
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Reading
-from gtpo.evalkit.evaluation.protocol import Question, find_protocol
-from gtpo.evalkit.evaluation.readers import read_completions
+from gtpo.evalkit.evaluation.protocol import find_protocol
+from gtpo.evalkit.evaluation.recorded import read_completions
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
@@ -104,7 +104,7 @@ def compare(name: str, task: str, data: Path, texts: dict[str, str], verifier: V
         by_filter.setdefault(sample["filter"], {})[sample["doc_id"]] = sample
     strict, flexible = by_filter["strict-match"], by_filter["flexible-extract"]
     same = sum(
-        flexible[i]["arguments"][0][0] == protocol.conversation(Question(p, examples[p.id]), "").text
+        flexible[i]["arguments"][0][0] == protocol.conversation(p, examples[p.id], "").text
         for i, p in enumerate(chosen)
     )
     asked: dict[tuple[str, str], Problem] = {("gsm8k", p.id): p for p in chosen}

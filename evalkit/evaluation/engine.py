@@ -12,9 +12,9 @@ from gtpo.common.packages import installed, require
 from gtpo.common.provenance import text_hash
 from gtpo.evalkit.engines.base import Engine, Prompt, Reading, Sampling, Task
 from gtpo.evalkit.engines.model_ref import ModelRef
-from gtpo.evalkit.evaluation.protocol import Protocol, Question
+from gtpo.evalkit.evaluation.protocol import Protocol
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
+from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.runs.eval_folder import QuestionKey, StoredPrompt
 from gtpo.runs.eval_record import PromptRecord
 
@@ -55,13 +55,17 @@ class Rendered:
 
 
 def render_prompts(
-    settings: EvalSettings, protocol: Protocol, ref: ModelRef, engine: str, asked: Mapping[QuestionKey, Question]
+    settings: EvalSettings,
+    protocol: Protocol,
+    ref: ModelRef,
+    engine: str,
+    asked: Mapping[QuestionKey, tuple[Problem, list[Problem]]],
 ) -> Rendered:
-    """Render every question for the engine. Raises UserError for a model or template that cannot be used."""
+    """Render every question, each with its examples. Raises UserError for a model or template that cannot be used."""
     system = settings.prompt
     if system is None:
         system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if ref.system is None else ref.system
-    prompts = {key: protocol.conversation(question, system) for key, question in asked.items()}
+    prompts = {key: protocol.conversation(*question, system) for key, question in asked.items()}
     kwargs, template_hash, servers = settings.template_kwargs(), None, None
     thoughts = tuple(protocol.thoughts)
     if engine == "openai":

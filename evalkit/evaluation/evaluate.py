@@ -27,7 +27,7 @@ from gtpo.evalkit.evaluation.benchmarks import (
 from gtpo.evalkit.evaluation.engine import check_same, choose_engine, make_engine, render_prompts
 from gtpo.evalkit.evaluation.pipeline import Incomplete, Interrupt, ScoringPipeline
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.protocol import Protocol, Question, find_protocol
+from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol
 from gtpo.evalkit.evaluation.record import (
     EVAL_RUNS,
     Plan,
@@ -197,7 +197,7 @@ def plan_evaluation(
     loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
     check_questions(loaded, settings.questions)
     protocol = find_protocol(settings.protocol)
-    asked: dict[QuestionKey, Question] = {}
+    asked: dict[QuestionKey, tuple[Problem, list[Problem]]] = {}
     run = find_train_run(settings.model or "")
     for benchmark in benchmarks:
         every = loaded[benchmark.name]
@@ -215,7 +215,7 @@ def plan_evaluation(
         problems[benchmark.name], records[benchmark.name] = kept, entry
         # Drawn from all problems: `--limit` must not change which examples a question has.
         examples = protocol.examples(every, settings.data_dir)
-        asked |= {(benchmark.name, p.id): Question(p, examples[p.id]) for p in kept}
+        asked |= {(benchmark.name, p.id): (p, examples[p.id]) for p in kept}
     recommended = recommended_sampling(ref) if settings.sampling == "model" else {}
     rendered = render_prompts(settings, protocol, ref, engine, asked)
     record = EvalRecord(

@@ -10,7 +10,7 @@ from typing import Any
 from gtpo.common.log import LOG
 from gtpo.common.terminal import stacked, stdout_console
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
-from gtpo.evalkit.evaluation.protocol import Protocol, Question, find_protocol, presets
+from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import DEFINITIONS
 from gtpo.rewards.data.problem import Problem
@@ -264,10 +264,10 @@ def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence
     from gtpo.evalkit.evaluation.engine import render_prompts
 
     first = problems[0]
-    question = Question(first, protocol.examples(problems, settings.data_dir)[first.id])
+    question = first, protocol.examples(problems, settings.data_dir)[first.id]
     print(f"\nprotocol {protocol.name}, the prompt of {first.id}:")
     if settings.model is None:
-        prompt = protocol.conversation(question, settings.prompt or "")
+        prompt = protocol.conversation(*question, settings.prompt or "")
         print(prompt.text or json.dumps(prompt.messages, indent=2, ensure_ascii=False))
         return
     ref = resolve_model(settings.model, checkpoint=settings.checkpoint)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
@@ -51,13 +51,6 @@ class FewShot(_Section):
     seed: int = 1234
     answer: str = "{solution}"
     between: str = "\n\n"  # Between examples, if they are one text; in a chat each is a turn of user and assistant
-
-
-class Question(NamedTuple):
-    """A question and the examples that are shown before it."""
-
-    problem: Problem
-    examples: list[Problem]
 
 
 class Protocol(_Section):
@@ -102,18 +95,16 @@ class Protocol(_Section):
         except UserError as error:
             raise UserError(f"protocol {self.name}: {error}") from None
 
-    def conversation(self, question: Question, system: str) -> Prompt:
+    def conversation(self, problem: Problem, examples: Sequence[Problem], system: str) -> Prompt:
         """Return the prompt before any chat template: messages, or the text for a base model."""
         if self.api == "completions":
             between = self.fewshot.between if self.fewshot else "\n\n"
-            shown = [_filled(self.user, example) + _filled(self._answer, example) for example in question.examples]
-            return Prompt(
-                [], between.join([*([system] if system else []), *shown, _filled(self.user, question.problem)])
-            )
+            shown = [_filled(self.user, example) + _filled(self._answer, example) for example in examples]
+            return Prompt([], between.join([*([system] if system else []), *shown, _filled(self.user, problem)]))
         turns: list[tuple[str, str]] = [(self.system_role, system)] if system else []
-        for example in question.examples:
+        for example in examples:
             turns += [("user", _filled(self.user, example)), ("assistant", _filled(self._answer, example).strip())]
-        turns.append(("user", _filled(self.user, question.problem)))
+        turns.append(("user", _filled(self.user, problem)))
         return Prompt([{"role": role, "content": content} for role, content in turns])
 
     @property

@@ -14,7 +14,7 @@ from servers import Reply
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Generation, Reading
-from gtpo.evalkit.evaluation.protocol import Protocol, Question, find_protocol, presets
+from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
 
@@ -50,10 +50,8 @@ def test_a_flag_wins_over_the_protocol() -> None:
 def test_fields_are_filled_once() -> None:
     """The text of a field that looks like a field is left as it is."""
     protocol = Protocol(user="{problem} {answer} {x}")
-    assert protocol.conversation(Question(QUESTION, []), "").messages == [
-        {"role": "user", "content": "What is {answer}? 4 {x}"}
-    ]
-    asked = Protocol(system_role="developer").conversation(Question(QUESTION, [QUESTION]), "Do.")
+    assert protocol.conversation(QUESTION, [], "").messages == [{"role": "user", "content": "What is {answer}? 4 {x}"}]
+    asked = Protocol(system_role="developer").conversation(QUESTION, [QUESTION], "Do.")
     roles = [m["role"] for m in asked.messages]
     assert roles == ["developer", "user", "assistant", "user"]
 
@@ -68,7 +66,7 @@ def test_examples_are_those_that_lm_eval_draws(tmp_path: Path) -> None:
     expected = [draw.sample([f"t{i}" for i in range(9)], 5) for _ in problems]
     found = protocol.examples(problems, tmp_path)
     assert [[e.id for e in found[p.id]] for p in problems] == expected
-    text = protocol.conversation(Question(problems[0], found["q0"]), "").text
+    text = protocol.conversation(problems[0], found["q0"], "").text
     number = expected[0][0][1:]
     assert text.startswith(f"Question: P{number}?\nAnswer: S{number}\n\nQuestion: ")
     assert text.endswith("\n\nQuestion: Q0?\nAnswer:")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.evaluation.readers import read_completions
+from gtpo.evalkit.evaluation.recorded import read_completions
 
 OWNERS_RIGHT = {"6b_finetuning": 21.7, "6b_verification": 39.0, "175b_finetuning": 34.7, "175b_verification": 56.3}
 
@@ -272,7 +272,7 @@ def test_a_log_of_inspect_ai(tmp_path: Path) -> None:
     from inspect_ai.model import ChatMessageUser, ModelOutput
     from inspect_ai.scorer import Score
 
-    from gtpo.evalkit.evaluation.readers import read_completions
+    from gtpo.evalkit.evaluation.recorded import read_completions
 
     def sample(number: int, epoch: int, text: str, reason: str, score: str, failed: bool = False) -> Any:
         output = ModelOutput() if failed else ModelOutput.from_content("m", text, stop_reason=reason)  # type: ignore[arg-type]
