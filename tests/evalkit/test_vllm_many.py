@@ -85,7 +85,6 @@ def test_a_copy_that_is_killed(start, tiny_model: Path, whole, before: str) -> N
     copies(run.process.pid)[0].kill()
     run.end()
     assert samples(run.run) == whole
-    assert "; copy 2: " in run.stderr, "what each has done"
     assert run.stderr.count("Ray") == 1, "nothing of Ray's own"
     assert "raylet" not in (run.run.parent / "stdout").read_text()
     engine = json.loads((run.run / "eval.json").read_text())["engine"]
