@@ -10,7 +10,7 @@ import hashlib
 import os
 import shlex
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object
 from gtpo.common.hub import adapter_base, check_model
+from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash, text_hash
 from gtpo.common.vllm_environment import lora_rank_slot
 from gtpo.common.yaml_file import read_yaml, validate_yaml
@@ -38,7 +39,6 @@ class ModelRef:
     checkpoint: str | None = None  # Which weights of the train run: best, final, or a path
     system: str | None = None  # System prompt of the train run; None if there is no train run
     max_tokens: int | None = None  # Longest completion of the train run
-    warnings: tuple[str, ...] = field(default=())
 
     @property
     def served_name(self) -> str:
@@ -140,11 +140,10 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
     max_tokens = training.get("max_completion_length")
     if max_tokens is None and {"max_seq_length", "max_prompt_length"} <= {**training, **model}.keys():
         max_tokens = model["max_seq_length"] - training["max_prompt_length"]  # as the authors' own configs say it
-    warnings: tuple[str, ...] = ()
     name = run.root.name
     if run.status != "finished":
         why = f" ({run.document['stopped_because']})" if run.collapsed else ""
-        warnings = (f"train run {name} is {run.status}{why}: evaluating {chosen.name}/ as it is",)
+        LOG.warning("train run %s is %s%s: evaluating %s/ as it is", name, run.status, why, chosen.name)
     return _weights(
         chosen,
         name=name,
@@ -154,7 +153,6 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
         checkpoint=chosen.name if chosen.parent in (run.root, run.checkpoints) else str(chosen),
         system=dataset.get("system_instruction"),
         max_tokens=max_tokens,
-        warnings=warnings,
     )
 
 

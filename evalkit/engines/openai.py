@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
-import hashlib
 import json
 import queue
 import random
@@ -29,7 +28,7 @@ import aiohttp
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.provenance import package_versions
+from gtpo.common.provenance import package_versions, text_hash
 from gtpo.evalkit.engines.base import (
     Engine,
     EngineStopped,
@@ -354,7 +353,7 @@ class OpenAIEngine(Engine):
         found = {
             "models": sorted(set(models.values())),
             "seed_matters": not any(same) if draws else None,
-            "texts": {url: [_digest(text) for text in of_server] for url, of_server in texts.items()},
+            "texts": {url: [text_hash(text) for text in of_server] for url, of_server in texts.items()},
         }
         return {
             "name": self.name,
@@ -633,7 +632,3 @@ class OpenAIEngine(Engine):
         except (aiohttp.ClientError, ValueError) as error:
             what = one_line(f"{type(error).__name__}: {error}")
         raise RequestError(what, passing=True, text=answer.text())
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]

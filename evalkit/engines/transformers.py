@@ -212,14 +212,6 @@ class TransformersEngine(Engine):
         """Return the rows of the batch, and their tokens so far."""
         return self._watch.running() if self._watch is not None else (0, 0)
 
-    def close(self) -> None:
-        """Let go of the model."""
-        import torch
-
-        del self.model
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
 
 class _Watch:
     """Asked by `generate` after every token: which rows have ended, and how far the batch is."""

@@ -190,8 +190,6 @@ def plan_evaluation(
     else:
         benchmarks = find_benchmarks(settings.benchmarks or "", settings.field_names())
     ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=engine == "openai")
-    for warning in ref.warnings:
-        LOG.warning(warning)
     problems: Problems = {}
     records: dict[str, BenchmarkRecord] = {}
     loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}

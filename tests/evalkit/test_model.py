@@ -39,7 +39,6 @@ def test_a_train_run_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         assert Path(ref.source).resolve() == run / "best"
         assert (ref.name, ref.train_run, ref.method, ref.preset) == ("mine", "mine", "gtpo", "gtpo")
         assert (ref.system, ref.max_tokens, ref.checkpoint) == ("Think hard.", 2048 - 512, "best")
-        assert not ref.warnings
     assert resolve_model("mine", checkpoint="final").source.endswith("mine/final")
     assert resolve_model("mine", checkpoint="checkpoint-50").checkpoint == "checkpoint-50"
     with pytest.raises(UserError, match=r'no checkpoint "checkpoint-51"\. Did you mean "checkpoint-50"'):
@@ -48,10 +47,10 @@ def test_a_train_run_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         resolve_model("mien")
 
 
-def test_a_run_without_best_or_without_end(tmp_path: Path) -> None:
+def test_a_run_without_best_or_without_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ref = resolve_model(str(train_run(tmp_path / "run", status="running", best=False)))
     assert ref.checkpoint == "final"
-    assert "is running: evaluating final/ as it is" in ref.warnings[0]
+    assert "is running: evaluating final/ as it is" in caplog.text
     (tmp_path / "new").mkdir()
     (tmp_path / "new/run.json").write_text('{"status": "running"}')
     with pytest.raises(UserError, match=r"has no best/ or final/ yet \(status: running\)"):
