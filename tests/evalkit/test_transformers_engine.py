@@ -233,8 +233,8 @@ def of_another_size(tensors: dict) -> dict:
     ("change", "words"),
     [
         (unprefixed, r"8 of 8 weights in the file belong to nothing.*8 of 8 weights that it names are not in the file"),
-        (without_second_layer, r": 4 of 8 weights that it names are not in the file \(first: .*layers\.1\."),
-        (with_another_module, r": 2 of 10 weights in the file belong to nothing .*k_proj"),
+        (without_second_layer, r", 4 of 8 weights that it names are not in the file \(first: .*layers\.1\."),
+        (with_another_module, r": 2 of 10 weights in the file belong to nothing.*k_proj"),
         (of_another_size, r"lora_A\.weight is \[4, 65\] in the adapter, \[4, 64\] for the base"),
     ],
 )
