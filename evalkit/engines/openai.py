@@ -478,7 +478,7 @@ class OpenAIEngine(Engine):
             self._in_flight.add(request)
             try:
                 await self._settle(server, request)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError:  # its server is left out: the others get it
                 self._waiting.appendleft(request)
                 raise
             finally:
@@ -496,6 +496,7 @@ class OpenAIEngine(Engine):
 
     async def _settle(self, server: _Server, request: _Request) -> None:
         """Ask for one sample once: it is there, has failed, waits again, or the server is left out."""
+        # When it was sent: of all requests that a server fails at once, only the first halves its limit.
         sent = time.monotonic()
         try:
             reply = await self._ask(server, request)

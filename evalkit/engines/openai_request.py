@@ -294,7 +294,7 @@ class Dialect:
         if self._own_only:
             sent = {name: v for name, v in sent.items() if name not in _EXTRAS or (_NEUTRAL[name] not in (None, v))}
         sent = {name: value for name, value in sent.items() if name not in self.left_out}
-        if self._renamed:
+        if self._renamed:  # the reasoning models of OpenAI know no max_tokens
             sent["max_completion_tokens"] = sent.pop("max_tokens")
         if self.owner == "llamacpp" and "repetition_penalty" in sent:
             sent["repeat_penalty"] = s.repetition_penalty
@@ -307,7 +307,7 @@ class Dialect:
             return True
         named = {name for name in _NEUTRAL if name in sent and re.search(rf"\b{name}\b", said)}
         idle = {name for name in named if _NEUTRAL[name] in (None, sent[name])}
-        if named != idle:  # one that was asked for
+        if named != idle:  # one that was asked for: without it, samples would be of another kind
             return False
         if "stream" in idle:
             idle.add("stream_options")

@@ -144,6 +144,7 @@ class TransformersEngine(Engine):
         seed = sample_seed(s.seed, batch.tasks[0].benchmark, " ".join(t.question_id for t in batch.tasks), batch.first)
         devices = [self.device] if self.device.type == "cuda" else []
         try:
+            # A stream of its own for each batch: which batches a run still lacks changes no sample.
             with torch.inference_mode(), torch.random.fork_rng(devices):
                 torch.manual_seed(seed)
                 rows = self._generate(batch.tasks, size)

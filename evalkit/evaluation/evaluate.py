@@ -112,6 +112,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 tally = Tally(folder, verifier)
             check_same(str(folder.path), folder.prompts(), plan.rendered.prompts)
             before = old.engine if old is not None else None
+            # Until the engine has described itself, the record names what the stored samples were made on.
             folder.begin(record if before is None else record.model_copy(update={"engine": before}))
             folder.add_problems(plan.problems)
             if plan.ref is not None:

@@ -122,6 +122,7 @@ class ScoringPipeline:
                 self._count(scored)  # after storing: it may take a while
         except BaseException as error:  # handed to the main thread, which stops the engine and reports it
             self._error = error
+            # An OSError is the disk's: another write would fail too.
             if rows and not isinstance(error, OSError):  # what was scored before the error is good
                 self._folder.append(rows)
 

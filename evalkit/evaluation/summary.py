@@ -144,12 +144,12 @@ def _bounds(
 ) -> Callable[[str, int], dict[str, float]]:
     """Return (metric, k) -> the mean over all questions if each missing sample were wrong, and if it were right.
 
-    At the worst the missing votes go to the largest wrong class. lost: questions without any sample. Empty if
-    nothing is missing.
+    lost: questions without any sample. Empty if nothing is missing.
     """
     missing = [max(0, n - len(s.scored)) for s in samples] + [n] * lost
     if not any(missing):
         return lambda metric, k: {}
+    # The most that wrong samples can do to maj@k is to agree with the largest wrong class.
     known = [*scored.votes, *[Votes(0, 0, [])] * lost]
     wrong = [[(v.wrong or [0])[0] + m, *v.wrong[1:]] for v, m in zip(known, missing, strict=True)]
     right, silent = [v.correct for v in known], [v.abstentions for v in known]
