@@ -70,6 +70,7 @@ class Document:
         def inside(values: Any, above: Key, rest: list[str]) -> Any:
             if not rest:
                 return value
+            # None: `section:` with nothing under it.
             if not isinstance(values, dict | None):
                 raise UserError(f"{self.origin(above)} must be a mapping, found {values!r}")
             values = values or {}
@@ -209,6 +210,7 @@ def _model_hint(model: Path) -> str:
 def _extended(path: Path, chain: tuple[Path, ...] = ()) -> Document:
     """Read a file over what it `extends`: files relative to it, or configs of gtpo by name; the later ones win."""
     document = _parse(path)
+    # A file that comes with gtpo may extend one beside it, or one by its name.
     bases, place, below = document.values.get("extends"), document.origin("extends").place, Document()
     chain = (*chain, path.resolve())
     for base in bases if isinstance(bases, list) else [] if bases is None else [bases]:
@@ -231,6 +233,7 @@ def read(path: Path, flags: Mapping[str, Any]) -> Document:
     A key of TRL or peft takes the text as a file would; a key of ours takes it as its type.
     """
     document = _extended(path)
+    # A flag of an unknown name is kept, so that it is named with the errors of the file.
     for flag, value in flags.items():
         name = full_name(flag)
         document = document.put(name, read_scalar(value) if is_passed_on(name) else value, Origin("", f"--{flag}"))

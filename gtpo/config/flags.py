@@ -30,6 +30,7 @@ def from_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
             "gtpo train needs a config, e.g. gtpo train demo/gtpo (gtpo configs lists them), or a model and data, e.g. "
             f"gtpo train --model {model or 'Qwen/Qwen2.5-0.5B-Instruct'} --data {data or 'gsm8k'} --method gtpo"
         )
+    # The same flags name the same folder: the same command again resumes the run.
     name = "-".join((Path(model).name, Path(data).name.partition(".")[0], given.get("method") or "gtpo")).lower()
     return {"run_name": re.sub(r"[^a-z0-9._-]+", "-", name), **overrides}
 
@@ -77,6 +78,7 @@ def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
             continue
         flag, equals, inline = word[2:].partition("=")
         key = keys().get(full_name(flag))
+        # -1 is a value, and two dashes begin a flag.
         following = list(itertools.takewhile(lambda word: not word.startswith("--"), queue))
         if equals:
             taken, following = [inline], []

@@ -149,6 +149,7 @@ def unknown_key(origin: Origin, likely: Iterable[str] = ()) -> str:
     """Name an unknown key or flag, where it was set, and the nearest known one; `likely` are compared first."""
     name = origin.typed.removeprefix("--")
     section, _, leaf = name.rpartition(".")
+    # A right name in a wrong section is the most frequent mistake.
     same = [key for key in keys() if key.rpartition(".")[2] == leaf.replace("-", "_")]
     if name in keys() and section and not origin.is_flag:
         hint = f' A file nests its keys: put "{leaf}:" under "{section}:" (with dots it is a flag, --{name}).'

@@ -35,6 +35,7 @@ def load_config(
     file = Path(path) if Path(path).is_file() else find_config(str(path)) or Path(path)
     document, found = translate(read(file, overrides or {}))
     config = resolve(to_config(document, found), document, found, world_size)
+    # TRL and peft check their settings when they have been imported; the document is gone by then.
     for section in (name for name, kind in sections().items() if issubclass(kind, PassedOn)):
         for name in getattr(config, section).passed_on:
             config._places[f"{section}.{name}"] = str(document.origin(f"{section}.{name}"))
@@ -53,10 +54,12 @@ def to_config(document: Document, found: Findings | None = None) -> TrainConfig:
             # pydantic would read `learning_rate: true` as 1.0.
             found.errors.append(_sentence(document, {"loc": name.split("."), "type": "bool", "input": value}))
     homes = {name.rpartition(".")[2] for name in keys() if not name.startswith("model.build")}
+    # TRL may have a field of this name too, and would take it in silence.
     for section, inside in values.items():
         for name in inside if isinstance(inside, dict) else ():
             if name in homes and is_passed_on(f"{section}.{name}"):  # a key of ours in another section than its own
                 found.errors.append(unknown_key(document.origin((section, name))))
+    # Errors are gathered, not raised one by one: a file is mended at one go.
     try:
         config = TrainConfig.model_validate(values)
     except ValidationError as error:

@@ -36,6 +36,7 @@ def checked(config: TrainConfig, section: str, kind: Any, decided: Mapping[str, 
         elif name not in names:
             own = [key.rpartition(".")[2] for key in keys() if key.startswith(f"{section}.")]
             near = did_you_mean(name, [*own, *names])
+            # As the user can type it: a dotted flag, or a key in its section.
             near = near.replace('mean "', f'mean "{"--" * place.startswith("--")}{section}.')
             errors.append(f"{place}: unknown key; neither gtpo nor {kind.__name__} has it.{near}")
         else:

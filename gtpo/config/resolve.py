@@ -74,6 +74,7 @@ def _of_the_data(config: TrainConfig) -> Iterator[str]:
     except UserError as fault:
         yield str(fault)
         return
+    # A file may have subjects of its own, which are compared when it is read.
     for subset in [] if has_subjects(source) else config.dataset.subsets:
         if subset not in ("main", *MATH_SUBJECTS, *MATH_SUBJECTS.values()):
             yield f'dataset.subsets "{subset}" is not known; {config.dataset.name} has only main'
@@ -118,6 +119,7 @@ def _of_sampling(config: TrainConfig) -> Iterator[str]:
         yield f"training.max_completion_length {longest} + {room}"
     elif prompt >= whole:
         yield f"training.max_prompt_length {prompt} leaves no room for a completion in model.max_seq_length {whole}"
+    # Two temperatures are two distributions: their ratio is no mismatch of the sampler.
     corrected = config.rollout.importance_sampling_correction and config.rollout.engine != "transformers"
     objective, temperature = config.objective, training.temperature
     if config.method == "gtpo" and corrected and config.resolved_objective().temperature(temperature) != temperature:
@@ -144,6 +146,7 @@ def _of_sampling(config: TrainConfig) -> Iterator[str]:
 
 def _devices(config: TrainConfig, document: Document) -> Iterator[str]:
     """Take the shell's choice of devices over the file's; a flag wins over both."""
+    # What started this process, such as a scheduler, knows which GPUs are free.
     file, shell = config.env.CUDA_VISIBLE_DEVICES, os.environ.get("CUDA_VISIBLE_DEVICES")
     origin = document.origin("env.CUDA_VISIBLE_DEVICES")
     if file is not None and shell is not None and file != shell and not origin.is_flag:
@@ -207,6 +210,7 @@ def _batch(config: TrainConfig, document: Document, world_size: int) -> Iterator
 
 def _trackers(config: TrainConfig, document: Document) -> Iterator[str]:
     origin = document.origin("training.report_to")
+    # A tracker is no part of the method: without it the run is the same.
     for name in [name for name in config.training.report_to if not installed(name)]:
         without = f"so this run is not reported to it (pip install {name}); metrics.jsonl has everything"
         yield f"{origin} {name}: not installed, {without}"
@@ -225,9 +229,11 @@ def resolve(config: TrainConfig, document: Document, found: Findings, world_size
     found.raise_errors()
     config = config.model_copy(deep=True)
     model, training = config.model, config.training
+    # Written into the config, so that a run's config.yaml does not depend on a default of ours.
     for name, value in PASSED_ON_DEFAULTS.items():
         if name not in training.passed_on:
             setattr(training, name, value)
+    # The published setting; peft has alpha 8 for every rank.
     if model.lora_rank:
         model.lora_alpha = model.lora_alpha or model.lora_rank
     for change in (_devices, _subsets, _precision, _trackers):

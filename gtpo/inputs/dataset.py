@@ -150,6 +150,7 @@ class TrainingProblems:
 
     def _shuffled(self, problems: Sequence[Problem]) -> list[Problem]:
         order = list(problems)
+        # Python's own generator: --dry-run has no torch, and shows the same rows.
         random.Random(self.config.model.random_seed).shuffle(order)
         return order
 
@@ -180,6 +181,7 @@ class TrainingProblems:
                         "problems, and some must be left to train on; lower it, or name a dataset.validation_file"
                     )
                 order, held_out = order[: -dataset.validation_problems], order[-dataset.validation_problems :]
+            # By text: one problem may stand in two files under two ids.
             texts = {problem.problem for problem in held_out}
             self._parts = [problem for problem in order if problem.problem not in texts], held_out
         return self._parts
@@ -192,6 +194,7 @@ class TrainingProblems:
         _, problems = self.split()
         failures = {failure.id for failure in find_unverifiable((p.id, p.answer) for p in problems)}
         problems = [problem for problem in problems if problem.id not in failures]
+        # As in training: a prompt that is too long there is none to measure by.
         prompts = [to_row(problem, self.config)["prompt"] for problem in problems]
         lengths = [len(ids) for ids in encode(prompts, tokenizer, answered=False)] if prompts else []
         longest = self.config.training.max_prompt_length

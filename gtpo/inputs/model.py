@@ -78,6 +78,7 @@ def compute_precision(section: ModelSection, dtype: str) -> dict[str, bool]:
 def prepare_tokenizer(tokenizer: Any) -> list[str]:
     """Give a tokenizer what training needs (pad token, left padding, chat template); return what was done."""
     notes = []
+    # A completion begins right after its prompt; padding between them would be read.
     tokenizer.padding_side = "left"
     if tokenizer.eos_token is None:
         raise UserError(
@@ -260,6 +261,7 @@ def rounded_away(args: Any, model: Any) -> Iterator[str]:
     args: transformers' TrainingArguments; model: with the dtypes that it trains in. An Adam step is at most the
     learning rate; a number moves if the step is above half of the distance to its neighbour.
     """
+    # transformers has made an enumeration's member of the name.
     optimizer, beta = str(getattr(args.optim, "value", args.optim)), max(args.adam_beta1, args.adam_beta2)
     trained = [p for p in model.parameters() if p.requires_grad]
     coarse = [p.detach() for p in trained if p.dtype in (torch.bfloat16, torch.float16) and p.numel()]
@@ -309,6 +311,7 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
 
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
+            # QLoRA's setting (arXiv 2305.14314).
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=four_bit_compute_dtype(),
@@ -317,6 +320,7 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
         settings = AutoConfig.from_pretrained(base, trust_remote_code=section.trust_remote_code)
         if obstacle := router_loss_obstacle(settings):
             raise UserError(f"model.model_name {section.model_name!r}: {obstacle}")
+        # An update of an adapter is smaller than the spacing of 16-bit weights.
         options["dtype"] = torch.float32 if merged else resolve_dtype(section, settings)
         model = AutoModelForCausalLM.from_pretrained(base, use_safetensors=True, **options)
     except SafetensorError as error:

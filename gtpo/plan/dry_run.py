@@ -74,6 +74,7 @@ def memory(config: TrainConfig, model: Any) -> list[Item]:
     section, training, text = config.model, config.training, model.config.get_text_config()
     frozen, items = section.lora_rank > 0, list[Item]()
     size = 2 if frozen and section.dtype != "float32" else 4
+    # parameters() names a tied matrix once, as it lies in memory.
     parameters = sum(weight.numel() for weight in model.parameters())
     head = model.get_output_embeddings()
     linear = {
@@ -95,6 +96,7 @@ def memory(config: TrainConfig, model: Any) -> list[Item]:
     item("gradients", 4 * trained, "float32")
     name = training.optimizer
     state = 0 if name in ("sgd", "adafactor") else 2 if "8bit" in name else 8
+    # Paged states may lie in the memory of the host.
     if not name.startswith("paged"):
         item("optimizer", state * trained, f"{name}, {state} bytes per trained parameter")
 
@@ -183,6 +185,7 @@ def dry_run(
         report = problems.select(tokenizer)[1]
         if tokenizer and rows:
             check_ids(report, tokenizer, rows)
+    # The greatest: every sequence at its limit.
     total = sum(item.gib for item in items)
     missing = [
         f"{package} ({purpose}): {install_command(extra)}"

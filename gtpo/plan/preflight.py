@@ -44,12 +44,14 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
     local = is_local(problems)
     calls = [] if config.method == "sft" else config.trainer.reward_calls()
     functions = [(path, load_reward(path, arguments)) for path, arguments in calls]
+    # The real first row, if it can be had: a reward may read any of its columns.
     rows = problems.select(None)[0] if local else []
     row = rows[0] if rows else to_row(Problem(id="1", problem="1 + 1", answer="2"), config)
     for path, function in functions:
         probe = probe_reward(path, function, row)
         if probe.fault:
             raise UserError(f"trainer.reward_funcs: {probe.fault}")
+        # It may dislike only an empty completion.
         if probe.raised:
             LOG.warning(f"{probe.raised}; completions on which it raises are unscored")
     return problems
@@ -57,6 +59,7 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
 
 def check_trl(config: TrainConfig) -> None:
     """Refuse on a CPU what TRL 1.15 computes with a kernel for GPUs. Raises UserError."""
+    # By its version only: importing TRL takes seconds.
     if not metadata.version("trl").startswith("1.15."):
         return
     if config.method == "grpo":

@@ -193,12 +193,14 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
             arguments["mask_truncated_completions"] = objective.mask_truncated
             arguments["loss_type"] = "grpo"  # as in the paper; TRL's default is DAPO's
     decided = {name: "gtpo train sets it" for name in arguments if name not in _MAY_CHANGE} | _DECIDED
+    # What the objective decides has a better reason than that it is set here.
     if config.method == "gtpo":
         decided = {name: f"remove it: {why}" for name, why in NOT_GTPO.items()} | decided
     if config.method == "sft":
         grpo = {entry.name for entry in fields(GRPOConfig)} - {entry.name for entry in fields(kind)}
         decided = dict.fromkeys(grpo, "a setting of GRPO, which SFT does not have") | decided
     settings = checked(config, "training", kind, decided)
+    # TRL checks what only it knows, such as which schedules there are.
     try:
         made = kind(**arguments | settings)
     except (ValueError, TypeError) as error:  # transformers' own checks; TypeError: a key of a mapping among the values

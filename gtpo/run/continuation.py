@@ -36,6 +36,7 @@ FREE_KEYS = frozenset(
 def _first_difference(old: TrainConfig, new: TrainConfig) -> tuple[str, Any, Any] | None:
     """Return (dotted key, old value, new value) of the first key that separates two resolved configs, or None."""
     before, after = flatten(old.as_dict()), flatten(new.as_dict())
+    # An objective is compared field by field: a preset may have been changed since.
     for key in {**before, **after}:
         if key not in FREE_KEYS and before.get(key) != after.get(key):
             return key, before.get(key), after.get(key)

@@ -47,6 +47,7 @@ def metrics_row(step: int, logs: Mapping[str, Any], method: str, *, ratios_move:
             row.setdefault(name, value)
     if method == "sft" and "entropy" in logs:
         row["entropy/mean"] = logs["entropy"]
+    # On policy the ratio is 1, and these are always 0.
     if not ratios_move:
         row = {name: value for name, value in row.items() if not name.startswith("clip_ratio/")}
     return row
@@ -124,6 +125,7 @@ def log_rollout(trainer: Any, folder: TrainFolder, every: int, *, cut: bool = Fa
     if rollout.step % every and rollout.step != 1:
         return
     rollout.logged = True
+    # Gathered only if it is written: prompts may be long.
     prompts = gather_object(rollout.prompts)
     if not trainer.accelerator.is_main_process:
         return

@@ -181,6 +181,7 @@ class TrainingRun(TrainerCallback):
 
     def _explained(self, error: Exception) -> UserError | None:
         """Return what the user can do about an error that ended the run; None if nothing is known of it."""
+        # Of all other errors the traceback says more than a sentence could.
         if isinstance(error, UserError):
             return error
         if isinstance(error, torch.OutOfMemoryError):
@@ -405,6 +406,7 @@ class TrainingRun(TrainerCallback):
 
     def _finish(self) -> None:
         step, total = self.trainer.state.global_step, self.trainer.state.max_steps
+        # A stop in the last step has stopped nothing.
         stopped = self.stop.agreed and step < total and self.stopped_because is None
         if not stopped:
             save_weights(self.trainer, self.folder.final)

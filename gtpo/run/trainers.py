@@ -178,6 +178,7 @@ class GuardedReward:
         for index in range(len(completions)):
             one = slice(index, index + 1)
             row = {key: value if key in _NOT_COLUMNS else value[one] for key, value in columns.items()}
+            # One bad completion must not take the scores of the others.
             scores += self._scores(prompts[one], completions[one], completion_ids[one], row) or [None]
         return scores
 
@@ -208,6 +209,7 @@ def guarded_rewards(
 
 def mark_unscored(trainer: Any, rewards: Tensor) -> Tensor:
     """Make a completion unscored if any of its rewards could not be computed. UserError at more than half."""
+    # The sum of the others would be the reward of another task.
     unscored = rewards.isnan().any(dim=1)
     if unscored.float().mean() > 0.5:
         guarded = [f for f in trainer.reward_funcs if isinstance(f, GuardedReward)]

@@ -587,7 +587,11 @@ def test_a_run_that_learns_nothing_says_what_to_change(own_reward: Callable[[str
     changes = {"trainer.reward_funcs": ["my_reward.mine"], "training.learning_rate": 1e-6, "training.max_steps": 8}
     with logged() as told:
         run(folder, **changes, **{"objective.filter": "always"})
-    for words in ("the entropy gate dropped every completion", "were cut off at max_completion_length", "earned the same reward"):
+    for words in (
+        "the entropy gate dropped every completion",
+        "were cut off at max_completion_length",
+        "earned the same reward",
+    ):
         assert sum(words in line for line in told) == 1, told
 
 
