@@ -79,13 +79,13 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# What data sets write if a problem has no answer to compare with.
 _NO_GOLD = frozenset((
     "", "-", "--", "—", "?", "n/a", "na", "nan", "null", "none", "nil", "proof", "proof.", "notfound", "not found",
     "not_found", "no answer", "no_answer", "noanswer", "no gold", "not available", "not applicable", "missing",
     "unavailable", "empty", "tbd", "todo", "see solution", "see above", "<na>", "answer not found", "omitted",
     "unknown", "[proof]", "(proof)", "unanswerable", "#n/a",
 ))  # fmt: skip
-"""What data sets write if a problem has no answer to compare with."""
 
 
 def is_no_gold(gold: str) -> bool:

@@ -180,6 +180,7 @@ _LEAD_IN = re.compile(
     r"\s*(?:\bis\b|\bare\b|=|:)(?:\s*:)?[\s*]*",
     re.IGNORECASE,
 )
+# The same in the languages of MGSM and a few more.
 _LEAD_IN_ELSEWHERE = re.compile(
     r"(?:(?:最终|正确)?答案|故选|应选|故答案|答え|解答|정답|답|[Оо]твет|[Đđ]áp [aá]n|উত্তর|సమాధానం|คำตอบ"
     r"|\b[Aa]ntwort|\b[Ll]ösung|\b[Rr]éponse|\b[Rr]espuesta|\b[Rr]esposta|\b[Rr]isposta|\b[Ss]oluci[oó]n"
@@ -188,26 +189,25 @@ _LEAD_IN_ELSEWHERE = re.compile(
     r"(?:\s+(?:final|finale|correcta|correcte|correta|ni|ist|est|es|è|é|هي|هو|है|είναι|היא|الصحيحة|النهائية|là|jest|is)\b)*"
     r"\s*(?:选项|选|是|为|は|은|는|คือ|হল|হলো)?\s*[:=]?[\s*]*"
 )
-"""The same in the languages of MGSM and a few more."""
 _UNSEEN = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x2060, 0x2065), *range(0x2066, 0x206A), 0xFEFF)
+# Full-width forms of ASCII; the ideographic space and full stop, the danda; joiners and marks of direction go.
 _PUNCTUATION: dict[int, int | str | None] = {
     **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}, 0x3000: " ", 0x3002: ".", 0x0964: ".",
     **dict.fromkeys(_UNSEEN),
 }  # fmt: skip
-"""Full-width forms of ASCII; the ideographic space and full stop, the danda; joiners and marks of direction go."""
+# Words in another script than formulas use, where two Greek letters side by side are a product.
 _OTHER_SCRIPT = re.compile(
     r"[^\W\da-zA-Z_\u0370-\u03ff]{2}|[\u0370-\u03ff]{3}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 )
-"""Words in another script than formulas use, where two Greek letters side by side are a product."""
 _NEXT_QUESTION = re.compile(r"\n[#*\s]*(?:Question|Q|Problem|Human|User|Instruction)(?: ?\d+)?[*]*:", re.IGNORECASE)
 _ANSWERED = re.compile(r"####\s*\S|\\boxed|</answer>|\banswer\b[^.\n]{0,80}?(?:is|=|:)\s*\S", re.IGNORECASE)
+# A choice, said on a line of its own behind a box.
 _LAST_LINE = re.compile(
     r"[\s*_#]*(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is)?\s*[*_]*:?[*_\s]*(\(?[A-Za-z]\)?)[.*_\s]*",
     re.IGNORECASE,
 )
-"""A choice, said on a line of its own behind a box."""
+# How a phrase begins that does not give its number as the answer.
 _HEDGED = re.compile(r"\s*(?:not|neither|either|between|less|more|at (?:least|most))\b", re.IGNORECASE)
-"""How a phrase begins that does not give its number as the answer."""
 _HOPE = re.compile(r"\s*\.?\s*I hope (?:it|this) is correct\b.*", re.IGNORECASE | re.DOTALL)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$(?P<a>[^$]{1,4000}?)(?<!\\)\$\$|\\\[(?P<b>.{1,4000}?)\\\]|\\\((?P<c>.{1,4000}?)\\\)"

@@ -45,12 +45,12 @@ _SCORES = {
     Verdict.TIMEOUT: None,
     Verdict.UNUSABLE_GOLD: None,
 }
+# Metric -> the verdict whose share among the completions it is.
 _LOGGED = {
     "reward/unsimplified": Verdict.UNSIMPLIFIED,
     "reward/rejected": Verdict.REJECTED,
     "reward/timeout": Verdict.TIMEOUT,
 }
-"""Metric -> the verdict whose share among the completions it is."""
 
 
 def format_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float | None]:

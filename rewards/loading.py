@@ -18,8 +18,8 @@ from gtpo.common.errors import UserError, did_you_mean
 RewardFunction = Callable[..., list[float | None]]
 
 
+# What a reward function scores; it may take either.
 _SAMPLED = {"completions", "completion_ids"}
-"""What a reward function scores; it may take either."""
 
 
 class LoadedRewards(NamedTuple):
@@ -131,8 +131,8 @@ def load_rewards(
 
 # -- what a reward may return, and a call that asks before anything expensive starts ---------------------------------
 _PROBES = 2
+# Columns that TRL does not hand to a reward function under their own name.
 _NOT_REPEATED = ("prompt", "completion", "completion_ids")
-"""Columns that TRL does not hand to a reward function under their own name."""
 
 
 def is_async(function: Callable[..., Any]) -> bool:

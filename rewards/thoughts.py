@@ -39,6 +39,7 @@ _HARMONY = re.compile(r"<\|channel\|>\s*(?:analysis|commentary)\b")
 _STRIPPED = re.compile(r"\s*analysis(?!\s*[:\n*=-]|\s+(?:of|for|on|by|and|shows|is)\b)")
 _STRIPPED_FINAL = re.compile(r"assistant\s*final(?![a-z])")
 
+# Markers of the end of a turn, of the begin of another one, and padding.
 _END = (
     r"</s>|<eos>|<pad>|<end_of_turn>|<start_of_turn>|<\|?turn\|?>|\[\|(?:endofturn|user|assistant)\|\]|<seed:[be]os>"
     r"|\[(?:EOS|PAD|END FINAL RESPONSE|INST|/INST)\]|<\|tool_call>"
@@ -47,7 +48,6 @@ _END = (
     r"|end▁of▁sentence|▁pad▁|end_of_sentence|begin▁of▁sentence|user|assistant|system|observation|endofprompt"
     r"|finetune_right_pad_id|role_end|im_sep|hy_eos)\s*[|｜]>"
 )
-"""Markers of the end of a turn, of the begin of another one, and padding."""
 _TURN_END = re.compile(_END, re.IGNORECASE)
 _LAST = re.compile(r"(?:\s*(?:" + _END + r"|<[|｜][\w▁]{3,40}[|｜]>))+\s*\Z", re.IGNORECASE)
 _FIRST = re.compile(

@@ -95,12 +95,12 @@ def decide_exactly(prediction: str, gold: str) -> bool | None:
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
+# (prediction, gold)
 Pair = tuple[AnswerText, AnswerText]
-"""(prediction, gold)"""
+# What golds are: `text` is compared as text, without case and outer space.
 Answers = Literal["mathematics", "text"]
-"""What golds are: `text` is compared as text, without case and outer space."""
+# (prediction, gold, problem, answers); `math-verify`: a text that Math-Verify judges.
 _Key = tuple[str, str, str | None, Literal["mathematics", "text", "math-verify"]]
-"""(prediction, gold, problem, answers); `math-verify`: a text that Math-Verify judges."""
 
 
 class Verdict(enum.StrEnum):
@@ -121,8 +121,8 @@ class Verdict(enum.StrEnum):
 
 
 _STRICT = {**{str(v): v for v in Verdict}, "COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.UNSIMPLIFIED}
+# What a worker's finding is worth under each scoring: it finds more than the verdicts.
 _VERDICTS = {"strict": _STRICT, "lenient": _STRICT | {"UNEVALUATED": Verdict.CORRECT}}
-"""What a worker's finding is worth under each scoring: it finds more than the verdicts."""
 
 
 class AnswerClasses(NamedTuple):
@@ -142,8 +142,8 @@ def usable_cpus() -> int:
     return min(16, len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
+# Equal in value.
 _EQUAL = frozenset((Verdict.CORRECT, Verdict.UNSIMPLIFIED))
-"""Equal in value."""
 
 
 @lru_cache(maxsize=4096)

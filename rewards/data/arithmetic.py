@@ -19,8 +19,8 @@ import zlib
 from gtpo.common.errors import UserError
 from gtpo.rewards.data.problem import Problem
 
+# Problems per split when no count is asked for; the two benchmarks are defined by theirs.
 DEFAULT_COUNTS: dict[str, int] = {"train": 3000, "test": 64, "hard": 64}
-"""Problems per split when no count is asked for; the two benchmarks are defined by theirs."""
 
 TEMPLATES = ("What is {}?",)
 

@@ -23,11 +23,11 @@ class Problem:
     """`text`: the answer is compared as text, without case and outer space."""
 
 
+# The system prompt of the published runs (PUBLISHED recipe, GTPO paper, Listing 1).
 SYSTEM_INSTRUCTION = (
     "You are a helpful assistant for solving math problems. Given a question, first think step by step between "
     "<reasoning> and </reasoning>. Then, give the final answer between <answer> and </answer>."
 )
-"""The system prompt of the published runs (PUBLISHED recipe, GTPO paper, Listing 1)."""
 
 
 def chat_messages(problem: str, system_instruction: str = SYSTEM_INSTRUCTION) -> list[dict[str, str]]:

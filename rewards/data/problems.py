@@ -120,6 +120,7 @@ class HubSource:
         )
 
 
+# Hub config -> subject, in the order in which the ids count.
 MATH_SUBJECTS = {
     "algebra": "Algebra",
     "counting_and_probability": "Counting & Probability",
@@ -129,7 +130,6 @@ MATH_SUBJECTS = {
     "prealgebra": "Prealgebra",
     "precalculus": "Precalculus",
 }
-"""Hub config -> subject, in the order in which the ids count."""
 
 SOURCES: dict[str, HubSource] = {
     **{
@@ -164,17 +164,17 @@ SOURCES: dict[str, HubSource] = {
     ),
     "amc23": HubSource("math-ai/amc23", "test", 40, "amc23/{id}"),
 }  # fmt: skip
+# Splits of the embedded task, generated when they are asked for.
 GENERATED = {f"arithmetic_{split}": partial(arithmetic_problems, split) for split in DEFAULT_COUNTS}
-"""Splits of the embedded task, generated when they are asked for."""
 
 
+# The name of a dataset to train on, in any case -> the family whose splits are sources: `<family>_<split>`.
 FAMILIES = {
     "gsm8k": "gsm8k", "openai/gsm8k": "gsm8k", "math": "math", "hendrycks_math": "math",
     "eleutherai/hendrycks_math": "math", "arithmetic": "arithmetic",
 }  # fmt: skip
-"""The name of a dataset to train on, in any case -> the family whose splits are sources: `<family>_<split>`."""
+# How the name of a file of problems ends.
 FILES = (".jsonl", ".jsonl.gz", ".parquet")
-"""How the name of a file of problems ends."""
 
 
 def source_names() -> list[str]:

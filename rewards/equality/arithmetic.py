@@ -334,8 +334,8 @@ Term = tuple[Any, ...]
 ZERO: Term = ("num", Fraction(0))
 ONE: Term = ("num", Fraction(1))
 MINUS_ONE: Term = ("num", Fraction(-1))
+# What `\log x` is divided by: 10 or e, by the author's habit.
 NO_BASE: Term = ("opaque", "the base of log")
-"""What `\\log x` is divided by: 10 or e, by the author's habit."""
 
 
 class Budget:

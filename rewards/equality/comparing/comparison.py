@@ -39,7 +39,6 @@ from gtpo.rewards.equality.comparing.numeric import (
 from gtpo.rewards.equality.reading.answers import (
     Answer,
     Based,
-    Choice,
     Listing,
     Named,
     Relation,
@@ -262,10 +261,6 @@ class Comparison:
 
     def equal(self, p: Answer, g: Answer) -> bool:
         """Return whether prediction `p` equals gold `g`."""
-        if isinstance(p, Choice) or isinstance(g, Choice):  # what stands beside a letter is judged by itself (`decide`)
-            first, second = _letter(p) or "", _letter(g) or ""
-            marked = isinstance(p, Choice) and p.marked
-            return first != "" and (first.lower() == second.lower() if marked else first == second)
         if (wanted := assigned(g)) is not None and (given := assigned(p)) is not None:
             return given.keys() == wanted.keys() and all(self.equal(given[name], wanted[name]) for name in given)
         if isinstance(p, Named) or isinstance(g, Named):
@@ -577,14 +572,6 @@ def _as_matrix(listing: Listing, matrix: Term) -> bool:
 
 def _terms(listing: Listing) -> tuple[Term, ...]:
     return tuple(item.term for item in listing.items if isinstance(item, Scalar))
-
-
-def _letter(answer: Answer) -> str | None:
-    if isinstance(answer, Choice):
-        return answer.letter
-    if isinstance(answer, Scalar) and answer.term[0] in ("sym", "const") and len(answer.term[1]) == 1:
-        return str(answer.term[1])
-    return answer.text if isinstance(answer, Words) and len(answer.text) == 1 else None
 
 
 def _symbols(answer: Answer) -> set[str]:

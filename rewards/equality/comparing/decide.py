@@ -166,16 +166,18 @@ class _Judge:
         return self._judged([body], own)
 
     def _judged(self, predictions: Sequence[str], golds: Sequence[str]) -> str:
-        known, depth = self.known, 0 if self.letters else 1
+        known = self.known
         if self.by_text and any(same_words(p, g) for p in predictions for g in golds):
+            return "CORRECT"
+        if self.letters and any(_same_letter(p, g) for p in predictions for g in golds):
             return "CORRECT"
         try:
             Budget.refill()
-            read_golds = [_read(text, depth) for text in golds]
+            read_golds = [_read(text) for text in golds]
         except TooBig:
             raise _UnusableGold from None
         Budget.refill()
-        read_predictions = [_read(text, depth) for text in predictions]
+        read_predictions = [_read(text) for text in predictions]
         Budget.refill()  # the comparison has its own: what it may spend must not hang on what was read before
         comparison = Comparison(known)
         found = {
@@ -187,6 +189,17 @@ class _Judge:
         if found:
             return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found)
         return "INCORRECT"
+
+
+def _same_letter(prediction: str, gold: str) -> bool:
+    """Return whether two texts are the same letter, one of them at least written as a choice is."""
+    choices = [split_choice(text) for text in (prediction, gold)]
+    if choices == [None, None]:
+        return False
+    first, second = (choice[0] if choice else text for choice, text in zip(choices, (prediction, gold), strict=True))
+    ours = choices[0]
+    # Behind parentheses or a point its case says nothing.
+    return first.lower() == second.lower() if ours is not None and ours[2] else first == second
 
 
 def _is_too_big(golds: list[Answer]) -> bool:

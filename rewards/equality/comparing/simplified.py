@@ -36,7 +36,7 @@ from gtpo.rewards.equality.arithmetic import (
 )
 from gtpo.rewards.equality.comparing.comparison import rename
 from gtpo.rewards.equality.comparing.numeric import close, one_to_one
-from gtpo.rewards.equality.reading.answers import Answer, Based, Choice, Listing, Named, Relation, Scalar, Words, leaves
+from gtpo.rewards.equality.reading.answers import Answer, Based, Listing, Named, Relation, Scalar, Words, leaves
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
 from gtpo.rewards.equality.reading.problem import ProblemText
 
@@ -59,8 +59,8 @@ class Work(enum.Enum):
 
 
 Count = Counter[Work]
+# What no answer may leave that its gold does not leave; the others depend on the problem.
 ALWAYS = frozenset(Work) - {Work.FRACTION, Work.ROOT, Work.LITERAL_POWER}
-"""What no answer may leave that its gold does not leave; the others depend on the problem."""
 _INVERSES = {"ln": "exp", "exp": "ln", "sin": "arcsin", "cos": "arccos", "tan": "arctan", "arcsin": "sin",
              "arccos": "cos", "arctan": "tan"}  # fmt: skip
 
@@ -451,7 +451,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
     """Return CORRECT, COPIED or UNEVALUATED for a prediction equal to the gold: cleaned and read."""
     if isinstance(p, Named) and p.contradicted and not isinstance(g, Words):
         return "UNEVALUATED"
-    if isinstance(g, (Words, Choice)) or (tokens := tokens_of(prediction)) == tokens_of(gold):
+    if isinstance(g, Words) or (tokens := tokens_of(prediction)) == tokens_of(gold):
         return "CORRECT"
     if isinstance(p, Relation) and isinstance(g, Scalar):  # a chain: its last term is the answer
         p = Scalar(p.terms[-1])

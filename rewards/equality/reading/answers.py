@@ -84,15 +84,6 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A letter of a multiple-choice question, with the answer beside it if there is one."""
-
-    letter: str
-    body: Answer | None
-    marked: bool = False  # Written with parentheses or a point, as choices are: then its case says nothing
-
-
-@dataclass(frozen=True)
 class Based:
     """A numeral with its base."""
 
@@ -100,7 +91,7 @@ class Based:
     base: int
 
 
-Answer = Scalar | Listing | Union | Relation | Named | Words | Choice | Based
+Answer = Scalar | Listing | Union | Relation | Named | Words | Based
 
 
 def leaves(answer: Answer | None) -> Iterator[Scalar]:

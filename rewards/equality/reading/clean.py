@@ -16,8 +16,8 @@ from gtpo.rewards.completions import words
 from gtpo.rewards.equality.reading import TABLES, patterns
 from gtpo.rewards.extract import ANSWER, last_boxed, match_brace, without_operand_box
 
+# Joiners, direction marks, soft hyphens: they say nothing of a value.
 _INVISIBLE = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
-"""Joiners, direction marks, soft hyphens: they say nothing of a value."""
 _UNSEEN = dict.fromkeys(map(chr, _INVISIBLE), "") | {"．": ".", "\u066b": ".", "\u066c": ","}
 _TRANSLATION = str.maketrans(TABLES["characters"] | _UNSEEN)
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx")
@@ -35,16 +35,16 @@ _FONTS = re.compile(
 _TEXTS = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|sc|up)?|mbox|hbox|emph|underline|textnormal|textcolor\{\w+\})\s*\{"
 )
+# `0.1\overline{6}`, `0.1(6)`, and `0.1666...`, whose last digits must repeat themselves.
 _REPEATING = re.compile(
     r"(?<![\d.])(?P<whole>\d*)\.(?P<fixed>\d*)(?:\\(?:overline|bar|dot)\s*\{?\s*(?P<bar>\d+)\s*\}?|\((?P<bracket>\d+)\)"
     r"|(?P<run>(?P<first>\d)(?P=first)+|(?P<block>\d{2,6}?)(?P=block)+)\s*(?:\.\.\.|\\l?dots))"
 )
-"""`0.1\\overline{6}`, `0.1(6)`, and `0.1666...`, whose last digits must repeat themselves."""
+# The modulus of a congruence, `x \equiv 4 \mod 5`: no operation.
 _RESIDUE = re.compile(r"\s*(?:\\bmod|\\mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*$")
-"""The modulus of a congruence, `x \\equiv 4 \\mod 5`: no operation."""
 _STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![*_])(.+?)(?<![*_])\1", re.DOTALL)
+# Commands with another name, and commands of layout, which are dropped.
 _RENAMED = {name: by for by, names in TABLES["commands"].items() for name in names.split()}
-"""Commands with another name, and commands of layout, which are dropped."""
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 
 
@@ -64,8 +64,8 @@ _TYPED: list[tuple[re.Pattern[str], Any]] = [
     *patterns("spellings"),
 ]
 _SYNONYMS = [*_TYPED, *patterns("spellings of LaTeX")]
+# In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit.
 PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
-"""In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit."""
 # `x = k\pi, k \in \mathbb{Z}`: the clause says what the letter is, not what the answer is.
 _QUANTIFIER = re.compile(
     r"[\s,;(]*(?:\\text\s*\{[\s,]*(?:for|where|with|any|all|an|integers?|\s)*\})?\s*"
@@ -131,10 +131,10 @@ def _undouble(text: str) -> str:
 
 
 _RAISED_HTML = re.compile(r"<(sup|sub)>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
+# A command around a whole answer that holds mathematics.
 _AROUND = re.compile(
     r"^\\(?:underline|mathbf|text(?:bf|it|rm|sf|tt|normal)?|ensuremath|boldsymbol|bm|textcolor\s*\{\w+\}|color\s*\{\w+\}|mathrm)\s*\{(?=[\s\S]*[\d\\])"
 )
-"""A command around a whole answer that holds mathematics."""
 _DECORATIONS = patterns("decorations")
 _ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,5});")
 _DELIMITED = re.compile(r"(?<!\\)\\\((.*?)(?<!\\)\\\)|(?<!\\)\\\[(.*?)(?<!\\)\\\]|\$\$(.+?)\$\$", re.DOTALL)
@@ -180,8 +180,8 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
     return text.strip()
 
 
+# A union with the empty set.
 _NOTHING_JOINED = re.compile(r"\s*\\cup\s*(?:\\emptyset|\\varnothing|\\\{\s*\\\})(?![a-zA-Z])")
-"""A union with the empty set."""
 
 
 def clean(text: str, gold: bool = False) -> str:

@@ -166,12 +166,12 @@ _NUMBERED = re.compile(
     re.IGNORECASE,
 )
 _OTHER_FORM = re.compile(r"\bas an? (?:\w+ ){0,2}(?:decimal|fraction|integer|ratio|mixed number)", re.IGNORECASE)
+# What stands before a number that is to be written in another form.
 _RESTATED = re.compile(
     r"\b(?:write|express|convert|rewrite|change|simplify|reduce|what is|evaluate|compute|find|round|decimal|fraction|"
     r"number|value|equivalent|equal)\b(?:\s+[a-z]+){0,3}\s*$",
     re.IGNORECASE,
 )
-"""What stands before a number that is to be written in another form."""
 _HOW_MANY = re.compile(r"\bhow (?:many|much)\s+((?:[a-zA-Z]+\s+){0,2}[a-zA-Z]+)", re.IGNORECASE)
 _OPTION = re.compile(
     r"(?<![a-zA-Z\\])(?:\\(?:textbf|text|mathrm|mathbf|textrm)\s*\{\s*)?\(?(?P<letter>[A-H])\s*[).](?:\s*\})?"

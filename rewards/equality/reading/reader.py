@@ -18,7 +18,6 @@ from gtpo.rewards.equality.reading.answers import (
     SHORT_WORDS,
     Answer,
     Based,
-    Choice,
     Listing,
     Named,
     Relation,
@@ -72,9 +71,6 @@ def read(text: str, depth: int = 0) -> Answer:
     text = inside[1].strip() if inside else text
     if depth > MAX_DEPTH:
         return read_quantity(text)
-    if not depth and (choice := split_choice(text)) is not None:
-        letter, rest, marked = choice
-        return Choice(letter, read(rest, depth + 1) if rest else None, marked)
     for reader in (_read_words, _read_list, _read_relation, _read_set_operation, _read_bracketed, _read_ratio):
         answer = reader(text, depth)
         if answer is not None:

@@ -33,6 +33,7 @@ _DENYING = re.compile(
     r"|\b(?:half|twice|double|triple|square|cube|root|third|quarter)\s+(?:of\s+)?(?:the|this)\s+(?:answer|result|value)\b"
 )
 _OPENERS = tuple(f"{word} " for word in sorted(WORDS.prepositions | words("in of each every as with because per")))
+# Words that say which of several a number is.
 _CHOOSING = [
     words(each)
     for each in (
@@ -41,7 +42,6 @@ _CHOOSING = [
         "smaller smallest lesser least shorter shortest lower lowest minimum younger youngest", "middle",
     )
 ]  # fmt: skip
-"""Words that say which of several a number is."""
 _CJK_COPULA = re.compile(r"(?:[是为為等于於即は：:]|이?는|은|가)\s*$")
 _NO_LATIN = re.compile(r"[\u0590-\u1fff\u3040-\ud7ff]")
 _CJK_ANSWER = re.compile(r"(?:答案|答え|答|结果|結果|解答|解|정답|답|결과)\s*(?:是|为|為|は|은|는|：|:|=)?\s*$")
@@ -118,6 +118,7 @@ _APPROXIMATE = (
     r"(?:\babout|\bapproximately|\bapprox\.?|\broughly|\baround|\bnearly|≈|~|\\approx|\\simeq)"
 )
 _PLAIN = r"(?:[\d.]+|\\frac\{\d+\}\{\d+\}|\d+/\d+)"
+# What says the value once more, and what must then hold between the two.
 _REMARKS = [
     (re.compile(pattern), joint)
     for pattern, joint in [
@@ -129,7 +130,6 @@ _REMARKS = [
         (rf"^(?P<v>{_PLAIN}) \((?P<a>{_PLAIN})\)$", " = "),
     ]
 ]
-"""What says the value once more, and what must then hold between the two."""
 _IN_BRACKETS = re.compile(r"\s*[\[(]\s*((?=[^()]*[^\W\d_]{3})[^\W\d_]{2,}(?:[\s,.'’-]+[^\W\d_]+)*[.!]?)\s*[\])]")
 _CLAUSE = re.compile(
     r"(?<=[\w})\]$%°])[,;.]?\s+(?P<c>which|because|since|as (?:required|desired|claimed|shown|the)|"
@@ -139,8 +139,8 @@ _CLAUSE = re.compile(
 _IS_ANSWER = re.compile(
     r"^(?P<v>.+?)\s+(?:is|are|es|est|ist)\s+(?:(?:the|our|my|your|la|el|le|die|das)\s+)?(?P<c>[^\d$\\]+)$", re.DOTALL
 )
+# What every text has that this module reads anything away from.
 _WORDY = re.compile(r"(?<![\\a-zA-Z{])[^\W\d_]{2}|[≈~]|\\(?:approx|text)|^[A-Z]'?\s*=?\s*\(|[\d}] \(")
-"""What every text has that this module reads anything away from."""
 _KIND_OF = re.compile(r"(?:an?\s+)?([a-z]+) (?:function|number|integer|polygon|shape|graph|curve)", re.IGNORECASE)
 _POINT = re.compile(r"^[A-Z]'?\s*=?\s*(\((?:[^()]|\([^()]*\))*,.*\))$", re.DOTALL)  # `P(1, 2)`: a point with its name
 _TEXT = re.compile(r"\\(?:text|mbox|textrm|textnormal|textbf|textit|emph)\s*\{([^{}]*)\}")

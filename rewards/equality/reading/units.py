@@ -19,8 +19,8 @@ from gtpo.rewards.limits import UNIT_WORDS
 _CANONICAL = {spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()}
 _COMPOUND, _PLURALS = TABLES["compound measures"], TABLES["plurals"]
 NUMBER_WORDS, _TENS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "tens", "parts", "scales"))
+# Words before a unit of length that make it one of area or volume.
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-"""Words before a unit of length that make it one of area or volume."""
 CHANGES_MEANING, NEGATIONS = WORDS.changes_meaning, WORDS.negations
 
 
@@ -167,14 +167,14 @@ _BASED = re.compile(
     r"^(?:\\text\s*\{\s*|\()?(-?(?:[0-9A-F]+|\d[0-9a-f]+)(?:\.[0-9A-F]+)?)\s*[)}]?\s*_\s*\{?\s*(?:\\text\s*\{)?"
     r"\s*(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\s*\}{0,2}$"
 )
+# `104 (base 5)`, `104 in base five`, `104_{(5)}`, `1101 binary`.
 _BASED_IN_WORDS = re.compile(
     r"^(?:\\text\s*\{)?\(?(-?[0-9A-Fa-f]+)[\s,)}]*(?:_\s*\{?)?\s*(?:\\text\s*\{)?\s*(?:\(\s*)?(?:in\s+)?(?:the\s+)?base"
     r"[\s-]*(\d{1,2}|[a-z]+)[\s)}]*$|^\(?(-?[0-9A-F]+)\)?\s*_\s*\{?\s*\(\s*(\d{1,2})\s*\)\s*\}?$"
     r"|^(-?[01]+)\s*(?:\\text\s*\{)?\s*\(?(?:in )?(binary)\)?\s*\}?$"
 )
-"""`104 (base 5)`, `104 in base five`, `104_{(5)}`, `1101 binary`."""
+# A number of a calculation with its unit.
 _COUNTED = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*\\text\s*\{[^{}]*\}(?=\s*(?:[-+*/)]|\\times|\\cdot|\\div|$))")
-"""A number of a calculation with its unit."""
 _UNIT_TEXT = re.compile(r"\s*(?:\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\s*\{?\s*[23]\s*\}?)?)\s*$")
 _UNIT_TYPED = re.compile(
     r"(?:(?<=[\d})!%])|(?<=\\pi))(?P<space>\s*)(?P<words>/?[a-zA-Z][a-zA-Z./ ]*?)\.?"
