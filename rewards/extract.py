@@ -148,8 +148,8 @@ def _in_a_factor(before: str) -> bool:
 def without_operand_box(text: str) -> str | None:
     r"""Return the text without its box if that is an operand, as in `\boxed{8} - 1`: else None.
 
-    What such a box holds is no answer. Words behind a box make it one that prose goes on from, and so do words before
-    it, unless it is taken from or added to.
+    What such a box holds is no answer. Words around a box make it one that prose goes on from, unless it is taken from
+    or added to right there.
     """
     boxes = last_boxes(text)
     if not boxes:
@@ -157,12 +157,11 @@ def without_operand_box(text: str) -> str | None:
     start, end, _ = boxes[-1]
     before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)) for part in (text[:start], text[end:]))
     told = _TOLD_OPERAND.search(before) is not None and re.match(r"[\s$]*(?:and|by|with)\b", after) is not None
-    if not told and _WORD.search(_NO_PROSE.sub(" ", after)):
+    if told or _OPERATED_AFTER.match(after):
+        return text.replace("\\boxed", "").replace("\\fbox", "")
+    if any(_WORD.search(_NO_PROSE.sub(" ", part)) for part in (before, after)):
         return None
-    led = _WORD.search(_NO_PROSE.sub(" ", before)) is not None
-    if not (told or _OPERATED_AFTER.match(after)) and (
-        led or not (_OPERATED_BEFORE.search(before) or _in_a_factor(before))
-    ):
+    if not (_OPERATED_BEFORE.search(before) or _in_a_factor(before)):
         return None
     return text.replace("\\boxed", "").replace("\\fbox", "")
 

@@ -211,7 +211,8 @@ def _product(term: Term, found: Count, whole: bool) -> None:
             if a is None or b is None:
                 found[Work.PRODUCT] += 1
             elif math.gcd(a, b) > 1:
-                found[reduction] += 1
+                # `2x/2` is x in disguise, and what x would be paid it must not earn; `6x/4` may stay as it is.
+                found[Work.PRODUCT if a == b and any(others) else reduction] += 1
     bases = [repr(canonical(_base(f))) for f in others[0] + others[1]]
     found[Work.PRODUCT] += len(bases) - len(set(bases))
     for side in others:
@@ -305,6 +306,7 @@ def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) 
         nested = any(part[0] == "add" for part in subterms(radicand)) and radicand[0] != "pow"
         found[Work.ROOT if nested else Work.FUNCTION] += 1
     _visit(radicand, found)
+    _visit(degree, found)
 
 
 def _perfect(number: int, index: int) -> tuple[bool, bool]:

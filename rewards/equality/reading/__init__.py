@@ -17,3 +17,6 @@ WORDS = SimpleNamespace(**{name: words(text) for name, text in TABLES["words"].i
 def patterns(table: str) -> list[tuple[re.Pattern[str], str]]:
     """Return a table whose keys are regular expressions, in its order."""
     return [(re.compile(pattern), value) for pattern, value in TABLES[table].items()]
+
+
+SAYS = SimpleNamespace(**{name: re.compile(pattern) for name, pattern in TABLES["phrases"].items()})  # Phrases

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.arithmetic import Term, canonical, is_literal, subterms
-from gtpo.rewards.equality.reading import TABLES, patterns
+from gtpo.rewards.equality.reading import SAYS, TABLES, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.grammar import term_of, tokens_of
 from gtpo.rewards.equality.reading.units import NEGATIONS, NUMBER_WORDS, is_noun, is_unit_word, read_unit, singular
@@ -21,41 +21,9 @@ from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 
 # -- what it asks its answer to be; what it does not say asks for nothing ---------------------------------------------
 _SENTENCE = re.compile(r"(?<=[.?!])\s+|\n+")
-_ASKS = re.compile(
-    r"\?|\b(?:find|express|compute|calculate|determine|give|write|what|how|which|state|convert|evaluate|estimate|enter|"
-    r"list|arrange|order|sort|name|answer|round|solve|simplify|factor|expand|who|where|when)\b",
-    re.IGNORECASE,
-)
-_HOW_MUCH = re.compile(r"\bhow (?:many|much)((?:\s+[a-zA-Z]+){1,6})", re.IGNORECASE)
-_IN_UNIT = re.compile(r"\bin (?!an?\b|one\b|each\b|the\b|half\b)((?:[a-zA-Z]+\s*){1,4})", re.IGNORECASE)
-_CONVERTED = re.compile(
-    r"\b(?:convert|change|express|write|rewrite|give|equivalent|equal)\b[^.?]*?\b(?:to|into|in)\s+((?:[a-zA-Z]+\s*){1,4})",
-    re.I,
-)
-_PER = re.compile(r"\b(?:per|an|each|every)\s+([a-z]+)[^a-z]*$")
-_SCALE = re.compile(r"(?:°|\^\s*\{?\s*\\circ\s*\}?|\bdegrees?)\s*\$?\s*(?:\\(?:text|mathrm)\{\s*)?([CF])\b\}?")
 _CURRENCIES, _FORMS, _ORDERS, _TOPICS = (patterns(name) for name in ("currencies", "forms", "orders", "topics"))
-_COUNTS = re.compile(
-    r"\bhow many((?:[\s,-]+(?!(?:do(?:es)?|did|is|are|was|were|can|could|will|would|ha[sd]|have|must|should)\b)[a-z]+)"
-    r"{1,6})",
-    re.IGNORECASE,
-)
 _NO_NOUN = words("does is was has this less plus across his its as pass times")
-_MODULUS = re.compile(r"(?:\bmod(?:ulo)?|\\[pb]?mod)\s*\{?\$?\s*(\d+)")
-_NEAREST = re.compile(
-    r"\bnearest\s+(whole|integer|unit|one|tenth|hundredth|thousandth|ten[- ]thousandth|cent|penny|dollar|degree)", re.I
-)
 _PLACES_OF = {"tenth": 1, "hundredth": 2, "cent": 2, "penny": 2, "thousandth": 3}
-_DECIMAL_PLACES = re.compile(
-    r"\b(\d|one|two|three|four|five|six) (?:decimal )?(?:places?|digits after the decimal)\b", re.I
-)
-_UNKNOWN = re.compile(
-    r"\b(?:solve for|find|what is|values? (?:of|for)|solutions? for|compute|determine)"
-    r"(?:\s+[a-z]+){0,4}?\s+\$?([a-zA-Z])\$?"
-    r"(?=[\s.,?:;!]|$)(?!\s*[-+*/^=<>(|_\\])",
-    re.IGNORECASE,
-)
-_SEVERAL = re.compile(r"\b(?:find|list|give|what are|enter)\s+(?:the|all|both)\s+(two|three|four|five|six)\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -96,30 +64,30 @@ def _named(table: Sequence[tuple[re.Pattern[str], str]], text: str) -> frozenset
 def read_contract(text: str, prose: str, whole: str = "") -> Contract:
     """Return what a problem asks; `prose` is its text without formulas, `whole` what stands before it too."""
     whole = whole or text
-    sentences = [sentence for sentence in _SENTENCE.split(text) if _ASKS.search(sentence)]
+    sentences = [sentence for sentence in _SENTENCE.split(text) if SAYS.asks.search(sentence)]
     asking = " ".join(sentences)
-    several = _SEVERAL.search(asking)
-    units, counts = _asked_for([sentence for sentence in _SENTENCE.split(prose) if _ASKS.search(sentence)])
+    several = SAYS.several.search(asking)
+    units, counts = _asked_for([sentence for sentence in _SENTENCE.split(prose) if SAYS.asks.search(sentence)])
     return Contract(
         frozenset(units),
         next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
         "rounding" in _named(_TOPICS, text),
         _places(text),
         _named(_FORMS, text),
-        frozenset(_UNKNOWN.findall(asking)) - set("aI"),
+        frozenset(SAYS.unknown.findall(asking)) - set("aI"),
         NUMBER_WORDS[several[1].lower()] if several else None,
         _named(_CURRENCIES, whole),
         counts,
         {"points", "intervals"} & _named(_TOPICS, asking) == {"points"},
-        frozenset(_MODULUS.findall(whole)),
+        frozenset(SAYS.modulus.findall(whole)),
     )
 
 
 def _asked_for(sentences: Sequence[str]) -> tuple[set[str], bool]:
     """Return the measures that the last question which names any asks for, and whether it counts things instead."""
     for sentence in reversed(sentences):
-        units = _units(_SCALE.sub(lambda m: f" {m[1]}elsius " if m[1] == "C" else " fahrenheit ", sentence))
-        spoken = [word for phrase in _COUNTS.findall(sentence) for word in re.findall(r"[a-z]+", phrase.lower())]
+        units = _units(SAYS.scale.sub(lambda m: f" {m[1]}elsius " if m[1] == "C" else " fahrenheit ", sentence))
+        spoken = [word for phrase in SAYS.counts.findall(sentence) for word in re.findall(r"[a-z]+", phrase.lower())]
         things = [w for w in spoken if is_noun(w) or (w.endswith("s") and len(w) > 3 and w not in _NO_NOUN)]
         if units or things:
             return units, not units and bool(things)
@@ -129,13 +97,15 @@ def _asked_for(sentences: Sequence[str]) -> tuple[set[str], bool]:
 def _units(prose: str) -> set[str]:
     """Return the measures that are asked for: "how many square feet", "the speed in miles per hour"."""
     found = set()
-    for pattern in (_HOW_MUCH, _IN_UNIT, _CONVERTED):
+    for pattern in (SAYS.how_much, SAYS.in_unit, SAYS.converted):
         for phrase in pattern.findall(prose):
             spoken = phrase.lower().split()
             for size in range(len(spoken), 0, -1):
                 unit = read_unit(" ".join(spoken[:size])) if is_unit_word(spoken[size - 1]) else None
                 if unit is not None and unit.name and "*" not in unit.name and not unit.nouns:
-                    per = _PER.search(prose) if "/" not in unit.name else None  # "how many miles does it go per gallon"
+                    per = (
+                        SAYS.per.search(prose) if "/" not in unit.name else None
+                    )  # "how many miles does it go per gallon"
                     below = read_unit(per[1]) if per and is_unit_word(per[1]) else None
                     asked = below.name if below is not None and below.name != unit.name else ""
                     found.add(f"{unit.name}/{asked}" if asked else unit.name)
@@ -144,10 +114,10 @@ def _units(prose: str) -> set[str]:
 
 
 def _places(text: str) -> int | None:
-    nearest = _NEAREST.search(text)
+    nearest = SAYS.nearest.search(text)
     if nearest:
         return _PLACES_OF.get(nearest[1].lower(), 4 if nearest[1].lower().startswith("ten") else 0)
-    places = _DECIMAL_PLACES.search(text)
+    places = SAYS.decimal_places.search(text)
     if places:
         return int(places[1]) if places[1].isdigit() else NUMBER_WORDS[places[1].lower()]
     return None
@@ -160,19 +130,6 @@ _MATHEMATICS = re.compile(
 )
 _SEPARATOR = re.compile(r"=|<|>|\\le(?![a-z])|\\ge(?![a-z])|\\ne(?![a-z])|\\approx|\\to(?![a-z])|,|;|&|\\\\")
 _RELATION = re.compile(r"=|<|>|\\(?:le|leq|ge|geq|ne|neq|approx|equiv|to|in)(?![a-z])")
-_PERCENT = re.compile(r"(?:\bpercent(?:age)?\b|\bper cent\b|\bpercents\b|\\?%)", re.IGNORECASE)
-_NUMBERED = re.compile(
-    r"(?:\d|\}|\$|\)|\b(?:ten|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|five|a|x|n|p))[\s$-]*$",
-    re.IGNORECASE,
-)
-_OTHER_FORM = re.compile(r"\bas an? (?:\w+ ){0,2}(?:decimal|fraction|integer|ratio|mixed number)", re.IGNORECASE)
-# What stands before a number that is to be written in another form.
-_RESTATED = re.compile(
-    r"\b(?:write|express|convert|rewrite|change|simplify|reduce|what is|evaluate|compute|find|round|decimal|fraction|"
-    r"number|value|equivalent|equal)\b(?:\s+[a-z]+){0,3}\s*$",
-    re.IGNORECASE,
-)
-_HOW_MANY = re.compile(r"\bhow (?:many|much)\s+((?:[a-zA-Z]+\s+){0,2}[a-zA-Z]+)", re.IGNORECASE)
 _OPTION = re.compile(
     r"(?<![a-zA-Z\\])(?:\\(?:textbf|text|mathrm|mathbf|textrm)\s*\{\s*)?\(?(?P<letter>[A-H])\s*[).](?:\s*\})?"
     r"(?:\\[ ,;]|\\quad|~|\s)*"
@@ -194,7 +151,7 @@ class ProblemText:
         self._text = text[-PROBLEM_CHARACTERS:]
         self._question = _last_shot(self._text)
         self._formulas, self._prose = _split(self._text)
-        self._asking = [sentence for sentence in _SENTENCE.split(self._question) if _ASKS.search(sentence)]
+        self._asking = [sentence for sentence in _SENTENCE.split(self._question) if SAYS.asks.search(sentence)]
         self._asked_prose = _split(" ".join(self._asking))[1]
 
     @cached_property
@@ -213,7 +170,7 @@ class ProblemText:
         inner = [
             next((part for part in match.groups() if part is not None), match.group())
             for match in [*_FORMULA.finditer(text), *_NUMERAL.finditer(text)]
-            if _RESTATED.search(text[max(0, match.start() - 60) : match.start()].rstrip("$ "))
+            if SAYS.restated.search(text[max(0, match.start() - 60) : match.start()].rstrip("$ "))
         ]
         terms = [_parsed(part) for piece in inner for part in (piece, *_SEPARATOR.split(piece))]
         return frozenset(canonical(term) for term in terms if term is not None and is_literal(term))
@@ -248,8 +205,8 @@ class ProblemText:
     @cached_property
     def counted(self) -> frozenset[str]:
         """What "how many" asks for, in the singular."""
-        phrases = _HOW_MANY.findall(self._asked_prose)
-        return frozenset(singular(word) for phrase in phrases for word in phrase.lower().split())
+        phrases = SAYS.how_much.findall(self._asked_prose)
+        return frozenset(singular(word) for phrase in phrases for word in phrase.lower().split()[:3])
 
     @cached_property
     def options(self) -> dict[str, str]:
@@ -278,17 +235,17 @@ class ProblemText:
     def asks_percent(self) -> bool:
         """Whether a question or instruction speaks of a percentage without a number before it."""
         for sentence in _SENTENCE.split(self._question):
-            for match in _PERCENT.finditer(sentence):
+            for match in SAYS.percent.finditer(sentence):
                 if re.search(r"\bas an? $", sentence[: match.start()]):
                     return True
-                if _ASKS.search(sentence) and not _NUMBERED.search(sentence[: match.start()]):
-                    return _OTHER_FORM.search(self._question) is None
+                if SAYS.asks.search(sentence) and not SAYS.numbered.search(sentence[: match.start()]):
+                    return SAYS.other_form.search(self._question) is None
         return False
 
     @cached_property
     def names(self) -> frozenset[str]:
         """Words with a capital letter within its sentences: of persons, mostly."""
-        return frozenset(_NAME.findall(self._prose))
+        return frozenset(SAYS.name.findall(self._prose))
 
     @cached_property
     def others(self) -> frozenset[str]:
@@ -321,19 +278,17 @@ class ProblemText:
 read_problem = lru_cache(maxsize=1024)(ProblemText)
 
 
-_SHOT = re.compile(
-    r"(?:^|\n)\W*(?:Q|Question|Problem|Exercise|Task|Input|User|Human)\b[ \t]*\d*\W*[:.]\s", re.IGNORECASE
-)
 _PRICE = re.compile(r"\s?[\d.][\d,.]*(?![\w\\^])")
 _WORD = re.compile(r"(?<![\\{a-zA-Z])[a-z]{3,}")
-_NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+\b")
 _SEGMENT = re.compile(r"\b[A-Z]{2}\b")
 
 
 def _last_shot(text: str) -> str:
     """Return the last problem of a prompt with solved ones before it, and the whole text of any other."""
-    starts = [match.start() for match in _SHOT.finditer(text)]
-    return next((text[start:] for start in reversed(starts) if _ASKS.search(text[start:])), text) if starts else text
+    starts = [match.start() for match in SAYS.shot.finditer(text)]
+    return (
+        next((text[start:] for start in reversed(starts) if SAYS.asks.search(text[start:])), text) if starts else text
+    )
 
 
 def _split(text: str) -> tuple[list[str], str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.reading import WORDS
+from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import unwrap_answer
 from gtpo.rewards.equality.reading.units import (
     CHANGES_MEANING,
@@ -27,25 +27,9 @@ from gtpo.rewards.limits import MAX_CORES, MAX_STATEMENT
 
 # -- words that take a statement back, or make another one of it --------------------------------------------------
 _DENIALS = NEGATIONS | WORDS.denials
-_DENYING = re.compile(
-    r"n't\b|\bat (?:least|most)\b|[不没沒非错錯否]|ない|ません|아니|아닙|틀|ไม่|לא|نیست|غير"
-    r"|\b(?:used to|should have|may have|up to)\b"
-    r"|\b(?:half|twice|double|triple|square|cube|root|third|quarter)\s+(?:of\s+)?(?:the|this)\s+(?:answer|result|value)\b"
-)
 _OPENERS = tuple(f"{word} " for word in sorted(WORDS.prepositions | words("in of each every as with because per")))
-# Words that say which of several a number is.
-_CHOOSING = [
-    words(each)
-    for each in (
-        "first", "second", "third", "fourth", "fifth", "last", "other another", "next", "previous",
-        "larger largest greater greatest bigger biggest longer longest higher highest maximum older oldest taller",
-        "smaller smallest lesser least shorter shortest lower lowest minimum younger youngest", "middle",
-    )
-]  # fmt: skip
-_CJK_COPULA = re.compile(r"(?:[是为為等于於即は：:]|이?는|은|가)\s*$")
+_CHOOSING = [words(each) for each in TABLES["choosing"].values()]
 _NO_LATIN = re.compile(r"[\u0590-\u1fff\u3040-\ud7ff]")
-_CJK_ANSWER = re.compile(r"(?:答案|答え|答|结果|結果|解答|解|정답|답|결과)\s*(?:是|为|為|は|은|는|：|:|=)?\s*$")
-_FOREIGN_TAIL = re.compile(r"^\s*(?:です|である|だ|になります|となります|입니다|이다|है|हैं|dir|olur|ist|。|\.)*\s*$")
 
 # -- pieces of a text: words, mathematics, punctuation ------------------------------------------------------------
 _PIECE = re.compile(
@@ -108,48 +92,17 @@ def _value(pieces: list[_Piece]) -> tuple[int, int] | None:
 
 
 # -- reading words away -------------------------------------------------------------------------------------------
-_LABEL = re.compile(
-    r"^(?P<label>[^\W\d_][^\d$\\:：=<>{}\[\]|]{0,60}?)\s*(?:[:：]|(?<=[^\W\d_A-Z]{3})\s=|—|➜|[-=]>|(?<=[Aa]ns)\.|(?<=nswer)\.|(?<=olution)\.)\s*(?P<rest>\S.*)$",
-    re.DOTALL,
-)
-_NAMED = re.compile(r"(?:values?|number|length|measure) (?:of|for) \$?([^$\s=]{1,30}?)\$? (?:is|are|equals|=)$")
-_APPROXIMATE = (
-    r"(?:\b(?:which|that|this)\s+(?:is|equals)\s+)?(?:or\s+|i\.e\.,?\s*)?"
-    r"(?:\babout|\bapproximately|\bapprox\.?|\broughly|\baround|\bnearly|≈|~|\\approx|\\simeq)"
-)
-_PLAIN = r"(?:[\d.]+|\\frac\{\d+\}\{\d+\}|\d+/\d+)"
-# What says the value once more, and what must then hold between the two.
-_REMARKS = [
-    (re.compile(pattern), joint)
-    for pattern, joint in [
-        # `12\sqrt{3} (approximately 20.78)`, `\pi, which is about 3.14`: what it is about must agree
-        (rf"^(?P<v>.+?)\s*[\[(]\s*{_APPROXIMATE}\s*(?P<a>[^()]+?)\s*[\])]$", r" \approx "),
-        (rf"^(?P<v>.+?)\s*[,;]?\s*{_APPROXIMATE}\s*(?P<a>[^()]+)$", r" \approx "),
-        # `1/2 (= 0.5)`, `\frac12 (or 0.5)`, `0.5 (i.e. \frac12)`
-        (r"^(?P<v>.+?)\s*\(\s*(?:=|or|i\.e\.,?|equivalently,?|that is,?)\s*(?P<a>[^()]*\d[^()]*)\)$", " = "),
-        (rf"^(?P<v>{_PLAIN}) \((?P<a>{_PLAIN})\)$", " = "),
-    ]
-]
-_IN_BRACKETS = re.compile(r"\s*[\[(]\s*((?=[^()]*[^\W\d_]{3})[^\W\d_]{2,}(?:[\s,.'’-]+[^\W\d_]+)*[.!]?)\s*[\])]")
-_CLAUSE = re.compile(
-    r"(?<=[\w})\]$%°])[,;.]?\s+(?P<c>which|because|since|as (?:required|desired|claimed|shown|the)|"
-    r"(?:attained|achieved|reached|occurring|occurs) (?:at|when|for|if)|"
-    r"where|for (?:all|any|every|each|some)|for(?= +\$?[a-z]\$? *(?:\\neq?|≠|!=))|when(?:ever)?|with)\b"
-)
-_IS_ANSWER = re.compile(
-    r"^(?P<v>.+?)\s+(?:is|are|es|est|ist)\s+(?:(?:the|our|my|your|la|el|le|die|das)\s+)?(?P<c>[^\d$\\]+)$", re.DOTALL
-)
-# What every text has that this module reads anything away from.
-_WORDY = re.compile(r"(?<![\\a-zA-Z{])[^\W\d_]{2}|[≈~]|\\(?:approx|text)|^[A-Z]'?\s*=?\s*\(|[\d}] \(")
-_KIND_OF = re.compile(r"(?:an?\s+)?([a-z]+) (?:function|number|integer|polygon|shape|graph|curve)", re.IGNORECASE)
+_REMARKS = patterns("remarks")
 _POINT = re.compile(r"^[A-Z]'?\s*=?\s*(\((?:[^()]|\([^()]*\))*,.*\))$", re.DOTALL)  # `P(1, 2)`: a point with its name
 _TEXT = re.compile(r"\\(?:text|mbox|textrm|textnormal|textbf|textit|emph)\s*\{([^{}]*)\}")
-_YES = re.compile(r"^(yes|no|true|false)\b\s*[,.;:!–—-]\s*(?!yes|no)\S", re.IGNORECASE)
 
 
 def _denies(text: str, allowed: str = "") -> bool:
     spoken = re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*", text.lower())
-    return any(word in _DENIALS and word not in allowed for word in spoken) or _DENYING.search(text.lower()) is not None
+    return (
+        any(word in _DENIALS and word not in allowed for word in spoken)
+        or SAYS.denying.search(text.lower()) is not None
+    )
 
 
 def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str] = frozenset()) -> Iterator[str]:
@@ -161,7 +114,7 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
     while waiting and len(seen) <= MAX_CORES:
         current = waiting.pop(0)
         yield current
-        if len(current) > MAX_STATEMENT or _WORDY.search(current) is None:
+        if len(current) > MAX_STATEMENT or SAYS.wordy.search(current) is None:
             continue
         for rest in _less(_TEXT.sub(r" \1 ", current).strip(), asked, others):
             rest = unwrap_answer(rest.strip().rstrip(".。"))
@@ -180,12 +133,12 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
     value = _value(pieces)
     if not spoken or (value is not None and not others.isdisjoint(spoken)):
         return  # of another than the one asked for: `Jane is 24`
-    parts = [_LABEL.match(part.strip()) for part in re.split(r",(?!\d)|;|\band\b", text)]
+    parts = [SAYS.label.match(part.strip()) for part in re.split(r",(?!\d)|;|\band\b", text)]
     if len(parts) > 1 and all(part is not None and re.search(r"[^\W\d_]{2}", part["label"]) for part in parts):
         if not _denies(text, "or"):  # `Ann: 18, Ben: 14`
             yield ", ".join(part["rest"] for part in parts if part is not None)
         return
-    label = _LABEL.match(text)
+    label = SAYS.label.match(text)
     if label is not None and not _denies(label["label"]):
         if not _chooses(label["label"], asked):
             yield from _labelled(label["label"], label["rest"])
@@ -207,14 +160,14 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
         return
     if first == 0 or not _leads_to(before, asked):
         return
-    named = _NAMED.search(before.strip())
+    named = SAYS.named.search(before.strip())
     inner = f"{named[1]} = {inner}" if named is not None and named[1].isascii() else inner
     tail = after.strip(" .!")
     following = tail.lower().split(" ")[0]
     if tail and scale_of(following) is None and following in CHANGES_MEANING - WORDS.prepositions:
         return
     # A few words are a unit, and must be one; many are the rest of the sentence.
-    short = 0 < len(tail.split()) <= 3 and not tail.startswith(_OPENERS) and not _FOREIGN_TAIL.match(after)
+    short = 0 < len(tail.split()) <= 3 and not tail.startswith(_OPENERS) and not SAYS.foreign_tail.match(after)
     yield f"{inner} {tail}" if tail and (scale_of(following) or short) else inner
 
 
@@ -239,7 +192,7 @@ def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
         if match is not None and not _denies(match["v"], "or") and re.search(r"\d", match["a"]):
             yield match["v"].strip().strip("$") + joint + match["a"].strip(" .$")
             return
-    bracketed = _IN_BRACKETS.search(text)
+    bracketed = SAYS.in_brackets.search(text)
     if bracketed is not None and re.search(r"[\d\\$]", text[: bracketed.start()]):
         said, bare = bracketed[1].strip(), text[: bracketed.start()] + text[bracketed.end() :]
         number = spoken_number(said)
@@ -247,17 +200,17 @@ def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
         agrees = given is not None and given.group().replace(",", "") == str(number)
         if agrees or (number is None and not _denies(said) and CHANGES_MEANING.isdisjoint(said.lower().split())):
             yield bare
-    clause = _CLAUSE.search(text)
+    clause = SAYS.clause.search(text)
     if clause is not None and not _denies(text, "or"):
         spoken = set(re.findall(r"[a-zA-Z]{2,}", text[clause.start("c") :]))
         if clause["c"][:3] in ("whi", "bec", "sin", "as ", "att", "ach", "rea", "occ") or spoken <= WORDS.domain:
             yield text[: clause.start()]
-    if (it := _IS_ANSWER.match(text)) is not None and not _denies(text, "or"):
+    if (it := SAYS.is_answer.match(text)) is not None and not _denies(text, "or"):
         said = set(re.findall(r"[^\W\d_]+", it["c"].lower()))
         answers = not said.isdisjoint(WORDS.answer | {"correct"}) or said <= (asked | WORDS.kinds) - CHANGES_MEANING
         if answers and re.search(r"[\d\\$]|^\(?[A-H]\)?$", it["v"]):
             yield it["v"]
-    if (yes := _YES.match(text)) is not None:
+    if (yes := SAYS.yes.match(text)) is not None:
         yield yes[1]
 
 
@@ -266,7 +219,7 @@ def _in_words(text: str) -> Iterator[str]:
     spoken = text.strip(" .!").split()
     if _denies(text) or not WORDS.modals.isdisjoint(map(str.lower, spoken)):
         return
-    if (kind := _KIND_OF.fullmatch(text.strip(" .!"))) is not None:
+    if (kind := SAYS.kind_of.fullmatch(text.strip(" .!"))) is not None:
         yield kind[1]
         return
     for at in range(len(spoken) - 1, 0, -1):
@@ -278,7 +231,7 @@ def _in_words(text: str) -> Iterator[str]:
 def _leads_to(before: str, asked: frozenset[str]) -> bool:
     """Return whether the words before a value state it: one clause, whose verb it follows, or "a total of" and such."""
     lowered = re.sub(r"\$[^$]*\$", " x ", before.lower()).strip()
-    if _CJK_ANSWER.search(lowered) or (not lowered.isascii() and _CJK_COPULA.search(lowered)):
+    if SAYS.cjk_answer.search(lowered) or (not lowered.isascii() and SAYS.cjk_copula.search(lowered)):
         return True
     named = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", lowered)
     if not named or len(named) > 40:
