@@ -229,3 +229,19 @@ def test_the_page_on_a_real_model(root: Path, published: Any) -> None:
     assert f"{len(tokens)} of {len(runs)} runs" in page
     told = "GRPO {a-s4:.0f} and {a-s6:.0f}; the gate alone {d-s4:.0f}, {d-s5:.0f} and {d-s6:.0f};".format(**tokens)
     assert f"{told} GRPO whose format pays 10 or 0, {tokens['e-s3']:.0f} and {tokens['e-s4']:.0f}." in page
+
+
+def test_dynamic_sampling_on_a_real_model(root: Path, published: Any) -> None:
+    page = (root / "results/published/real/README.md").read_text()
+    plain, again = (published("real/dynamic")["runs"][name] for name in ("0", "3"))
+    assert plain["steps"] == again["steps"] == 40
+    means = [{name: float(np.mean(values)) for name, values in run["by_step"].items()} for run in (plain, again)]
+    equal = "groups/zero_variance"
+    for label, values in (
+        ("drawn", (means[0][equal], means[1][f"{equal}_drawn"])),
+        ("trained on", (means[0][equal], means[1][equal])),
+    ):
+        cells = " | ".join(f"{100 * value:.0f} %" for value in values)
+        assert f"| groups with equal rewards, as {label} | {cells} |" in page
+    assert round(sum(8 * (1 + draws) for draws in again["by_step"]["groups/resampled"])) == again["completions_drawn"]
+    assert f"| completions sampled | {plain['completions_drawn']} | {again['completions_drawn']} |" in page
