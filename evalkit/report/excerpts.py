@@ -52,8 +52,6 @@ class Excerpt:
     """Completions of a question and run: at most."""
     complete: bool
     """Whether every completion of every question is shown."""
-    bytes: int
-    """Size in characters, with a little for each sample's fields."""
 
 
 def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
@@ -149,7 +147,7 @@ def choose_samples(
             block["prompts"][key] = prompt
         block["answers"][key] = {method: _classes(counted) for method, counted in answers[question].items()}
         block["samples"][key] = {m: [list(s.values()) for s in kept] for m, kept in found[question].items()}
-    return Excerpt(shown, block, each, len(shown) == len(ids) and each >= samples, spent)
+    return Excerpt(shown, block, each, len(shown) == len(ids) and each >= samples)
 
 
 def _classes(counted: Counter[tuple[str | None, str]]) -> list[list[Any]]:

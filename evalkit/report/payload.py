@@ -117,12 +117,6 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
             "Markdown": as_markdown(comparison), "LaTeX": as_latex(comparison), "CSV": as_csv(comparison)
         }
     }  # fmt: skip
-    # Small benchmarks first: what they leave of their share goes to the large ones.
-    whole = [i for i, table in enumerate(tables) if not table.group]
-    explorers = {}
-    for done, i in enumerate(sorted(whole, key=lambda i: tables[i].questions)):
-        *explorers[i], spent = _explorer(comparison, tables[i], int(room / (len(whole) - done)))
-        room -= spent
     benchmarks = []
     for i, table in enumerate(tables):
         entry: dict[str, Any] = {
@@ -149,7 +143,8 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
                 name: {metric: [[_short(v) for v in point] for point in line] for metric, line in found.items()}
                 for name, found in points.items()
             }
-            entry["explorer"], blocks[f"samples-{i}"] = explorers[i]
+            share = room * table.questions / sum(one.questions for one in comparison.benchmarks)
+            entry["explorer"], blocks[f"samples-{i}"] = _explorer(comparison, table, int(share))
             entry["block"] = f"samples-{i}"
         benchmarks.append(entry)
     groups = []
@@ -234,8 +229,8 @@ def training_payload(trains: list[TrainFolder], metrics: Iterable[Metric] = METR
     }
 
 
-def _explorer(comparison: MethodComparison, table: Table, budget: int) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """(what the question list needs, the block with the completions, the room they take) of one benchmark."""
+def _explorer(comparison: MethodComparison, table: Table, budget: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what the question list needs, the block with the completions) of one benchmark."""
     shared = table.shared
     first = next(iter(shared.parts.values()))[0]
     ids = [str(i) for i in first.ids]
@@ -260,7 +255,7 @@ def _explorer(comparison: MethodComparison, table: Table, budget: int) -> tuple[
         "each": excerpt.each,
         "complete": excerpt.complete,
     }
-    return listing, excerpt.block, excerpt.bytes
+    return listing, excerpt.block
 
 
 def _constant(values: list[int]) -> int | list[int]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
-EMPHASIS = {None: "default", 1: "bold", 2: "underline"}
 SECTIONS = {PASS: "pass@k", MAJ: "maj@k", FORMAT: "format rate"}
 
 
@@ -109,12 +108,12 @@ def _short_grids(comparison: MethodComparison, column: Column, width: int) -> li
     return parts
 
 
-def _rich_cell(cell: Cell, emphasis: str = "default") -> Text:
+def _rich_cell(cell: Cell) -> Text:
     from rich.text import Text
 
     style = STYLES.get(cell.verdict or "", "")
     seeds = f" {spread(cell.value)}" if cell.value.seed_sd is not None else ""
-    text = Text.assemble((percent(cell.value.mean), emphasis), seeds, " ", (interval(cell.value), "dim"))
+    text = Text.assemble(percent(cell.value.mean), seeds, " ", (interval(cell.value), "dim"))
     if cell.bounds is not None:
         text.append(f" {bounds(cell)}", style="dim")
     if cell.paired is not None:

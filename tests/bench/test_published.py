@@ -227,7 +227,7 @@ def test_the_page_on_a_real_model(root: Path, published: Any) -> None:
     assert f"GRPO's {weights['grpo']['selection'][0]:.3f}" in page
     tokens = {name: run["tokens at 26 to 35"] for name, run in runs.items() if run["steps"] == 40}
     assert f"{len(tokens)} of {len(runs)} runs" in page
-    told = "GRPO {a-s4:.0f} and {a-s6:.0f}; the gate alone {d-s4:.0f}, {d-s5:.0f} and {d-s6:.0f};".format(**tokens)
+    told = "GRPO {a-s4:.0f} and {a-s6:.0f}; only the gate {d-s4:.0f}, {d-s5:.0f} and {d-s6:.0f};".format(**tokens)
     assert f"{told} GRPO whose format pays 10 or 0, {tokens['e-s3']:.0f} and {tokens['e-s4']:.0f}." in page
 
 
