@@ -53,7 +53,14 @@ def find_runs(
                     notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
             if len(found) > 1:
                 listed = ", ".join(map(str, found))
-                raise UserError(f'train run "{train.name}" has {len(found)} eval runs ({listed}): name the one to compare')
+                # The one of its name is where `gtpo eval RUN` puts it; the others were put elsewhere with --out.
+                own = [entry for entry in found if entry.name == folder.resolve().name]
+                if not own:
+                    raise UserError(
+                        f'train run "{train.name}" has {len(found)} eval runs ({listed}): name the one to compare'
+                    )
+                notes.append(f"{train.name} has {len(found)} eval runs ({listed}): {own[0]} is compared")
+                found = own
             if found:
                 evals.append(replace(read_eval_run(found[0]), name=train.name, train=train))
             else:

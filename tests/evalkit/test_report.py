@@ -188,6 +188,10 @@ def test_train_run_with_two_evaluations(tmp_path: Path) -> None:
     write_train(tmp_path / "results/train/run", steps=60)
     write_eval(tmp_path / "results/eval/run", benchmarks={"arithmetic": 10}, train_run="run")
     write_eval(tmp_path / "results/eval/run-hard", benchmarks={"hard": 10}, train_run="run")
+    ran = gtpo("compare", "run", "--format", "json", cwd=tmp_path)
+    assert [table["benchmark"] for table in json.loads(ran.stdout)["tables"]] == ["arithmetic"]
+    assert any(note.endswith("results/eval/run is compared") for note in json.loads(ran.stdout)["notes"])
+    (tmp_path / "results/eval/run").rename(tmp_path / "results/eval/another")
     ran = gtpo("compare", "run", cwd=tmp_path)
     assert_refused(ran, 'train run "run" has 2 eval runs', "eval/run-hard", "name the one to compare")
     ran = gtpo("compare", "results/eval/run-hard", "--format", "json", cwd=tmp_path)
