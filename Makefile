@@ -190,8 +190,9 @@ $(VLLM_VENV)/.installed: pyproject.toml setup.py constraints-vllm.txt
 	@touch $@
 
 # Each by itself, wherever there is room: one file has half of the work.
-test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, alone and on Ray, in an environment of its own
-	@$(VLLM_VENV)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal -m vllm
+VLLM_TESTS ?= vllm
+test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, in one process and on Ray, in an environment of its own
+	@$(VLLM_VENV)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "$(VLLM_TESTS)"
 
 # verl wants torch 2.11 and transformers < 5.11: an environment of its own. Not in CI: results/published/verl/ holds
 # what these tests printed, and the tests of the settings and of the advantages run in `make test`.

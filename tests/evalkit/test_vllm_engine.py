@@ -148,6 +148,7 @@ def test_sampling_options_agree(gtpo, tiny_model: Path, tmp_path: Path) -> None:
     assert texts(tmp_path / "plain") != texts(tmp_path / "transformers")
 
 
+@pytest.mark.slow
 def test_a_train_run_is_served_under_its_name(gtpo, tiny_model, adapter, environment, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """The adapter of a train run through vLLM's LoRA modules, started as `serve_command` says: as in process."""
     run = tmp_path / "results/train/lora-run"

@@ -17,7 +17,7 @@ import pytest
 from vllm_servers import EVAL as PROGRAM
 from vllm_servers import copies, samples, serving
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 COMMON = ("--benchmarks", "arithmetic", "--limit", "32", "--k", "64", "--max-tokens", "32")
 RAY = ("--engine", "ray", "--data-parallel-size", "2")
