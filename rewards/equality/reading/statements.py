@@ -189,8 +189,9 @@ def _chooses(prose: str, asked: frozenset[str]) -> bool:
 def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
     for pattern, joint in _REMARKS:
         match = pattern.match(text)
-        if match is not None and not _denies(match["v"], "or") and re.search(r"\d", match["a"]):
-            yield match["v"].strip().strip("$") + joint + match["a"].strip(" .$")
+        said = match["v"].strip(" $") if match is not None else ""
+        if match is not None and said and not _denies(said, "or") and re.search(r"\d", match["a"]):
+            yield said + joint + match["a"].strip(" .$")
             return
     bracketed = SAYS.in_brackets.search(text)
     if bracketed is not None and re.search(r"[\d\\$]", text[: bracketed.start()]):
