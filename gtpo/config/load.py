@@ -14,7 +14,7 @@ from gtpo.config.document import Document, find_config, read
 from gtpo.config.keys import is_passed_on, keys, sections, unknown_key
 from gtpo.config.published import Findings, translate
 from gtpo.config.resolve import resolve
-from gtpo.config.schema import PassedOn, TrainConfig
+from gtpo.config.schema import TrainConfig
 from gtpo.rewards.data.problems import FILES
 
 
@@ -34,12 +34,11 @@ def load_config(
         raise UserError(f"{path} holds data, not a config; to train on it: gtpo train --model MODEL --data {path}")
     file = Path(path) if Path(path).is_file() else find_config(str(path)) or Path(path)
     document, found = translate(read(file, overrides or {}))
-    config = resolve(to_config(document, found), document, found, world_size)
+    config, changes = resolve(to_config(document, found), document, world_size)
     # TRL and peft check their settings when they have been imported; the document is gone by then.
-    for section in (name for name, kind in sections().items() if issubclass(kind, PassedOn)):
-        for name in getattr(config, section).passed_on:
-            config._places[f"{section}.{name}"] = str(document.origin(f"{section}.{name}"))
-    for notice in found.notices:  # only now: of a config that is refused, only the errors matter
+    config._places = {".".join(key): str(origin) for key, origin in document.origins.items()}
+    # Only now: of a config that is refused, only the errors matter.
+    for notice in (*found.notices, *changes):
         LOG.warning(notice)
     return config
 

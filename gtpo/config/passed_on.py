@@ -9,6 +9,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
+from enum import Enum
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -41,12 +42,26 @@ def checked(config: TrainConfig, section: str, kind: Any, decided: Mapping[str, 
             errors.append(f"{place}: unknown key; neither gtpo nor {kind.__name__} has it.{near}")
         else:
             try:
-                values[name] = TypeAdapter(hints[name]).validate_python(value)
-            except ValidationError:
-                errors.append(f"{place} must be {in_words(hints[name])}; found {value!r}")
+                values[name] = typed(place, hints[name], value)
+            except UserError as error:
+                errors.append(str(error))
     if errors:
         raise UserError("\n      ".join(errors))
     return values
+
+
+def typed(place: str, annotation: Any, value: Any) -> Any:
+    """Return a value as the type that a field has. Raises UserError with the place, and what the field takes."""
+    kinds = alternatives(annotation)
+    names = [member.value for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum) for member in kind]
+    # `SchedulerType | str` takes any text; its own check comes later and does not know the key.
+    if names:
+        annotation = Literal[tuple(names)]
+    try:
+        return TypeAdapter(annotation).validate_python(value)
+    except ValidationError:
+        near = did_you_mean(str(value), names)
+        raise UserError(f"{place} must be {in_words(annotation)}; found {value!r}.{near}") from None
 
 
 def in_words(annotation: Any) -> str:

@@ -217,11 +217,12 @@ def _trackers(config: TrainConfig, document: Document) -> Iterator[str]:
         config.training.report_to.remove(name)
 
 
-def resolve(config: TrainConfig, document: Document, found: Findings, world_size: int | None = None) -> TrainConfig:
-    """Return the resolved copy of a valid config; what it changes becomes a notice.
+def resolve(config: TrainConfig, document: Document, world_size: int | None = None) -> tuple[TrainConfig, list[str]]:
+    """Return the resolved copy of a valid config, and a notice for each change of what the user had set.
 
     document: says where a key was set. Raises UserError with a line per contradiction.
     """
+    found = Findings()
     sampled = config.method != "sft"
     for check in (_of_the_model, _of_the_data, _of_training, *([_of_sampling] if sampled else [])):
         for key, _, message in (fault.partition(" ") for fault in check(config)):
@@ -243,4 +244,4 @@ def resolve(config: TrainConfig, document: Document, found: Findings, world_size
             training.max_completion_length = model.max_seq_length - training.max_prompt_length
         config.objective.preset = config.preset_name()
         found.notices += _batch(config, document, world_size or launched_processes())
-    return config
+    return config, found.notices

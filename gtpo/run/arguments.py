@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from transformers import GenerationConfig
@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
-from gtpo.config.passed_on import checked
+from gtpo.config.passed_on import checked, typed
 from gtpo.inputs.model import compute_precision
 from gtpo.trainer import GTPOConfig
 from gtpo.trainer.gtpo_config import NOT_GTPO
@@ -199,6 +199,7 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
     if config.method == "sft":
         grpo = {entry.name for entry in fields(GRPOConfig)} - {entry.name for entry in fields(kind)}
         decided = dict.fromkeys(grpo, "a setting of GRPO, which SFT does not have") | decided
+    typed(config.place("training.optimizer"), get_type_hints(kind)["optim"], config.training.optimizer)
     settings = checked(config, "training", kind, decided)
     # TRL checks what only it knows, such as which schedules there are.
     try:

@@ -86,7 +86,9 @@ def test_every_field_of_trl_is_read_back_or_refused_with_a_reason(tmp_path: Path
         ("gtpo", {"weight_decay": "much"}, "run.yaml:5: training.weight_decay must be a number; found 'much'"),
         ("grpo", {"seed": 3}, "training.seed: model.random_seed is the seed of the whole run"),
         ("sft", {"delta": 2.0}, "training.delta: a setting of GRPO, which SFT does not have"),
-        ("grpo", {"lr_scheduler_type": "cosin"}, "training: cosin is not a valid SchedulerType"),
+        ("grpo", {"lr_scheduler_type": "cosin"}, "run.yaml:5: training.lr_scheduler_type must be one of linear,"),
+        ("sft", {"optimizer": "adamw_toch"}, "run.yaml:5: training.optimizer must be one of adamw_torch, "),
+        ("sft", {"optimizer": "adamw_toch"}, 'found \'adamw_toch\'. Did you mean "adamw_torch"?'),
     ],
 )  # fmt: skip
 def test_what_cannot_be_passed_on_is_refused(tmp_path: Path, method: str, training: dict[str, Any], words: str) -> None:
