@@ -41,8 +41,9 @@ def boxed(home: Path, name: str, wrong: int) -> None:
 def test_completions_in_boxes_are_scored_and_compared(tmp_path: Path) -> None:
     """Strict scoring finds nothing in them; 0 % would be nobody's result."""
     boxed(tmp_path, "a.jsonl", 2)
-    boxed(tmp_path, "model_b.jsonl", 8)
-    said = gtpo(tmp_path, "compare", "model_a=a.jsonl", "model_b.jsonl")
+    (tmp_path / "lr=1").mkdir()
+    boxed(tmp_path, "lr=1/model_b.jsonl", 8)
+    said = gtpo(tmp_path, "compare", "model_a=a.jsonl", "lr=1/model_b.jsonl")
     assert "a.jsonl: lenient scoring, stored in results/eval/model_a" in said
     assert "since no completion has an <answer> tag" in said
     assert "model_b is better than model_a" in said
@@ -72,7 +73,7 @@ def test_one_tag_makes_the_scoring_strict(tmp_path: Path) -> None:
 def test_the_examples_show_a_verdict(tmp_path: Path, root: Path) -> None:
     files = [str(root / f"examples/{name}.jsonl") for name in ("before", "after")]
     said = gtpo(tmp_path, "compare", *files, "--html", "page.html")
-    assert "after is better than before" in said
+    assert "after is better than before on the same questions: " in said
     assert (tmp_path / "page.html").stat().st_size > 100_000
 
 

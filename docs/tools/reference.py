@@ -55,7 +55,7 @@ def default_of(option: Any) -> str:
 
 def prose(text: str) -> str:
     """Return a help text with its flags as code."""
-    return re.sub(r"(?<![\w`-])--\w[\w.-]*\w", r"`\g<0>`", text)
+    return re.sub(r"(`[^`]*`)|(?<![\w-])--\w[\w.-]*\w", lambda match: match[1] or f"`{match[0]}`", text)
 
 
 def command_section(name: str, command: Any) -> str:

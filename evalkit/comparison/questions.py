@@ -17,6 +17,9 @@ from gtpo.evalkit.statistics import clusters_of
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.questions import Questions, load_clusters, load_problems, load_questions
 
+# Name of a benchmark that several recorded files have in common.
+SAME = "the same questions"
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -89,35 +92,33 @@ class Shared:
 
 def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     """The runs, with one name for recorded files of the same questions and golds, which are named after their files."""
-    seen: dict[str, set[tuple[str, str]]] = {}
-    """Name -> (id, gold) of its questions."""
-    found = []
+    alike: dict[str, list[tuple[str, set[tuple[str, str]]]]] = {}
+    """Name of a benchmark -> those with most of its questions, itself first: name, (id, gold) of each question."""
+    firsts: list[dict[str, str]] = []
     for run in runs:
-        own = [
-            name
-            for name, entry in run.record.benchmarks.items()
-            if run.record.engine.name == "recorded" and entry.source == run.record.model.source
-        ]
-        stored: dict[str, str] = {}
-        of: dict[str, set[tuple[str, str]]] = {}
-        for name in own:
+        firsts.append({})
+        for name, entry in run.record.benchmarks.items():
+            if run.record.engine.name != "recorded" or entry.source != run.record.model.source:
+                continue
             mine = {(question, gold) for question, (_, gold) in (load_problems(run, name) or {}).items()}
             # Most of the smaller one's: a file may have lost rows, or one gold may have been corrected.
-            alike = (n for n, theirs in seen.items() if 2 * len(mine & theirs) > min(len(mine), len(theirs)))
-            # Files are named after models, so their benchmarks are too: the first one's name stands for all.
-            here = next(alike, name)
-            seen.setdefault(here, mine)
-            stored[here], of[here] = name, mine
-        if other := {name: here for here, name in stored.items() if here != name}:
-            entries = {other.get(name, name): entry for name, entry in run.record.benchmarks.items()}
+            has_most = (n for n, [(_, of), *_] in alike.items() if 2 * len(mine & of) > min(len(mine), len(of)))
+            first = firsts[-1][name] = next(has_most, name)
+            alike.setdefault(first, []).append((name, mine))
+            if first != name and mine != alike[first][0][1]:
+                notes.append(f"{name} has most of the questions and golds of {first}, and is shown as {first}")
+    # Files are named after models, so their benchmarks are too: a model's name would not tell what was asked.
+    several = (first for first, found in alike.items() if len({name for name, _ in found}) > 1)
+    neutral = next((first for first in several if all(of == alike[first][0][1] for _, of in alike[first])), None)
+    out = []
+    for run, of in zip(runs, firsts, strict=True):
+        shown = {name: SAME if first == neutral else first for name, first in of.items()}
+        if any(name != other for name, other in shown.items()):
+            entries = {shown.get(name, name): entry for name, entry in run.record.benchmarks.items()}
+            stored = {other: name for name, other in shown.items()}
             run = replace(run, record=run.record.model_copy(update={"benchmarks": entries}), stored=stored)
-            notes += [
-                f"{name} has most of the questions and golds of {here}, and is shown as {here}"
-                for name, here in other.items()
-                if seen[here] != of[here]
-            ]
-        found.append(run)
-    return found
+        out.append(run)
+    return out
 
 
 def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow: bool) -> Shared:

@@ -83,7 +83,8 @@ class CompareSettings(Options):
         """Return the files of completions among the runs: word -> (name of its run, file). UserError on a mistake."""
         found: dict[str, tuple[str, Path]] = {}
         for word in self.runs:
-            name, _, file = word.rpartition("=")
+            before, equals, file = word.partition("=")
+            name, file = ("", word) if not equals or Path(word).is_file() else (before, file)
             match = re.fullmatch(r"(.+?)(\.jsonl(\.gz)?|\.parquet|\.eval)", Path(file).name)
             if match is None:
                 continue

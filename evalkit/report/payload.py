@@ -154,7 +154,8 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
         weighted = any(c["values"] != [1.0] for g in chosen for c in g["completions"])
         groups.append({
             "name": visible(member.name), "method": member.preset, "block": f"groups-{i}", "groups": len(chosen),
-            "weighted": weighted, "said": f"{len(chosen)} groups, spread over the steps, the most telling of each",
+            "weighted": weighted, "said": f"{len(chosen)} group{'s' * (len(chosen) != 1)} of {len(files)} logged "
+            "rollouts, spread over the steps, the most telling of each",
         })  # fmt: skip
     core = {
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -213,7 +214,7 @@ def training_payload(trains: list[TrainFolder], metrics: Iterable[Metric] = METR
     found = bands(list(map(read_curves, trains)), POINTS)
     lines = {"x": "steps", "y": "mean", "low": "low", "high": "high"}
     curves = {
-        key: {name: [float(f"{v:.5g}") for v in getattr(found[key], of).tolist()] for name, of in lines.items()}
+        key: {name: [float(f"{v:.6g}") for v in getattr(found[key], of).tolist()] for name, of in lines.items()}
         for key in (metric.key for metric in metrics)
         if key in found
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 import shutil
@@ -69,6 +70,13 @@ def test_sections_are_drawn(page: Any) -> None:
               size('.forest .value'), size('.forest .value small'),
               size('.headline li b'), size('.headline li .soft')]""")
     assert all(figure > below for figure, below in zip(sizes[::2], sizes[1::2], strict=True))
+    axes = page("""
+      return [...document.querySelectorAll('#answer .forest .axis')].map((axis) => [...axis.querySelectorAll('text')]
+        .map((n) => [n.textContent, n.getBoundingClientRect().left, n.getBoundingClientRect().right]))""")
+    for marks in (marks for marks in axes if marks[0][2]):  # a folded one has no size
+        assert len({text for text, *_ in marks}) == len(marks) > 1
+        assert all(one[2] < other[1] for one, other in itertools.pairwise(marks)), marks
+    assert axes[0][0][2]
     assert page("return document.querySelectorAll('#answer .paper').length") == 2
     assert page("return document.querySelectorAll('#curves svg path.line').length") == 8
     assert page("return document.querySelectorAll('#training svg').length") >= 8
@@ -175,6 +183,7 @@ def test_token_weights_are_coloured(page: Any) -> None:
     dropped = sum(c["kept"] is False for c in first)
     assert page("return document.querySelectorAll('#tokens .dropped').length") == dropped
     head = page("return document.querySelector('#tokens .group header').textContent")
+    assert "2 groups of 2 logged rollouts, spread" in page("return document.querySelector('#tokens').textContent")
     assert re.match(r"A [+−]\d\.\d\dH \d\.\d{3} [≤>] ln 2", head)
 
 

@@ -330,8 +330,14 @@ def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> N
     found = {row["method"]: row["mean"] for row in document["records"] if (row["metric"], row["k"]) == ("pass@k", 1)}
     assert found == {"ours": 0.75, "theirs": 0.25}
     assert document["notes"] == []
+    assert [table["benchmark"] for table in document["tables"]] == ["the same questions"], "no model's name"
     page = (tmp_path / "page.html").read_text()
     assert all(f"answer\\u003e{name}" in page for name in ("ours", "theirs")), "both files' completions are shown"
     ran = gtpo("compare", "ours", "others", code=2)
     assert "no question in common (ours: ours; others: others)" in ran.stderr
     assert "their ids and golds are the same" in ran.stderr
+    rows = [json.loads(line) for line in (tmp_path / "theirs.jsonl").read_text().splitlines()]
+    write(tmp_path / "fewer.jsonl", rows[1:])
+    gtpo("eval", "--completions", "fewer.jsonl", "--k", "1")
+    document = json.loads(gtpo("compare", "ours", "fewer", "--allow-mismatch", "--format", "json").stdout)
+    assert "fewer has most of the questions and golds of ours, and is shown as ours" in document["notes"]

@@ -80,8 +80,9 @@ function forest(names, columns) {
     const value = el("span", { class: `value ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, d.verdict || shownP(d)));
     return tipped(el("td", { "data-label": c.head, tabindex: 0 }, el("div", { class: "row" }, plot, value)), c.table, name, c.i);
   };
-  const axis = () => svg("svg", { class: "axis", "aria-hidden": true }, ticks(100 * left, 100 * right, 6).map((t) => [
-    svg("line", { x1: x(t / 100), x2: x(t / 100), y1: 0, y2: 4 }), svg("text", { x: x(t / 100), y: 16, "text-anchor": "middle" }, t ? signed(t / 100, t % 1 ? 1 : 0) : "0")]).flat());
+  const marks = ticks(100 * left, 100 * right, Math.max(2, Math.min(6, 10 / columns.length)));  // as many as have room
+  const axis = () => svg("svg", { class: "axis", "aria-hidden": true }, marks.map((t) => [
+    svg("line", { x1: x(t / 100), x2: x(t / 100), y1: 0, y2: 4 }), svg("text", { x: x(t / 100), y: 16, "text-anchor": "middle" }, `${t > 0 ? "+" : t < 0 ? "−" : ""}${compact(Math.abs(t))}`)]).flat());
   return el("table", { class: "forest" },
     el("thead", {}, el("tr", {}, el("th", {}, `points against ${label(state.baseline)}`), columns.map((c) => el("th", { scope: "col" }, c.head, el("small", {}, ` ${c.note}`))))),
     el("tbody", {}, names.filter((name) => columns.some((c) => c.of(name))).map((name) => el("tr", {}, el("th", { scope: "row" }, swatch(name), label(name)), columns.map((c) => cell(name, c))))),
