@@ -20,8 +20,8 @@ from gtpo.common.packages import require
 from gtpo.evalkit.evaluation.settings import EXAMPLES, HELP_GROUPS, EvalSettings
 from gtpo.evalkit.report.command import CompareSettings, run_compare
 
+# Exit code of a training run that collapsed and was stopped.
 COLLAPSED = 4
-"""Exit code of a training run that collapsed and was stopped."""
 
 
 class App(typer.Typer):
@@ -36,7 +36,8 @@ class App(typer.Typer):
 app = App(
     name="gtpo",
     no_args_is_help=True,
-    rich_markup_mode=None,  # rich's help takes longer to import than the rest of --help together
+    # rich's help takes longer to import than the rest of --help together.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

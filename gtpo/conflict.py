@@ -104,7 +104,8 @@ def conflict_weights(
         # A row whose span has ended stays ended: a later match is not part of the first contiguous span.
         running = taking_part.squeeze(1)
         start, size = 0, FIRST_LOOK
-        while start < width:  # a handful of looks at most: each is four times the last
+        # A handful of looks at most: each is four times the last.
+        while start < width:
             window = position[start : start + size]
             # The mirror t <-> |o|-1-t puts the last token first, so that one routine serves both directions.
             columns = (lengths[:, None] - 1 - window).clamp(min=0) if backward else window.expand(rows, -1)
@@ -114,14 +115,16 @@ def conflict_weights(
             keys = torch.where(present, doubled + positive, nobody).view(grouped)
             counterparts = torch.where(present, doubled + negative, nobody + 1).view(grouped)
             conflict = torch.zeros_like(keys, dtype=torch.bool)
-            for other in range(num_generations):  # G slots of all groups at once: N L bytes instead of N G L
+            # G slots of all groups at once: N L bytes instead of N G L.
+            for other in range(num_generations):
                 conflict |= keys == counterparts[:, other, None]
             # cummin turns 'conflict here' into 'conflict here and at every position before'.
             run = conflict.view(rows, -1).cummin(dim=1).values & running[:, None]
             found += run.sum(dim=1)
             # Only rows that are in conflict up to the end of this window can go on in the next.
             running = run[:, -1]
-            if not bool(running.any()):  # every span has ended: nothing further can belong to one
+            # If every span has ended, nothing further can belong to one.
+            if not bool(running.any()):
                 break
             start, size = start + size, 4 * size
         return found

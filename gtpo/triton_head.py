@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048  # most columns that a program holds at a time
+# Most columns that a program holds at a time.
+BLOCK = 2048
 
 
 @triton.jit

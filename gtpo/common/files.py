@@ -42,12 +42,14 @@ def write_bytes(path: Path, data: bytes) -> None:
             os.fsync(handle.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; a result is an ordinary one
+        # mkstemp makes private files; a result is an ordinary one.
+        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a full disk does not say which file did not fit
+            # A full disk does not say which file did not fit.
+            error.filename = str(path)
         raise
 
 
@@ -107,7 +109,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     continue
                 try:
                     row = json.loads(line.decode("utf-8" if number > 1 else "utf-8-sig"))
-                except ValueError as error:  # a number of more than 4,300 digits is one too
+                except ValueError as error:
+                    # A number of more than 4,300 digits is a ValueError too.
                     raise UserError(f"{path}:{number}: not a JSON object ({str(error).split(';')[0]})") from None
                 if not isinstance(row, dict):
                     raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")

@@ -23,10 +23,11 @@ from gtpo.config.keys import Origin, full_name, is_passed_on
 Key = tuple[str, ...]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+# The configs that come with gtpo: beside its modules if it is installed, configs/ in a checkout.
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")), _PACKAGE / "configs")
-"""The configs that come with gtpo: beside its modules if it is installed, configs/ in a checkout."""
+# A file of many configs: FOLDER/table.yaml holds FOLDER/NAME for each of its names (`_from_table`).
 TABLE = "table.yaml"
-"""A file of many configs: FOLDER/table.yaml holds FOLDER/NAME for each of its names (`_from_table`)."""
+# Folder of CONFIGS -> what is in it.
 GROUPS = {
     "demo": "a toy on a CPU core: a base model, then SFT, GRPO, GTPO and eight baselines from it",
     "laptop": "a real model of 0.1B or 0.5B on a CPU",
@@ -39,7 +40,6 @@ GROUPS = {
     "slurm": "for sbatch",
     "verl": "for python -m gtpo.integrations.verl",
 }
-"""Folder of CONFIGS -> what is in it."""
 
 
 @dataclass(frozen=True)

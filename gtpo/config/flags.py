@@ -14,8 +14,8 @@ from gtpo.common.errors import UserError
 from gtpo.config.document import find_config
 from gtpo.config.keys import SHORTCUTS, ConfigKey, full_name, keys
 
+# The config of ours that `gtpo train --model M --data D` starts from.
 START = "recipes/start"
-"""The config of ours that `gtpo train --model M --data D` starts from."""
 
 _BOOLEAN = {"true", "false", "1", "0", "yes", "no", "y", "n", "t", "f", "on", "off"}
 _NULL = {"none", "null", "~"}
@@ -98,7 +98,8 @@ def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
         value = _value(key, taken or ["true"])
         if flag in SHORTCUTS and key is not None and key.many:
             value = [*overrides.get(flag, []), *value]
-        overrides.pop(flag, None)  # the last flag wins, also over another spelling of the same key
+        # The last flag wins, also over another spelling of the same key.
+        overrides.pop(flag, None)
         overrides[flag] = value
     if strays := [word for word in positional if not _is_config(word)][: len(positional) - 1]:
         raise UserError(

@@ -17,12 +17,13 @@ from gtpo.common.errors import did_you_mean
 from gtpo.config.schema import PassedOn, TrainConfig
 from gtpo.presets import PRESETS, bounds_of
 
+# Type -> what it takes, in words.
 WORDS: dict[type, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", list: "a list",
     dict: "a mapping",
 }  # fmt: skip
-"""Type -> what it takes, in words."""
 
+# The short flags of the published README, and those that `gtpo eval` has too -> the key they set.
 SHORTCUTS: dict[str, str] = {
     "model": "model.model_name",
     "data": "dataset.name",
@@ -36,7 +37,6 @@ SHORTCUTS: dict[str, str] = {
     "max-tokens": "training.max_completion_length",
     "fields": "dataset.fields",
 }
-"""The short flags of the published README, and those that `gtpo eval` has too -> the key they set."""
 
 
 class Origin(NamedTuple):
@@ -96,7 +96,8 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
 
 def _key(name: str, info: FieldInfo) -> ConfigKey:
     kinds = alternatives(info.annotation)
-    kind = kinds[0]  # the other is None, or the long form of a value, as of a reward with arguments
+    # A second one is None, or the long form of a value, as of a reward with arguments.
+    kind = kinds[0]
     if many := typing.get_origin(kind) is list:
         kind = alternatives(typing.get_args(kind)[0])[0]
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()

@@ -56,7 +56,8 @@ def to_config(document: Document, found: Findings | None = None) -> TrainConfig:
     # TRL may have a field of this name too, and would take it in silence.
     for section, inside in values.items():
         for name in inside if isinstance(inside, dict) else ():
-            if name in homes and is_passed_on(f"{section}.{name}"):  # a key of ours in another section than its own
+            # A key of ours in another section than its own.
+            if name in homes and is_passed_on(f"{section}.{name}"):
                 found.errors.append(unknown_key(document.origin((section, name))))
     # Errors are gathered, not raised one by one: a file is mended at one go.
     try:

@@ -14,6 +14,7 @@ from gtpo.config.document import Document, read_scalar
 from gtpo.config.keys import keys, sections, unknown_key
 from gtpo.rewards.data.problems import FAMILIES
 
+# class_path -> (method, what the log says; empty: a class of ours or TRL's, nothing to say).
 TRAINERS: dict[str, tuple[str, str]] = {
     "gtpo.gtpo_training.UnslothGTPOTrainer": ("gtpo", "gtpo.GTPOTrainer, the paper's objective"),
     "custom_trainer.original.UnslothGRPOTrainer": ("grpo", "trl.GRPOTrainer (the published repository never had it)"),
@@ -22,7 +23,6 @@ TRAINERS: dict[str, tuple[str, str]] = {
     "trl.GRPOTrainer": ("grpo", ""),
     "trl.SFTTrainer": ("sft", ""),
 }
-"""class_path -> (method, what the log says; empty: a class of ours or TRL's, nothing to say)."""
 
 REWARDS: dict[str, tuple[str, str]] = {
     "reward_math.final_reward": (
@@ -33,13 +33,13 @@ REWARDS: dict[str, tuple[str, str]] = {
     "reward_math.formatting_penalty": ("gtpo.rewards.format_reward", "the published code never had it"),
 }
 
+# gtpo_runtime key -> field of objective.
 RUNTIME: dict[str, str] = {
     "ent_threshold": "entropy_threshold",
     "ent_scale": "gamma",
     "w_raw": "positive_weight",
     "eps": "log_clamp",
 }
-"""gtpo_runtime key -> field of objective."""
 
 WITHOUT_EFFECT = {
     "gtpo_runtime.pad_id": "conflict spans are found by lengths, never by a pad id",

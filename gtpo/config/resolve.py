@@ -18,8 +18,8 @@ from gtpo.config.schema import PASSED_ON_DEFAULTS, TrainConfig
 from gtpo.presets import PRESETS
 from gtpo.rewards.data.problems import MATH_SUBJECTS, has_subjects, training_source
 
+# Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost.
 LARGEST_8BIT_BETA = 0.9999
-"""Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost."""
 
 _32_BIT = {
     "adamw_torch_4bit": "adamw_torch",
@@ -33,8 +33,8 @@ _32_BIT = {
     "paged_ademamix_8bit": "paged_ademamix_32bit",
 }
 
+# Fields of Objective that TRL's own GRPO can vary.
 _GRPO_FIELDS = {"scale_rewards", "mask_truncated"}
-"""Fields of Objective that TRL's own GRPO can vary."""
 
 
 def launched_processes() -> int:

@@ -20,8 +20,8 @@ from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
 
 Method = Literal["gtpo", "grpo", "sft"]
+# The published values of TRL's settings that TRL has other defaults for, with every method.
 PASSED_ON_DEFAULTS: dict[str, Any] = {"lr_scheduler_type": "cosine", "weight_decay": 0.1, "max_grad_norm": 0.1}
-"""The published values of TRL's settings that TRL has other defaults for, with every method."""
 
 
 class Section(BaseModel):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
+# Rows per chunk: a small `dataset.limit` does not verify and tokenise a whole source.
 _CHUNK = 512
-"""Rows per chunk: a small `dataset.limit` does not verify and tokenise a whole source."""
 
 
 @dataclass

@@ -53,7 +53,8 @@ def resolve_dtype(section: ModelSection, stored: Any) -> torch.dtype:
     """
     name = section.dtype
     if name == "auto" and (not section.lora_rank or (section.load_in_4bit and not torch.cuda.is_available())):
-        name = "float32"  # the second: what 4-bit weights are unpacked to there
+        # On a CPU, 4-bit weights are unpacked to it.
+        name = "float32"
     elif name == "auto" and torch.cuda.is_available():
         name = "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
     dtype: torch.dtype = getattr(torch, dtype_on_cpu(stored) if name == "auto" else name)
@@ -330,7 +331,8 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
         ) from None
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
-            raise  # a device that is out of memory or order, which has its own message
+            # A device that is out of memory or order has its own message.
+            raise
         raise UserError(
             f"model.model_name {section.model_name!r}: the weights in {base} have other shapes than its config.json "
             "says (the report above lists them); put the config.json beside them that they were saved with"

@@ -11,8 +11,8 @@ from gtpo.common.hub import adapter_base
 from gtpo.config.schema import ModelSection
 from gtpo.runs.train_run import RESULTS, find_train_run
 
+# Names in config.json of the number of experts.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What config.json calls the number of experts of a mixture of experts."""
 
 
 class Weights(NamedTuple):

@@ -20,6 +20,7 @@ PAD, EOS = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
+# The markers `generation` tell TRL's SFT trainer which tokens are the assistant's.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}"
@@ -28,7 +29,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""The generation markers tell TRL's SFT trainer which tokens are the assistant's."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -78,7 +78,8 @@ def damage_target(target: str, rng: random.Random) -> str:
     reasoning, separator, answer = target.rpartition("<answer>")
     value = answer.removesuffix("</answer>")
     if not value.isdigit():
-        return reasoning  # no slip for an answer that is no number: it goes missing
+        # No slip for an answer that is no number: it goes missing.
+        return reasoning
     slip = int(value) + rng.choice([step for step in (-10, -1, 1, 10) if int(value) + step >= 0])
     return f"{reasoning.replace(f'={value}', f'={slip}')}{separator}{slip}</answer>"
 

@@ -35,8 +35,8 @@ from gtpo.runs.train_run import RESULTS
 
 GIB = 1 << 30
 NF4_BYTES = 0.516
+# The runs are in docs/recipes.md; a test compares the numbers.
 MEASURED = "torch's peak of three runs on an H200 was 0.76 to 1.10 of this sum; CUDA itself takes up to 1 GiB more"
-"""docs/recipes.md has the runs; a test compares."""
 
 
 class Item(NamedTuple):

@@ -21,8 +21,8 @@ from gtpo.rewards.data.problems import SOURCES
 from gtpo.rewards.loading import load_reward, probe_reward
 from gtpo.runs.train_run import RESULTS
 
+# Optimizers of the package bitsandbytes.
 BITSANDBYTES = re.compile(r"adamw_8bit|.*(bnb|paged|lion|ademamix)")
-"""Optimizers of the package bitsandbytes."""
 
 
 class RunInputs(NamedTuple):

@@ -15,18 +15,18 @@ from gtpo.common.log import LOG
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
 
+# Logged steps that must agree before a warning.
 STEPS = 5
-"""Logged steps that must agree before a warning."""
 
+# Sum of the shares of groups with equal rewards, over so many logged steps, from which on a warning is due. A test
+# holds it to the recorded runs: no warning if training is calm, one if it fails.
 EQUAL, EQUAL_STEPS = 8, 10
-"""Groups with equal rewards, counted in whole steps, of so many logged steps, from which on a warning is due. A test
-says what it does in the recorded runs: silent if training is calm, said if it fails."""
 
+# model.gpu_memory_utilization that is advised if memory ran out.
 VLLM_SHARE = 0.3
-"""model.gpu_memory_utilization that is advised if memory ran out."""
 
+# Mean share of truncated completions above which most of them are.
 TRUNCATED = 0.5
-"""Mean share of truncated completions above which most of them are."""
 
 
 class Advice(TrainerCallback):
@@ -142,5 +142,6 @@ def _smaller_batch(config: TrainConfig) -> str:
     if (rounds := training.steps_per_generation) and config.method != "sft":
         line += f" and training.steps_per_generation {rounds} -> {rounds * parts}"
     if config.method == "grpo" and training.passed_on.get("loss_type") == "bnpo":
-        return line  # bnpo divides by the tokens of the micro-batch
+        # bnpo divides by the tokens of the micro-batch.
+        return line
     return f"{line} (the same gradient)"

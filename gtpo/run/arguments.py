@@ -24,6 +24,7 @@ from gtpo.inputs.model import compute_precision
 from gtpo.trainer import GTPOConfig
 from gtpo.trainer.gtpo_config import NOT_GTPO
 
+# Keys of `training` that TRL has under the same names: of any method, and of those that sample.
 _SAME = (
     "learning_rate", "adam_beta1", "adam_beta2", "per_device_train_batch_size", "gradient_accumulation_steps",
     "num_train_epochs", "max_steps", "gradient_checkpointing", "logging_steps", "save_steps", "save_total_limit",
@@ -31,8 +32,8 @@ _SAME = (
 _SAME_SAMPLED = (
     "num_generations", "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "beta",
 )  # fmt: skip
-"""Keys of `training` that TRL has under the same names: of any method, and of those that sample."""
 
+# Settings of TRL that a run decides -> what the user sets instead.
 _DECIDED = {
     "seed": "model.random_seed is the seed of the whole run",
     "optim": "the key is training.optimizer",
@@ -67,13 +68,12 @@ _DECIDED = {
     "logging_strategy": "metrics.jsonl has a line every training.logging_steps",
     "save_only_model": "a checkpoint without the optimizer's state does not resume the same run",
 }
-"""Settings of TRL that a run decides -> what the user sets instead."""
 
+# Settings for which a run has a default of its own, and that may be set under `training`.
 _MAY_CHANGE = ("loss_type", "disable_dropout", "dataloader_pin_memory", "ddp_find_unused_parameters")
-"""Settings for which a run has a default of its own, and that may be set under `training`."""
 
+# Fields of a sampler that the trainer sets itself.
 _OF_A_GROUP = ("n", "num_return_sequences", "max_tokens", "max_new_tokens", "max_length", "do_sample", "logprobs")
-"""What the trainer itself asks of a sampler."""
 
 
 def rollout_engine(config: TrainConfig) -> str:
@@ -152,7 +152,8 @@ def sampling_arguments(config: TrainConfig, engine: str) -> dict[str, Any]:
 def _grpo_faults(arguments: Any) -> Iterator[tuple[str, str]]:
     """Yield (key, why) for what TRL's GRPO takes, and then ends at its first loss or trains otherwise than it says."""
     loss, high, level = arguments.loss_type, arguments.epsilon_high, arguments.importance_sampling_level
-    source = Path(inspect.getfile(GRPOTrainer)).read_text()  # inspect.getsource would parse it for half a second
+    # inspect.getsource would parse it for half a second.
+    source = Path(inspect.getfile(GRPOTrainer)).read_text()
     if f'"{loss}"' not in source:
         compared = " ".join(re.findall(r'self\.loss_type (?:==|in) (?:"\w+"|\[.*?\])', source))
         known = sorted(set(re.findall(r'"(\w+)"', compared)))
@@ -180,7 +181,8 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
     arguments = _common(config, output, dtype)
     if config.method == "sft":
         arguments["max_length"] = config.model.max_seq_length
-        arguments["train_sampling_strategy"] = "sequential"  # problems are shuffled once, by model.random_seed
+        # Problems are shuffled once, by model.random_seed.
+        arguments["train_sampling_strategy"] = "sequential"
     else:
         objective = config.resolved_objective()
         arguments |= _sampled(config)
@@ -191,7 +193,8 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         else:
             arguments["scale_rewards"] = objective.scale_rewards
             arguments["mask_truncated_completions"] = objective.mask_truncated
-            arguments["loss_type"] = "grpo"  # as in the paper; TRL's default is DAPO's
+            # As in the paper; TRL's default is DAPO's.
+            arguments["loss_type"] = "grpo"
     decided = {name: "gtpo train sets it" for name in arguments if name not in _MAY_CHANGE} | _DECIDED
     # What the objective decides has a better reason than that it is set here.
     if config.method == "gtpo":
@@ -204,7 +207,8 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
     # TRL checks what only it knows, such as which schedules there are.
     try:
         made = kind(**arguments | settings)
-    except (ValueError, TypeError) as error:  # transformers' own checks; TypeError: a key of a mapping among the values
+    except (ValueError, TypeError) as error:
+        # transformers' own checks; TypeError: a key of a mapping among the values.
         raise UserError(f"training: {error}") from error
     if config.method == "grpo":
         for name, why in _grpo_faults(made):

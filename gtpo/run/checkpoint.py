@@ -25,8 +25,8 @@ from gtpo.trainer import trl_seam
 
 STATE_FILE = "gtpo_state.json"
 
+# Its keys that every version has written.
 _STATE_KEYS = ("micro_step", "tokens_seen", "within_round")
-"""What every version has kept in it."""
 
 
 def damaged(checkpoint: str | Path, why: str) -> UserError:
@@ -95,8 +95,10 @@ def check_checkpoint(checkpoint: Path, processes: int, *also: str) -> None:
         raise damaged(checkpoint, f"is of step {state.global_step} by its {TRAINER_STATE_NAME}")
     names = [path.name for path in checkpoint.iterdir()]
     if any(name.startswith("global_step") for name in names):
-        return  # DeepSpeed keeps both in there, and checks for them itself
-    if not any(name.startswith("optimizer") for name in names):  # optimizer.pt; FSDP: optimizer.bin or optimizer_0/
+        # DeepSpeed keeps both in there, and checks for them itself.
+        return
+    # optimizer.pt; FSDP: optimizer.bin or optimizer_0/.
+    if not any(name.startswith("optimizer") for name in names):
         raise damaged(checkpoint, "has no optimizer state (optimizer.pt)")
     if SCHEDULER_NAME not in names:
         raise damaged(checkpoint, f"has no {SCHEDULER_NAME}")

@@ -13,9 +13,10 @@ from gtpo.config.document import read
 from gtpo.config.load import to_config
 from gtpo.runs.train_run import TrainFolder
 
+# Bytes in the name of a folder, on all common file systems.
 LONGEST_NAME = 255
-"""Bytes in the name of a folder, on all common file systems."""
 
+# Keys that may differ between a run and its continuation: they change no number.
 FREE_KEYS = frozenset(
     {
         "env.CUDA_VISIBLE_DEVICES",
@@ -30,7 +31,6 @@ FREE_KEYS = frozenset(
         "rollout.logp_difference_alarm",
     }
 )
-"""Keys that may differ between a run and its continuation: they change no number."""
 
 
 def _first_difference(old: TrainConfig, new: TrainConfig) -> tuple[str, Any, Any] | None:
@@ -106,7 +106,8 @@ def begin(folder: TrainFolder, config: TrainConfig) -> None:
     If the folder holds another config, it must be that of a start without a step (UserError else): what
     depends on it goes.
     """
-    check_config(folder, config)  # again, under the lock: another process may have been quicker
+    # Again, under the lock: another process may have been quicker.
+    check_config(folder, config)
     folder.remove_partial()
     if folder.config_yaml.exists() and not folder.has_begun() and (changed := _changed(folder, config)):
         LOG.warning(f"{folder.root}: replacing a start that made no step ({changed})")

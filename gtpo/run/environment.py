@@ -27,8 +27,8 @@ from gtpo.config.resolve import launched_processes
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+# Variable that names a tracker's folder -> folder in the run folder (wandb makes a folder wandb/ of its own).
 FOLDERS = {"TENSORBOARD_LOGGING_DIR": "tensorboard", "WANDB_DIR": ".", "TRACKIO_DIR": "trackio"}
-"""Variable that names a tracker's folder -> folder in the run folder (wandb makes a folder wandb/ of its own)."""
 
 _LIBRARIES = ("accelerate", "trl", "datasets", "torch.distributed", "bitsandbytes", "kernels", "vllm")
 
@@ -70,8 +70,8 @@ def trackers_write_to(root: Path) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+# Environment variable: a file whose existence stops the run, besides `stop` in the run folder.
 STOP_FILE = "GTPO_STOP_FILE"
-"""Environment variable: a file whose existence stops the run, besides `stop` in the run folder."""
 
 
 class StoppedBeforeTraining(Exception):
@@ -86,11 +86,11 @@ class Stop:
     """
 
     def __init__(self, run_folder: Path, hint: str = "") -> None:
+        # Whether a stop was asked for: of this process; after `agree`, of any.
         self.asked = False
-        """On this process; after `agree`, on any."""
         self.agreed = False
+        # Whether a signal stops at once: nothing has been trained that a step would lose.
         self.immediate = False
-        """Whether a signal stops at once: nothing has been trained that a step would lose."""
         self.hint, self.in_folder = hint, run_folder / "stop"
         named = os.environ.get(STOP_FILE)
         self.files = [self.in_folder, *([Path(named)] if named else [])]
@@ -100,7 +100,8 @@ class Stop:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._before[number] = signal.signal(number, self._on_signal)
-            except ValueError:  # not in the main thread: the caller handles signals
+            except ValueError:
+                # Not in the main thread: the caller handles signals.
                 break
         return self
 

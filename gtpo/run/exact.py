@@ -81,10 +81,10 @@ class ExactCheckpoints(TrainerCallback):
         self.trainer, self.extra_state = RunTrainer.of(trainer, self), extra_state
         if trainer.args.save_only_model:
             raise ValueError("ExactCheckpoints: save_only_model=True leaves out the optimizer, so nothing can resume")
+        # gtpo_state.json of the checkpoint that the run resumes from.
         self.restored: dict[str, Any] = {}
-        """gtpo_state.json of the checkpoint that the run resumes from."""
+        # Where the checkpoint that is being written lies.
         self.staging: Path | None = None
-        """Where the checkpoint that is being written lies."""
         self._resumed_from: Path | None = None
         self.trainer.exact = self
 

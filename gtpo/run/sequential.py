@@ -25,35 +25,35 @@ from scipy import special, stats
 
 Floats = NDArray[np.float64]
 
+# Shares of the largest safe bet, a third of the capital on each.
 FRACTIONS = np.array([0.15, 0.5, 0.9])[:, None, None]
-"""Shares of the largest safe bet, a third of the capital on each."""
 
+# The mean score may fall to this share of what the past shows before it counts against no change.
 SLACK = 0.9
-"""The mean score may fall to this share of what the past shows before it counts against no change."""
 
+# The past's lower confidence bound has level PAST_LEVEL / k^1.5 at the k-th start: the more there are, the surer.
 PAST_LEVEL = 0.1
-"""The past's lower confidence bound has level PAST_LEVEL / k^1.5 at the k-th start: the more there are, the surer."""
 
+# Values before the first bet.
 FIRST = 4
-"""Values before the first bet."""
 
+# (n, every): a bet starts every so many values until there are n.
 STRIDES = ((48, 4), (256, 8), (math.inf, 16))
-"""(up to how many values, a bet starts every so many)."""
 
+# Lengths of the past that a bet may refer to: the one whose level is safest is taken.
 WINDOWS = (64, 256, 1024)
-"""Lengths of the past that a bet may refer to: the one whose level is safest is taken."""
 
+# Values of the past that are kept.
 KEPT = WINDOWS[-1]
-"""Values of the past that are kept."""
 
+# Bets that run at a time; the oldest go, with their capital.
 LIVE = 64
-"""Bets that run at a time; the oldest go, with their capital."""
 
+# Length of the segments in which correlation is measured.
 SEGMENT = 128
-"""Length of the segments in which correlation is measured."""
 
+# Factor on what tau has above 1: correlations are cut off at the noise, so that it comes out too small.
 CAUTION = 2.0
-"""Factor on what tau has above 1: correlations are cut off at the noise, so that it comes out too small."""
 
 
 def correlation_time(values: Floats) -> Floats:
@@ -105,14 +105,14 @@ class Drift:
     def forget(self, past: Floats) -> None:
         """End all bets; [rows, n] is the past of the next ones."""
         shape = (self.rows, 0)
+        # Values seen.
         self.count = past.shape[1]
-        """Values seen."""
         self._buffer = np.empty((self.rows, 2 * KEPT))
         self._end = min(self.count, KEPT)
         self._buffer[:, : self._end] = past[:, self.count - self._end :]
         self.started = 0
+        # How many values each live bet had for its past.
         self.starts: list[int] = []
-        """How many values each live bet had for its past."""
         self.means, self.low, self.bound, self.null = (np.empty(shape) for _ in range(4))
         self.tau = np.ones(self.rows)
         self.log_capital = np.empty(0)
@@ -167,7 +167,8 @@ class Drift:
         self.means, self.low, self.bound, self.null = (np.column_stack(pair)[:, -LIVE:] for pair in live)
         self.started += 1
         self.starts = [*self.starts, self.count][-LIVE:]
-        capital = -math.log(2.11 * k * math.log(k) ** 2)  # 2.11 = sum of 1 / (k log^2 k) over k >= 2
+        # 2.11 = sum of 1 / (k log^2 k) over k >= 2.
+        capital = -math.log(2.11 * k * math.log(k) ** 2)
         self.log_capital = np.append(self.log_capital, capital)[-LIVE:]
         fresh = np.zeros((len(FRACTIONS), self.rows, 1))
         self.log_wealth = np.concatenate([self.log_wealth, fresh], axis=2)[:, :, -LIVE:]
@@ -209,8 +210,8 @@ class Drift:
             setattr(self, name, np.array(state[name], dtype=np.float64))
 
 
+# Fields of the state with one entry per live bet.
 _ARRAYS = ("means", "low", "bound", "null", "tau", "log_capital", "log_wealth")
-"""Of the live bets."""
 
 
 def paired_bound(now: Sequence[float], then: Sequence[float], level: float, share: float = 1.0) -> tuple[float, float]:

@@ -53,12 +53,12 @@ from gtpo.trainer import GTPOTrainer, SampledTrainer, trl_seam
 from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.group_statistics import GroupStatistics
 
+# Steps between measurements of the KL divergence, if it costs no second copy of the weights.
 KL_STEPS = 10
-"""Steps between measurements of the KL divergence, if it costs no second copy of the weights."""
 
 
+# Messages of weights that are not finite: from torch as it samples, and from our own checks of statistics.
 _NO_NUMBERS = re.compile("probability tensor contains either|(?:is|are) not finite")
-"""What torch says as it samples, and what our own checks of statistics say."""
 
 
 class TrainingRun(TrainerCallback):
@@ -94,13 +94,13 @@ class TrainingRun(TrainerCallback):
         self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
         self.health = Health(config.health, self._best_metric(), config.training.logging_steps)
         self.begin = time.monotonic()
+        # Seconds of each step since the last line of metrics.jsonl.
         self.step_seconds: list[float] = []
-        """Of the steps since the last line of metrics.jsonl."""
         self.stopped_because: str | None = None
         self.beside_vllm = config.method != "sft" and rollout_engine(config) == "vllm"
         self.trainer: Any = None
+        # Statistics of what the trainer samples; None if it samples nothing (sft).
         self.groups: GroupStatistics | None = None
-        """What the trainer sampled; None if nothing is (sft)."""
         self.held_out: list[Problem] = []
         self.validation: Validation | None = None
 
@@ -127,7 +127,8 @@ class TrainingRun(TrainerCallback):
                 check_checkpoint(checkpoint, self.processes.num_processes, "health")
             with libraries_aside():
                 loaded = load_model(self.config, self.inputs.weights)
-            if loaded.peft_config is None:  # all weights are trained in the type in which they are held
+            # All weights are trained in the type in which they are held.
+            if loaded.peft_config is None:
                 for why in rounded_away(self.arguments, loaded.model):
                     raise UserError(f"model.dtype {self.config.model.dtype}: {why}")
             if checkpoint is not None:
@@ -284,7 +285,8 @@ class TrainingRun(TrainerCallback):
     def _untrained(self, loaded: LoadedModel) -> Any:
         """Return the weights that the run started from, also if it resumes; None if no second copy is needed."""
         if loaded.peft_config is not None or self.config.training.beta > 0:
-            return None  # the adapter is disabled, or TRL's own reference serves
+            # The adapter is disabled, or TRL's own reference serves.
+            return None
         return load_model(self.config, self.inputs.weights).model
 
     # -- events ----------------------------------------------------------------------------------------------------
@@ -304,7 +306,8 @@ class TrainingRun(TrainerCallback):
             self.health.validated(0, self.validation.passed)
             self._save_best(0)
         self.progress.start(state.global_step, state.max_steps)
-        if self.stopped_because:  # stopped for good, and killed before its last weights were written
+        # Stopped for good, and killed before its last weights were written.
+        if self.stopped_because:
             control.should_training_stop = True
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -378,7 +381,8 @@ class TrainingRun(TrainerCallback):
             self._log_completions(cut=True)
             restore_best(self.trainer, self.folder.best)
             self.health.after_rollback()
-            control.should_save = True  # a resumed run must not start from the weights that collapsed
+            # A resumed run must not start from the weights that collapsed.
+            control.should_save = True
             LOG.warning(
                 f"rolled back to the weights of step {self.health.best_step}; the learning rate is halved "
                 f"(rollback {self.health.rollbacks} of {MAX_ROLLBACKS})"
@@ -425,7 +429,8 @@ class TrainingRun(TrainerCallback):
                 peak_memory_bytes=peak_memory(),
             )
             self.stop.forget()
-        self.processes.wait_for_everyone()  # a launcher ends the others when the first process has ended
+        # A launcher ends the others when the first process has ended.
+        self.processes.wait_for_everyone()
         self.progress.stop()
         if stopped:
             LOG.info(

@@ -54,7 +54,8 @@ class GRPOBaseline(SampledTrainer):
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         logps, entropies = outputs[:2]
-        if kwargs.get("compute_entropy") and entropies is not None:  # in the loss, not while a round is scored
+        # In the loss, not while a round is scored.
+        if kwargs.get("compute_entropy") and entropies is not None:
             inputs, mask = self._micro_batch, self._micro_batch["completion_mask"]
             # NaN, and left out, for a truncated completion whose mask TRL has emptied.
             entropy = (entropies.detach() * mask).sum(dim=1) / mask.sum(dim=1)
@@ -63,14 +64,14 @@ class GRPOBaseline(SampledTrainer):
         return outputs
 
 
+# Arguments that a run gives to the trainer of any method.
 _KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config")
-"""What a run hands to the trainer of any method."""
 
+# method -> the class that a user's class must derive from.
 _METHODS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": SFTTrainer}
-"""method -> the class that a user's class must derive from."""
 
+# method -> the class that trains.
 _OURS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOBaseline, "sft": SFTBaseline}
-"""method -> the class that trains."""
 
 
 def trainer_class(config: TrainConfig) -> Any:
@@ -186,7 +187,8 @@ class GuardedReward:
         """Return the scores of some completions; None if the function raised."""
         try:
             returned = self.function(prompts=prompts, completions=completions, completion_ids=ids, **columns)
-        except Exception:  # the user's code may raise anything; its traceback is shown, and no score is made up
+        except Exception:
+            # The user's code may raise anything; its traceback is shown, and no score is made up.
             if self.first_traceback is None:
                 self.first_traceback = traceback.format_exc()
                 LOG.warning(

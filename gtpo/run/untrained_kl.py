@@ -21,10 +21,10 @@ from gtpo.trainer import GTPOTrainer, RunTrainer, trl_seam
 from gtpo.trainer.policy_head import LMHead, add_policy_head
 
 METRIC = "kl/untrained"
+# Sequences of the micro-batch that are looked at, per process.
 MAX_ROWS = 32
-"""Sequences of the micro-batch that are looked at, per process."""
+# Bytes of logits that are held at a time, of each of the two policies.
 CHUNK_BYTES = 2**27
-"""Logits of one of the two policies that are held at a time."""
 
 
 def token_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
@@ -87,7 +87,8 @@ class UntrainedKL(TrainerCallback):
                     found = model(
                         **batch, policy_loss=lambda hidden, head: summed_kl(now, head, hidden, head, mask, temperature)
                     )
-            else:  # one forward inside the other: a sharded head is whole only in its own
+            else:
+                # One forward inside the other: a sharded head is whole only in its own.
                 found = model(
                     **batch,
                     policy_loss=lambda now, head: (

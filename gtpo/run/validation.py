@@ -15,8 +15,8 @@ from gtpo.rewards.data.problem import Problem, chat_messages
 from gtpo.run.health import Health, Judgement
 from gtpo.trainer import SampledTrainer, trl_seam
 
+# The metric that `best/` follows, a fraction.
 METRIC = "validation/pass@1"
-"""What `best/` follows, a fraction."""
 
 
 class Score(NamedTuple):
@@ -27,10 +27,10 @@ class Score(NamedTuple):
     high: float
 
 
+# (problems, their completions) -> metric (pass@1, maj@k, format) -> something with mean, low and high; and "problems"
+# -> pass@1 of each. `gtpo train` passes evalkit's, so that a validation and an evaluation of the same completions say
+# the same.
 ScoreHeldOut = Callable[[Sequence[Problem], Sequence[Sequence[str]]], Mapping[str, Any]]
-"""(problems, their completions) -> metric (pass@1, maj@k, format) -> something with mean, low and high; and "problems"
--> pass@1 of each. `gtpo train` passes evalkit's, so that a validation and an evaluation of the same completions say
-the same."""
 
 
 class Validation(TrainerCallback):
@@ -56,13 +56,13 @@ class Validation(TrainerCallback):
         self.samples, self.every = samples, every
         asked = [chat_messages(problem.problem) for problem in problems] if prompts is None else prompts
         self.prompts = [prompt for prompt in asked for _ in range(samples)]
+        # Seconds that this process spent on validation.
         self.seconds = 0.0
-        """Spent on validation by this process."""
         self.count = 0
+        # pass@1 of each problem in the latest validation.
         self.passed: list[float] = []
-        """pass@1 of each problem in the latest validation."""
+        # The latest validation, until it is judged.
         self.fresh: dict[str, float] = {}
-        """The latest validation, until it is judged."""
 
     def is_due(self, step: int, last_step: int) -> bool:
         """Return whether `step` ends with a validation: each `every`-th, and the last that is logged."""

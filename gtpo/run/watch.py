@@ -16,32 +16,32 @@ from numpy.typing import NDArray
 
 from gtpo.run.sequential import KEPT, Drift, Floats
 
+# Nats per token from the untrained policy. A policy beyond it that has become worse is coming apart.
 KL_LIMIT = 0.1
-"""Nats per token from the untrained policy. A policy beyond it that has become worse is coming apart."""
 
+# A policy beyond this need not have become worse: it is enough that it has learned nothing.
 KL_FAR = 0.2
-"""Beyond this it need not be worse: it is enough that it has learned nothing."""
 
+# Lines from the start of a run that the KL divergence is compared with.
 FIRST_LINES = 64
-"""Lines from the start of a run that the KL divergence is compared with."""
 
+# Standard errors by which the logarithm of the KL divergence must have grown since then.
 GROWN = 3.0
-"""Standard errors by which its logarithm must have grown since then."""
 
+# Lines in a row without a finite gradient, entropy or KL that are a collapse.
 STREAK = 3
-"""Lines in a row without a finite gradient, entropy or KL that are a collapse."""
 
 
+# Names of the metrics of the two tests; the first that a run has counts.
 ACCURACY, KL = ("reward/accuracy", "reward"), ("kl/untrained", "kl")
-"""Names of the metrics of the two tests; the first that a run has counts."""
 
+# Share of the false alarms that each test may have.
 SHARES = {"accuracy": 0.25, "kl": 0.5 / 6}
-"""Of the false alarms."""
 
 WORDS = {"accuracy": "the accuracy reward fell", "kl": "the KL divergence grew"}
 
+# Below this share of its past the accuracy reward counts as fallen.
 FALLEN = 0.6
-"""The accuracy reward has fallen below this share of its past."""
 
 
 def metric_value(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
@@ -58,8 +58,8 @@ class Watch:
             "kl": Drift(false_alarms * SHARES["kl"], limit=KL_LIMIT, rows=rows),
         }
         self.said = {name: np.zeros(rows, dtype=bool) for name in self.tests}
+        # The first FIRST_LINES values of each run, by line.
         self.first: dict[str, list[list[float]]] = {name: [] for name in self.tests}
-        """The first FIRST_LINES values of each run, by line."""
         self.streak = 0
 
     def observe(self, step: int, row: Mapping[str, Any]) -> str | None:

@@ -61,7 +61,8 @@ class EvalFolder:
         self._metadata = dict(SAMPLE_SCHEMA.metadata)
         self._clock: Callable[[], float] | None = None
         self.samples = path / "samples"
-        for leftover in self.samples.glob(".*.tmp"):  # a writer that was killed; its part was never renamed
+        # A writer that was killed; its part was never renamed.
+        for leftover in self.samples.glob(".*.tmp"):
             leftover.unlink()
         # The largest, not their count: if a part is missing, the count is another's number.
         numbers = [int(p.stem.removeprefix("part-")) for p in self.parts()]
@@ -130,7 +131,8 @@ class EvalFolder:
         wall = {} if self._clock is None else {WALL: str(self._clock()).encode()}
         with self._writing:
             _write_part(self.samples / f"part-{self._next:06d}.parquet", samples, self._metadata | wall)
-            self._next += 1  # after the rename: a write that failed leaves no gap
+            # After the rename: a write that failed leaves no gap.
+            self._next += 1
 
     def replace_part(self, path: Path, samples: Sequence[Sample]) -> None:
         """Write a part again, whole and with the record it carries; without samples it goes."""

@@ -57,7 +57,8 @@ def unlike(a: EvalRecord, b: EvalRecord, keys: Sequence[str] = IDENTITY) -> list
     moved = a.model.has_fingerprint and b.model.has_fingerprint
     for key in keys:
         one, other = setting(a, key), setting(b, key)
-        if key == "engine.dtype":  # what `auto` came to counts, not the word
+        # What `auto` came to counts, not the word.
+        if key == "engine.dtype":
             known = a.engine.compute_dtype, b.engine.compute_dtype
             if all(known):
                 key, (one, other) = "engine.compute_dtype", known

@@ -38,7 +38,7 @@ from gtpo.common.log import LOG
 from gtpo.common.vllm_environment import CPU_KV_BLOCK, LORA_RANKS, lora_rank_slot
 from gtpo.trainer.trl_seam import engine_options, sampling_with
 
-# What the adapter is called in vLLM.
+# Name and number of the adapter in vLLM.
 NAME, NUMBER = "policy", 1
 SHARD_BYTES = 2 << 30
 # Completions that vLLM samples side by side, at least: TRL allows no more than a step's, and H_ini and the held-out
@@ -163,7 +163,8 @@ class AdapterGeneration(VLLMGeneration):
         packed = is_quantized(self.model)
         if packed:
             options |= {"dtype": layer.get_base_layer().compute_dtype, "quantization": None}
-        elif self._on_cpu():  # vLLM would take bfloat16 if the trainer has float32
+        elif self._on_cpu():
+            # vLLM would take bfloat16 if the trainer has float32.
             options["dtype"] = layer.get_base_layer().weight.dtype
         with tempfile.TemporaryDirectory(prefix="vllm-base-", dir=self.scratch) as folder:
             if packed:

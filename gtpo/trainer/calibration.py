@@ -22,9 +22,9 @@ from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import batch_statistics, loss_mask, padded, padded_batch, without_empty_columns
 
 CALIBRATION_FILE = "initial_entropy.json"
-# Progress is reported at most this often.
+# Least seconds between two reports of progress.
 REPORT_SECONDS = 5.0
-# Keys and values of the completions that the trainer's own model samples side by side: 100 of a 0.5B model.
+# Bytes of keys and values of the completions that the trainer's own model samples side by side: 100 of a 0.5B model.
 CACHE_BYTES = 1 << 30
 # On a GPU they may take a share of its memory, 1 in this many: a token takes as long for all of them as for one.
 CACHE_SHARE = 8
@@ -158,12 +158,15 @@ class GateCalibration(TrainerCallback):
         # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
         filled = [*rows, *([rows[-1]] * (-len(rows) % world))]
         mine = filled[accelerator.process_index :: world]
-        trainer.model.train()  # rollouts are made in this mode, and TRL's group size is its own in the other
+        # Rollouts are made in this mode, and TRL's group size is its own in the other.
+        trainer.model.train()
         prompt_ids, completion_ids, written, *_ = trl_seam.sample(trainer, mine)
         batch = padded_batch(trainer, prompt_ids, completion_ids)
-        if written:  # what tools answered, the policy did not write
+        # What tools answered, the policy did not write.
+        if written:
             batch["tool_mask"] = padded(trainer, written, 0, "right")
-        size = trainer.args.per_device_train_batch_size  # what a step's forward holds, without its gradients
+        # A step's forward holds as many rows, and what its backward needs beside them.
+        size = trainer.args.per_device_train_batch_size
         local = []
         for start in range(0, len(mine), size):
             some = without_empty_columns({name: part[start : start + size] for name, part in batch.items()})

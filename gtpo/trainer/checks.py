@@ -28,7 +28,7 @@ from gtpo.trainer import trl_seam
 from gtpo.trainer.policy_head import LMHead, policy_forward
 from gtpo.trainer.sampler_check import chosen_logps, own_logits
 
-# In each checkpoint: a run is resumed with the objective that it has.
+# File in each checkpoint: a run is resumed with the objective that stands there.
 OBJECTIVE_FILE = "objective.json"
 
 
@@ -56,11 +56,13 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
             f"GTPOTrainer: train_dataset has a column {', '.join(sorted(taken))}, a name of what reward functions "
             "are given; rename it (rename_column)"
         )
-    if images := {"image", "images"} & set(row):  # the loss would leave them out in silence
+    # The loss would leave them out in silence.
+    if images := {"image", "images"} & set(row):
         raise ValueError(f"GTPOTrainer trains text models; train_dataset has a column {images.pop()}")
     for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:
         if isinstance(function, str | Module) or not callable(function):
-            continue  # a reward model, or one that TRL refuses itself
+            # A reward model, or one that TRL refuses itself.
+            continue
         probe = probe_reward(getattr(function, "__name__", type(function).__name__), function, row)
         if probe.fault:
             raise ValueError(f"GTPOTrainer: {probe.fault}")
@@ -142,12 +144,14 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
             fused = fused_linear_gtpo_loss(trainer.objective, ours, narrow.weight, **narrow.transform(), **shared)
             logits = exact.logits(theirs)
             gap = (chosen_logps(own, ids) - chosen_logps(logits.detach(), ids)).abs()
-            if hidden.dtype == torch.float32:  # logits rounded to 16 bits are too coarse for a gradient
+            # Logits rounded to 16 bits are too coarse for a gradient.
+            if hidden.dtype == torch.float32:
                 logits = logits + (own.to(wide) - logits).detach()
             reference = reference_loss(trainer.objective, logits, **shared)
             (found,) = torch.autograd.grad(fused.loss, ours)
             (wanted,) = torch.autograd.grad(reference.loss, theirs)
-        norm = float(wanted.norm()) or 1.0  # of no gradient at all the difference is absolute
+        # If there is no gradient at all, the difference is absolute.
+        norm = float(wanted.norm()) or 1.0
         gradient = float((found.to(wide) - wanted).norm()) / norm
         apart = float(gap[shared["completion_mask"]].mean())
         allowed = trainer.sampler.allowed(float(own.float().abs().mean()))

@@ -191,7 +191,8 @@ class GroupStatistics:
         # A group may span ranks, so its ids are brought together before its spans are sought.
         ids = accelerator.gather(accelerator.pad_across_processes(batch["completion_ids"], dim=1))
         mask = accelerator.gather(accelerator.pad_across_processes(batch["completion_mask"], dim=1)).bool()
-        mask[:, 0] = True  # TRL empties the mask of truncated completions that it leaves out
+        # TRL empties the mask of truncated completions that it leaves out.
+        mask[:, 0] = True
         lengths = mask.sum(dim=1)
         last = ids.gather(1, lengths[:, None] - 1)
         ends = torch.tensor([*trainer.eos_token_ids, trl_seam.tokenizer(trainer).pad_token_id], device=ids.device)

@@ -80,7 +80,8 @@ class GTPOConfig(GRPOConfig):
             if name in defaults and getattr(self, name) != defaults[name] and not as_decided:
                 raise ValueError(f"GTPOConfig: remove {name}={getattr(self, name)!r}: {instead}")
         on_cpu = self.use_cpu or not torch.accelerator.is_available()
-        if self.bf16 is None and on_cpu:  # TRL's default is True, which transformers refuses there without use_cpu
+        # TRL's default is True, which transformers refuses there without use_cpu.
+        if self.bf16 is None and on_cpu:
             self.bf16 = False
         if self.resample_equal_groups < 0:
             raise ValueError(
@@ -96,7 +97,8 @@ class GTPOConfig(GRPOConfig):
                 "objective={'entropy_temperature': 'sampling'} or vllm_importance_sampling_correction=False"
             )
         self.scale_rewards = objective.scale_rewards
-        self.mask_truncated_completions = False  # the objective's `mask_truncated` leaves them out of the loss
+        # The objective's `mask_truncated` leaves them out of the loss.
+        self.mask_truncated_completions = False
         super().__post_init__()
 
     def resolved_objective(self) -> Objective:

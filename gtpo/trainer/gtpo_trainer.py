@@ -84,7 +84,8 @@ class RunTrainer(Trainer):
         """Return the gradient's norm; if it is not finite, the step that follows changes nothing."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 keeps it in parts
-        scaled = self.accelerator.scaler is not None  # float16's scaler skips such a step itself
+        # float16's scaler skips such a step itself.
+        scaled = self.accelerator.scaler is not None
         if not (math.isfinite(float(whole)) or scaled or self.is_deepspeed_enabled):
             model.zero_grad(set_to_none=True)
             LOG.warning(
@@ -167,7 +168,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.exact is not None:
             self.exact.seed_round()
-        self._rows = inputs  # TRL hands `_generate` the prompts only, and a reward wants the other columns
+        # TRL hands `_generate` the prompts only, and a reward wants the other columns.
+        self._rows = inputs
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         # Here, since TRL spreads the groups over micro-batches next.
         return self.groups.prepare(batch)
@@ -251,7 +253,8 @@ class GTPOTrainer(SampledTrainer):
         args = GTPOConfig(output_dir="gtpo-output") if args is None else args
         if not isinstance(args, GTPOConfig):
             raise ValueError(f"GTPOTrainer: args must be a GTPOConfig; found {type(args).__name__}")
-        if not LOG.hasHandlers():  # a TRL user's script that sets up no logging still sees the gate's decision
+        # A TRL user's script that sets up no logging still sees the gate's decision.
+        if not LOG.hasHandlers():
             start_logging()
         if train_dataset is not None and kwargs.get("environment_factory") is None:  # environments own their prompts
             prompts = (args.generation_batch_size or 0) // (args.num_generations or 1)
@@ -330,7 +333,8 @@ class GTPOTrainer(SampledTrainer):
 
     def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Return the loss (a scalar) of a micro-batch."""
-        inputs = without_empty_columns(inputs)  # padded to the longest of the round, not of this micro-batch
+        # They are padded to the longest completion of the round, not of this micro-batch.
+        inputs = without_empty_columns(inputs)
         output, aux_loss = policy_forward(self, model, inputs, functools.partial(self._loss_of_hidden, inputs))
         self._log(output, inputs)
         loss: Tensor = output.loss

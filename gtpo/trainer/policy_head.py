@@ -94,7 +94,8 @@ def add_policy_head(model: Any) -> None:
             aux_loss = cast(Any, load_balancing_loss_func)(outputs.router_logits, *sizes, kwargs.get("attention_mask"))
         hidden, head = outputs.last_hidden_state, self.get_output_embeddings()
         weight, bias = head.weight, getattr(head, "bias", None)
-        hidden = hidden.to(weight.device)  # a model that is spread over GPUs has its head on the last or the first
+        # A model that is spread over GPUs has its head on the last or the first.
+        hidden = hidden.to(weight.device)
         if isinstance(weight, DTensor):
             weight = weight.full_tensor()
             bias = None if bias is None else bias.full_tensor()

@@ -45,7 +45,8 @@ def draw_again(
         by_rank = [part.nonzero()[:, 0].tolist() for part in equal.view(-1, local)]
         most = max(map(len, by_rank))
         mine = by_rank[accelerator.process_index]
-        chosen = (mine + [0] * most)[:most]  # every rank takes part in every forward, with as many rows
+        # Every rank takes part in every forward, with as many rows.
+        chosen = (mine + [0] * most)[:most]
         with trl_seam.aside(trainer):
             _, new_ids, _, texts, new_logprobs, *_ = trainer.draw([prompts[i] for i in chosen])
         found = score(chosen, texts, new_ids).view(len(by_rank), most, -1)

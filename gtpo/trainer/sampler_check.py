@@ -111,7 +111,8 @@ def count_positions(model: Any) -> None:
 
     def fill(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
-        absent = cache is None and kwargs.get("position_ids") is None  # with a cache, `generate` gives them itself
+        # With a cache, `generate` gives them itself.
+        absent = cache is None and kwargs.get("position_ids") is None
         if absent and isinstance(mask, Tensor) and mask.dim() == 2:
             kwargs = {**kwargs, "position_ids": (mask.long().cumsum(dim=1) - 1).clamp(min=0)}
         return args, kwargs
@@ -319,7 +320,8 @@ class SamplerCheck:
         difference, tokens = trainer.accelerator.gather(totals).view(-1, 2).sum(dim=0).tolist()
         trl_seam.log(trainer, "sampling/logp_difference", difference / max(tokens, 1))
         self._sum, self._tokens = self._sum + difference, self._tokens + tokens
-        if not trainer.accelerator.sync_gradients:  # the few tokens of a micro-batch say little
+        # The few tokens of a micro-batch say little.
+        if not trainer.accelerator.sync_gradients:
             return
         mean, tokens, allowed = self._sum / max(self._tokens, 1.0), self._tokens, self.allowed()
         self._sum = self._tokens = 0.0

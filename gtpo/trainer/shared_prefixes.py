@@ -46,7 +46,8 @@ def prefix_tree(input_ids: Tensor, attention_mask: Tensor) -> Tree:
     paths: dict[int, list[int]] = {}
     before: list[int] = []
     path: list[int] = []
-    for row in sorted(range(len(rows)), key=rows.__getitem__):  # a row's longest shared prefix is with its neighbour
+    # A row's longest shared prefix is with its neighbour.
+    for row in sorted(range(len(rows)), key=rows.__getitem__):
         tokens, shared = rows[row], 0
         while shared < min(len(tokens), len(before)) and tokens[shared] == before[shared]:
             shared += 1
@@ -142,7 +143,8 @@ def share_prefixes(model: Any) -> SharedPrefixes:
     if why := obstacle(config):
         raise ValueError(why)
     hooks = SharedPrefixes(model.base_model, eager=config._attn_implementation == "eager")
-    if next(model.parameters()).device.type == "meta":  # another rank has the weights, and compares
+    # Another rank has the weights, and compares.
+    if next(model.parameters()).device.type == "meta":
         return hooks
     difference, dtype = _difference(model, hooks)
     if not difference <= TOLERANCE.get(dtype, 0.01):

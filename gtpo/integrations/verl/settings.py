@@ -136,7 +136,8 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
     faults = list(_objective_faults(objective, flat))
     for key, wanted, why in _requirements(objective, preset, flat):
         found = flat.get(key)
-        absent = found is None and isinstance(wanted, bool)  # and so verl's default, which is what is wanted
+        # A switch that is absent has verl's default, which is what is wanted.
+        absent = found is None and isinstance(wanted, bool)
         if found != wanted and not absent:
             shown = "null" if wanted is None else str(wanted).lower() if isinstance(wanted, bool) else wanted
             faults.append(f"{key} is {found!r}: {why}; set it to {shown}")

@@ -115,7 +115,8 @@ class GTPOTrainerSync(PPOTrainerSync):
         sampled = mask.any(dim=1)  # the others are verl's padding
         calibration = summarise(mean_entropy(data["entropy"][sampled], mask[sampled]))
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-        self.checkpoint_manager.update_weights(self.global_steps)  # the rollout engine takes its memory back
+        # The rollout engine takes its memory back.
+        self.checkpoint_manager.update_weights(self.global_steps)
         return calibration
 
     # -- the objective -----------------------------------------------------------------------------------------------
