@@ -122,7 +122,11 @@ def test_the_verifiers_page(root: Path, published: Any) -> None:
     assert told in readme
     draws = published("bench/law")["draws"]
     assert sum(draw["paid"] for draw in draws) == 0
-    assert f"0 of {sum(draw['attacks'] for draw in draws):,} rewritten copies of a problem are paid" in readme
+    attacks, looks = (sum(draw[what] for draw in draws) for what in ("attacks", "looks"))
+    assert f"0 of {attacks:,} rewritten copies of a problem are paid" in readme
+    assert sum(draw["lost"] for draw in draws) == 0
+    policy = " ".join((root / "docs/verification.md").read_text().split())
+    assert f"0 of {attacks:,} copies were paid, 0 of {looks:,} golds lost" in policy
 
 
 def test_the_runs_on_a_real_model(root: Path, published: Any) -> None:
@@ -184,7 +188,28 @@ def test_the_page_on_speed(root: Path, published: Any) -> None:
     assert sorted(re.findall(r"^\| \d+ x .*$", record, re.MULTILINE)) == sorted([*rows.values(), *with_amx.values()])
     frozen = [re.findall(r"\d\.\d\d", row)[0] for row in with_amx.values() if "frozen" in row]
     assert f"takes {frozen[0]} of them at D = 2048, {frozen[1]} at D = 896" in " ".join(page.split())
+    products = [
+        {(b["shape"], b["head"]): b["contenders"]["bare matmuls"]["seconds"] for b in blocks if b["dtype"] == "bfloat16"
+         and b["gate"] == "on"} for blocks in (published("bench/loss")["blocks"], published("bench/loss_amx")["blocks"])
+    ]  # fmt: skip
+    faster = [products[0][case] / seconds for case, seconds in products[1].items()]
+    told = f"With AMX the products are {min(faster):.0f} to {max(faster):.0f} times as fast"
+    assert all(told in " ".join(text.split()) for text in (page, record))
+    step, sampled = (
+        published(f"bench/{name}")["cases"]["lora, frozen head"] for name in ("step_bfloat16", "step_bfloat16_sampled")
+    )
+    time, memory = step["ratio"]["cpu_seconds"], step["ratio"]["peak_bytes"]
+    readme = " ".join((root / "README.md").read_text().split())
+    assert f"{time:.2f} of the CPU time and {memory:.2f} of the memory of TRL's GRPO" in readme
+    for told in (
+        f"{time:.2f} of the processor time and {memory:.2f} of the memory of TRL's GRPO step",
+        f"and {step['ratio_with_kl']['cpu_seconds']:.2f} of the time if GRPO has its KL term",
+        f"it is {sampled['ratio']['cpu_seconds']:.2f} of the processor time",
+    ):
+        assert told in " ".join(page.split())
     blocks = {(b["shape"], b["head"]): b for b in published("bench/head_cuda")["blocks"]}
+    every = [loss.ratio(block, "bare matmuls") for block in blocks.values()]
+    assert f"the loss takes {min(every):.2f} to {max(every):.2f} times its bare matmuls" in readme
     for tokens in (8192, 1024):
         its = [loss.ratio(blocks[f"{tokens}x4096x128256", head], "bare matmuls") for head in ("frozen", "trainable")]
         assert f"| {tokens:,} | {its[0]:.2f} | {its[1]:.2f} |" in page
