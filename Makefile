@@ -7,9 +7,9 @@ TRL115_VENV ?= .venv-trl115
 VERL_VENV ?= .venv-verl
 PIP_INSTALL ?= pip install
 PIP_FLAGS ?= --quiet --disable-pip-version-check
-# Each job imports torch and TRL: no more jobs than cores.
-# Compiled files are kept, whatever the caller says: each job, and each process that a test starts, would compile all again.
+# Compiled files are kept, whatever the caller says: each job and each process of a test would compile all again.
 unexport PYTHONDONTWRITEBYTECODE
+# Each job imports torch and TRL: no more jobs than cores.
 TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 
 .PHONY: help install docs demo publish-demo publish-first-steps publish-real clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench clean
@@ -189,8 +189,8 @@ $(VLLM_VENV)/.installed: pyproject.toml setup.py constraints-vllm.txt
 	@$(VLLM_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) -y torchvision torchaudio torchcodec
 	@touch $@
 
-# Each by itself, wherever there is room: one file has half of the work.
 VLLM_TESTS ?= vllm
+# Each by itself, wherever there is room: one file has half of the work.
 test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, in one process and on Ray, in an environment of its own
 	@$(VLLM_VENV)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "$(VLLM_TESTS)"
 

@@ -153,22 +153,29 @@ def _table_names(table: Path) -> dict[str, tuple[str, ...]]:
     """Return the names of a table's configs: an entry of each axis, joined by dashes -> the entries."""
     if not table.is_file():
         return {}
-    values, _ = read_yaml(table, "a mapping of sections", _Loader)
+    values = _string_keys(read_yaml(table, "a mapping of sections", _Loader)[0])
     axes = [entries for axis, entries in values.items() if axis != "base"]
+    # A user's config may be called table.yaml too; an entry of a table is a mapping, or has nothing under it.
+    if not all(isinstance(section, dict) for section in values.values()):
+        return {}
+    if not all(isinstance(entry, dict | None) for entries in axes for entry in entries.values()):
+        return {}
     return {"-".join(entries): entries for entries in itertools.product(*axes)}
 
 
 def _from_table(path: Path) -> Document:
     """Return the config that a table has under a path's name: its `base`, and an entry of each axis laid over it."""
     table = path.with_name(TABLE)
-    values, lines = read_yaml(table, "a mapping of sections", _Loader)
+    read_values, lines = read_yaml(table, "a mapping of sections", _Loader)
+    values = _string_keys(read_values)
     chosen = _table_names(table)[path.name.removesuffix(".yaml")]
     document = Document({}, {(): Origin(str(table), "")})
     for layer in [("base",), *zip((axis for axis in values if axis != "base"), chosen, strict=True)]:
-        above: Any = functools.reduce(lambda inside, key: inside.get(key, {}), layer, values)
+        # An entry with nothing under it changes nothing.
+        above: Any = functools.reduce(lambda inside, key: inside.get(key) or {}, layer, values)
         places = {key[len(layer) :]: line for key, line in lines.items() if key[: len(layer)] == layer}
         origins = {key: Origin(f"{table}:{line}", ".".join(key)) for key, line in places.items() if key}
-        document = Document(_string_keys(above), origins).over(document)
+        document = Document(above, origins).over(document)
     return document
 
 

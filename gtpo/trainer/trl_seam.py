@@ -194,7 +194,8 @@ def with_special_tokens(trainer: Any, outputs: tuple[Any, ...]) -> tuple[Any, ..
     completions = []
     for prompt, ids, completion in zip(outputs[0], outputs[1], outputs[3], strict=True):
         text = decode_completion(trainer._tokenizer, ids, trainer.eos_token_ids)
-        # The template opened it: without the tag, a thought that is cut off would be read as an answer.
+        # The template opened it: without the tag, a thought that is cut off would be read as an answer. Only the end of
+        # the prompt says so, in fewer tokens than these.
         inside = opened_thought(trainer._tokenizer.decode(prompt[-32:]))
         if inside and not plain(text).lstrip().startswith("<think>"):
             text = f"<think>{text}"

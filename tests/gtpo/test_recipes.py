@@ -58,6 +58,18 @@ def test_an_error_in_a_table_names_its_line(tmp_path: Path) -> None:
     assert find_config("paper/table") is None
 
 
+def test_names_in_a_table_may_be_numbers_and_a_config_may_be_called_table(tmp_path: Path) -> None:
+    (tmp_path / TABLE).write_text(
+        "base: {model: {model_name: o/m}}\ngroup:\n  8:\n  12: {training: {num_generations: 12}}"
+    )
+    groups = [load_config(tmp_path / f"{name}.yaml").training.num_generations for name in (8, 12)]
+    assert groups == [8, 12]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / TABLE).write_text("model: {model_name: o/m}\ntraining: {max_steps: 3}\nrun_name: abc\n")
+    with pytest.raises(UserError, match=r"missing.yaml: no such config file"):
+        load_config(tmp_path / "other/missing.yaml")
+
+
 def test_run_names_are_unique() -> None:
     names = [load(name).run_name for name in RECIPES]
     assert len(set(names)) == len(names)
