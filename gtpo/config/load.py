@@ -34,7 +34,7 @@ def load_config(
         raise UserError(f"{path} holds data, not a config; to train on it: gtpo train --model MODEL --data {path}")
     file = Path(path) if Path(path).is_file() else find_config(str(path)) or Path(path)
     document, found = translate(read(file, overrides or {}))
-    config, changes = resolve(to_config(document, found), document, world_size)
+    config, changes = resolve(to_config(document, found.errors), document, world_size)
     # TRL and peft check their settings when they have been imported; the document is gone by then.
     config._places = {".".join(key): str(origin) for key, origin in document.origins.items()}
     # Only now: of a config that is refused, only the errors matter.
@@ -43,9 +43,9 @@ def load_config(
     return config
 
 
-def to_config(document: Document, found: Findings | None = None) -> TrainConfig:
-    """Return a document of our dialect as the schema has it. Raises UserError, a line per error and `found`'s."""
-    found = found or Findings()
+def to_config(document: Document, errors: Iterable[str] = ()) -> TrainConfig:
+    """Return a document of our dialect as the schema has it. Raises UserError: `errors`, then its own, a line each."""
+    found = Findings([*errors])
     # `section:` with nothing under it is an empty section.
     values = {name: {} if value is None and name in sections() else value for name, value in document.values.items()}
     for name, key in keys().items():

@@ -73,7 +73,11 @@ _DECIDED = {
 _MAY_CHANGE = ("loss_type", "disable_dropout", "dataloader_pin_memory", "ddp_find_unused_parameters")
 
 # Fields of a sampler that the trainer sets itself.
-_OF_A_GROUP = ("n", "num_return_sequences", "max_tokens", "max_new_tokens", "max_length", "do_sample", "logprobs")
+_OF_A_GROUP = (
+    *("n", "num_return_sequences", "max_tokens", "max_new_tokens", "max_length", "do_sample", "logprobs"),
+    # Beams are no draws from the policy.
+    "num_beams",
+)
 
 
 def rollout_engine(config: TrainConfig) -> str:

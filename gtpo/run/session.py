@@ -182,13 +182,13 @@ class TrainingRun(TrainerCallback):
 
     def _explained(self, error: Exception) -> UserError | None:
         """Return what the user can do about an error that ended the run; None if nothing is known of it."""
-        # Of all other errors the traceback says more than a sentence could.
         if isinstance(error, UserError):
             return error
         if isinstance(error, torch.OutOfMemoryError):
             return UserError(memory_advice(self.config, error))
         if out_of_space(error):
             return no_room(self.folder.checkpoints, f"in {self.folder.root} ({str(error).splitlines()[0]})")
+        # Of all other errors the traceback says more than a sentence could.
         if not _NO_NUMBERS.search(str(error)):
             return None
         step = 0 if self.trainer is None else self.trainer.state.global_step

@@ -123,6 +123,7 @@ def test_lora_settings_are_pefts(tmp_path: Path) -> None:
         ({"top_p": 0.9}, "rollout.top_p: the key is training.top_p"),
         ({"typical": 0.9}, 'has no such field. Did you mean "typical_p"?'),
         ({"max_new_tokens": 3}, "gtpo train sets it"),
+        ({"num_beams": 2}, "gtpo train sets it"),
         ({"temperature": 0.5}, 'unknown key "rollout.temperature". Did you mean "training.temperature"?'),
     ],
 )
