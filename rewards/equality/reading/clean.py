@@ -135,7 +135,7 @@ _RAISED_HTML = re.compile(r"<(sup|sub)>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
 _AROUND = re.compile(
     r"^\\(?:underline|mathbf|text(?:bf|it|rm|sf|tt|normal)?|ensuremath|boldsymbol|bm|textcolor\s*\{\w+\}|color\s*\{\w+\}|mathrm)\s*\{(?=[\s\S]*[\d\\])"
 )
-_DECORATIONS = patterns("decorations")
+_DECORATIONS, _MARKS = patterns("decorations"), patterns("marks of lists and ends")
 _ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,5});")
 _DELIMITED = re.compile(r"(?<!\\)\\\((.*?)(?<!\\)\\\)|(?<!\\)\\\[(.*?)(?<!\\)\\\]|\$\$(.+?)\$\$", re.DOTALL)
 _STARRED_WITHIN = re.compile(r"(?<![\w*\\])\*\*([^*\n]+?)\*\*(?![\w*])")
@@ -162,7 +162,9 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
         text = _RAISED_HTML.sub(lambda m: ("^{" if m[1].lower() == "sup" else "_{") + m[2] + "}", text)
     if "&" in text:
         text = _ENTITY.sub(lambda m: html.unescape(m.group()), text)
-    text = _substituted(text, _DECORATIONS)
+    if "<" in text or "\n" in text or text[:1] == "{" or not text.isascii():  # what each decoration needs
+        text = _substituted(text, _DECORATIONS)
+    text = _substituted(text.strip(), _MARKS)
     text = _DELIMITED.sub(lambda m: f"${next(part for part in m.groups() if part is not None).strip()}$", text)
     for _ in range(3):
         before = text

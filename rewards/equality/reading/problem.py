@@ -71,14 +71,14 @@ def read_contract(text: str, prose: str, whole: str = "") -> Contract:
     return Contract(
         frozenset(units),
         next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
-        "rounding" in _named(_TOPICS, text),
+        SAYS.rounding.search(text) is not None,
         _places(text),
         _named(_FORMS, text),
         frozenset(SAYS.unknown.findall(asking)) - set("aI"),
         NUMBER_WORDS[several[1].lower()] if several else None,
         _named(_CURRENCIES, whole),
         counts,
-        {"points", "intervals"} & _named(_TOPICS, asking) == {"points"},
+        SAYS.points.search(asking) is not None and not SAYS.intervals.search(asking),
         frozenset(SAYS.modulus.findall(whole)),
     )
 
@@ -103,9 +103,8 @@ def _units(prose: str) -> set[str]:
             for size in range(len(spoken), 0, -1):
                 unit = read_unit(" ".join(spoken[:size])) if is_unit_word(spoken[size - 1]) else None
                 if unit is not None and unit.name and "*" not in unit.name and not unit.nouns:
-                    per = (
-                        SAYS.per.search(prose) if "/" not in unit.name else None
-                    )  # "how many miles does it go per gallon"
+                    # "how many miles does it go per gallon"
+                    per = SAYS.per.search(prose) if "/" not in unit.name else None
                     below = read_unit(per[1]) if per and is_unit_word(per[1]) else None
                     asked = below.name if below is not None and below.name != unit.name else ""
                     found.add(f"{unit.name}/{asked}" if asked else unit.name)
@@ -261,7 +260,7 @@ class ProblemText:
 
     @cached_property
     def topics(self) -> frozenset[str]:
-        """What it speaks of, by the table of topics: `angles`, `matrices`, `monotony` and such."""
+        """What it speaks of, by the table of topics: `angles`, `matrices`, `monotony`."""
         return _named(_TOPICS, self._text)
 
     @cached_property
