@@ -129,9 +129,13 @@ _OPERATED_BEFORE = re.compile(
     rf"[\d)}}\]]\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
     r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
     r"|\\sqrt\s*\[\s*$"
+    r"|\\begin\s*\{[a-zA-Z]?matrix\}(?:(?!\\end).)*$",  # an entry of a matrix
+    re.DOTALL,
 )
 _TOLD_OPERAND = re.compile(r"\b(?:product|sum|difference|quotient|ratio) (?:of|between)\s+\$?\s*$", re.IGNORECASE)
-_FACTOR = re.compile(r"(?:(?<![a-zA-Z\\])[a-zA-Z]|[\d})\]])\s*(?:\\left\s*)?$")
+_FACTOR = re.compile(
+    r"(?:(?<![a-zA-Z\\])[a-zA-Z]|[\d})\]]|\\(?:gcd|lcm|max|min|det|exp|ln|log|(?:arc)?(?:sin|cos|tan)))\s*(?:\\left\s*)?$"
+)
 
 
 def _in_a_factor(before: str) -> bool:
