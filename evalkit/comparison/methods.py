@@ -147,13 +147,8 @@ def _as_given(method: Method, methods: list[Method]) -> Method:
     if len(method.members) > 1 or method.trains == [] or not trained or len(trained) < len(others):
         return method
     folder = method.trains[0].root.resolve()
-
-    def begins_here(train: TrainFolder) -> bool:
-        base = str(train.document.get("base_model") or "")
-        where_it_was_trained = train.root.resolve().parents[2]  # of results/train/NAME
-        return folder in (Path(base).resolve(), (where_it_was_trained / base).resolve())
-
-    return replace(method, given=all(map(begins_here, trained)))
+    bases = [train.base_run() for train in trained]
+    return replace(method, given=all(base is not None and base.root.resolve() == folder for base in bases))
 
 
 def _labelled(members: list[Member], labels: Sequence[str]) -> dict[str, str]:

@@ -211,20 +211,27 @@ class TrainFolder:
                 rows[step] = rows.get(step, {}) | row
         return rows
 
+    def base_run(self) -> TrainFolder | None:
+        """Return the train run whose weights it began from, of its own project or of this one; None if there is none."""
+        base = Path(str(self.document.get("base_model") or ""))
+        for home in (*self.root.resolve().parents[2:3], Path()):  # of results/train/NAME
+            path = home / base
+            of_checkpoint = [path.parents[1]] if path.parent.name == "checkpoints" else []
+            for place in (home / RESULTS / "train" / base, path, path.parent, *of_checkpoint):
+                if base.name and (place / "run.json").is_file():
+                    return TrainFolder(place)
+        return None
+
     def trained_on(self, texts: Iterable[str]) -> int:
         """Return how many of these problems the run was trained on, or the run that it began from, by their texts."""
         known: set[str] = set()
         folder: TrainFolder | None = self
         seen: set[Path] = set()
-        while folder is not None:
+        while folder is not None and folder.root.resolve() not in seen:
             seen.add(folder.root.resolve())
             path = folder.root / PROBLEMS
             known |= set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
-            base = str(folder.document.get("base_model") or "")
-            homes = (Path(), *folder.root.resolve().parents[2:3])  # of results/train/NAME
-            places = [(home / base).parent for home in homes if base]  # of best/ and final/
-            runs = [TrainFolder(place.parent if place.name == "checkpoints" else place) for place in places]
-            folder = next((run for run in runs if run.run_json.is_file() and run.root.resolve() not in seen), None)
+            folder = folder.base_run()
         return sum(_text_key(text) in known for text in texts) if known else 0
 
     def has_begun(self) -> bool:

@@ -790,7 +790,8 @@ def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
     for method in ("grpo", "gtpo"):
         for seed in (1, 2, 3):
             name = f"{method}-s{seed}"
-            write_train(tmp_path / f"results/train/{name}", method=method, seed=seed, base_model="results/train/base")
+            began = ("base", "results/train/base", "results/train/base/best")[seed - 1]  # as --model may name it
+            write_train(tmp_path / f"results/train/{name}", method=method, seed=seed, base_model=began)
             write_eval(tmp_path / f"results/eval/{name}", method=method, train_run=f"results/train/{name}",
                        skill=1.5 + 0.1 * seed, seed=seed)  # fmt: skip
             names.append(name)

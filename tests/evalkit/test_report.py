@@ -410,6 +410,8 @@ def test_problems_that_a_run_was_trained_on_are_known_by_their_text(tmp_path: Pa
     assert (TrainFolder(run).trained_on(asked), TrainFolder(base).trained_on(asked)) == (2, 1)
     later = write_train(tmp_path / "results/train/later", base_model=str(run / "checkpoints/checkpoint-4"))
     assert TrainFolder(later).trained_on(asked) == 2
+    TrainFolder(later).update_run(base_model="run")
+    assert TrainFolder(later).trained_on(asked) == 2
     TrainFolder(base).update_run(base_model=str(run / "best"))  # trained again, from its own successor
     assert TrainFolder(base).trained_on(asked) == 2
     for name in ("a", "b"):
