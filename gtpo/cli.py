@@ -205,7 +205,29 @@ def _evaluate(settings: EvalSettings) -> int:
     """
     from gtpo.evalkit.evaluation.command import run_eval
 
-    return run_eval(settings)
+    return _evaluate_with_base(settings) if settings.with_base else run_eval(settings)
+
+
+def _evaluate_with_base(settings: EvalSettings) -> int:
+    from gtpo.evalkit.engines.model_ref import resolve_model
+    from gtpo.evalkit.evaluation.command import run_eval
+    from gtpo.runs.train_run import RESULTS, find_train_run
+
+    train = find_train_run(settings.model or "")
+    if train is None:
+        raise UserError(f"--with-base compares a train run with what it started from, and {settings.model} is none")
+    base = str(train.base) if train.base.is_dir() else str(train.document.get("base_model"))
+    resolve_model(base)  # before anything is sampled: is it there?
+    out = settings.out or RESULTS / "eval" / train.root.name
+    base_out = out.with_name(f"{out.name}-base")
+    given = {name: getattr(settings, name) for name in settings.given - {"checkpoint"}}
+    as_run = given | {"model": base, "like": str(out), "out": base_out}
+    for evaluation in (settings.filled({"out": out}), EvalSettings(**as_run)):
+        if code := run_eval(evaluation, summary=False):
+            return code
+    runs = [str(base_out), str(out)]
+    shown = "json" if settings.json_output else "table"
+    return run_compare(CompareSettings(runs=runs, baseline=runs[0], group_by="none", format=shown), runs)
 
 
 def _compare(settings: CompareSettings) -> int:

@@ -111,6 +111,17 @@ def test_a_run_is_compared_with_its_base(trained: tuple[Path, str]) -> None:
     assert "mine" in gtpo(home, "compare", "mine", "demo-base-like-mine")
 
 
+def test_a_run_is_evaluated_with_its_base(trained: tuple[Path, str]) -> None:
+    home, _ = trained
+    said = gtpo(home, "eval", "mine", "-b", "mine.jsonl", "--limit", "4", "--with-base", "--out", "results/eval/both")
+    assert re.search(r"both (is|against) .*both-base.* on mine: ", said), said
+    run, base = (json.loads((home / f"results/eval/{name}/eval.json").read_text()) for name in ("both", "both-base"))
+    assert "about these weights, not about training them anew" in said, "of the base no seed is missing"
+    assert (run["model"]["train_run"], base["model"]["train_run"]) == ("mine", "demo-base")
+    assert run["model"]["fingerprint"] != base["model"]["fingerprint"]
+    assert [run[key] for key in ("sampling", "prompt")] == [base[key] for key in ("sampling", "prompt")]
+
+
 def test_fields_of_other_names_are_trained_on_too(trained: tuple[Path, str]) -> None:
     home, _ = trained
     write_rows(home / "theirs.jsonl", [{"question": f"What is {a}+1?", "label": a + 1} for a in range(40)])
@@ -129,6 +140,7 @@ MISTAKES = {
     ("compare", "one.jsonl", "nogold.jsonl"): "nogold.jsonl:1: no gold",
     ("compare", "one.jsonl", "other.jsonl"): "these runs have no question in common",
     ("compare", "list.json", "one.jsonl"): "list.json is a file, not a run",
+    ("eval", "arithmetic", "-b", "arithmetic", "--with-base"): "--with-base compares a train run with what it started",
     ("compare", "some-run", "--fields", "a=b"): "--fields names the fields of files of completions",
     ("eval", "--completions", "rows.jsonl"): 'several go under "completions"',
     ("eval", "--completions", "rows.jsonl", "--k", "four"): '--k must be a whole number, found "four"',

@@ -46,7 +46,7 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
         LOG.error("incomplete: the disk is full%s: free some space. The same command resumes", where)
         return INCOMPLETE
     if not summary:
-        LOG.info(f"{settings.completions}: {record.scoring} scoring, stored in {folder}")
+        LOG.info(f"{settings.completions or settings.model}: {record.scoring} scoring, stored in {folder}")
     elif settings.json_output:
         print(json.dumps(record.as_json(), indent=2))
     else:

@@ -44,7 +44,7 @@ def _option(
 
 # Sections of `gtpo eval --help` -> their options; the rest is about the output.
 HELP_GROUPS: dict[str, tuple[str, ...]] = {
-    "What": ("model", "benchmarks", "completions", "like", "check", "rescore", "limit", "questions",
+    "What": ("model", "benchmarks", "completions", "like", "with_base", "check", "rescore", "limit", "questions",
              "data_dir", "checkpoint"),
     "Sampling": ("k", "samples", "engine", "protocol", "prompt", "chat_template", "chat_template_kwargs", "temperature",
                  "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "sampling", "max_tokens", "seed"),
@@ -87,6 +87,10 @@ class EvalSettings(Options):
     like: str | None = _option(
         None, "An eval run whose questions and settings are taken; flags that are given win. For a fair comparison."
     )
+    with_base: bool = _option(
+        False, "Of a train run: evaluate what it started from in the same way, and compare the two.",
+        engines=LOCAL,
+    )  # fmt: skip
     out: Path | None = _option(None, "Run folder (default: results/eval/NAME).", modes=FILE)
     list_benchmarks: bool = _option(False, "List the benchmarks and exit.", "--list", modes=("list",))
     check: str | None = _option(
