@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig
 
 from gtpo.common.errors import UserError, did_you_mean
@@ -218,3 +218,13 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         for name, why in _grpo_faults(made):
             raise UserError(f"{config.place(f'training.{name}')} {why}")
     return made
+
+
+def require_optimizer(config: TrainConfig, arguments: Any) -> None:
+    """Raise UserError if the package of `training.optimizer` is not installed; arguments: of the run's trainer."""
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(arguments)
+    except (ImportError, ValueError) as error:
+        # Some also want the model, which is not loaded yet.
+        if isinstance(error, ImportError) or "install" in str(error):
+            raise UserError(f"{config.place('training.optimizer')} {config.training.optimizer}: {error}") from None

@@ -22,7 +22,7 @@ from gtpo.inputs.model import LoadedModel, load_model, rounded_away, widen_adapt
 from gtpo.plan.preflight import RunInputs
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.advice import Advice, memory_advice
-from gtpo.run.arguments import rollout_engine, trainer_arguments
+from gtpo.run.arguments import require_optimizer, rollout_engine, trainer_arguments
 from gtpo.run.checkpoint import (
     check_checkpoint,
     no_room,
@@ -91,6 +91,7 @@ class TrainingRun(TrainerCallback):
         self.main = self.processes.is_main_process
         # What TRL refuses is told before the weights are loaded; `_build` makes them again for their data type.
         self.arguments = trainer_arguments(config, folder.checkpoints, "float32")
+        require_optimizer(config, self.arguments)
         self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
         self.health = Health(config.health, self._best_metric(), config.training.logging_steps)
         self.begin = time.monotonic()

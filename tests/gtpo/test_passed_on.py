@@ -17,7 +17,7 @@ from gtpo.config import load_config
 from gtpo.config.passed_on import in_words
 from gtpo.inputs.model import lora_settings
 from gtpo.rewards.loading import load_reward
-from gtpo.run.arguments import trainer_arguments
+from gtpo.run.arguments import require_optimizer, trainer_arguments
 from gtpo.trainer import GTPOConfig
 
 NAMED = {
@@ -95,6 +95,14 @@ def test_what_cannot_be_passed_on_is_refused(tmp_path: Path, method: str, traini
     with pytest.raises(UserError) as refused:
         trainer_arguments(loaded(tmp_path, method, **training), tmp_path, "float32")
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("optimizer", ["schedule_free_adamw", "grokadamw", "galore_adamw"])
+def test_an_optimizers_package_is_asked_for_before_the_weights(tmp_path: Path, optimizer: str) -> None:
+    plain, other = (loaded(tmp_path, "gtpo", optimizer=name) for name in ("adamw_torch", optimizer))
+    require_optimizer(plain, trainer_arguments(plain, tmp_path, "float32"))
+    with pytest.raises(UserError, match=rf"run.yaml:5: training.optimizer {optimizer}: .*pip install"):
+        require_optimizer(other, trainer_arguments(other, tmp_path, "float32"))
 
 
 def test_all_that_cannot_be_passed_on_is_named_at_once(tmp_path: Path) -> None:
