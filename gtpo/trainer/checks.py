@@ -164,6 +164,9 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
             f"gradient {gradient:.1e} (relative); the head's log-probabilities lie {apart:.1e} nats from those of the "
             f"model's own forward (at most {allowed:.1e})"
         )
+        # Two zeros agree too: then the check has compared no gradient.
+        if not wanted.any() and not found.any():
+            line += ". This group has no gradient (its rewards are equal, or the gate dropped it), so none was compared"
         return line, passed
 
     with torch.no_grad():
