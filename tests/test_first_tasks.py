@@ -119,6 +119,8 @@ def test_a_run_is_evaluated_with_its_base(trained: tuple[Path, str]) -> None:
     assert "about these weights, not about training them anew" in said, "of the base no seed is missing"
     assert (run["model"]["train_run"], base["model"]["train_run"]) == ("mine", "demo-base")
     assert run["model"]["fingerprint"] != base["model"]["fingerprint"]
+    refused = gtpo(home, "eval", "demo-base", "-b", "mine.jsonl", "--with-base", code=2)
+    assert "demo-base built its model itself" in refused
     assert [run[key] for key in ("sampling", "prompt")] == [base[key] for key in ("sampling", "prompt")]
 
 
