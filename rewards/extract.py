@@ -126,7 +126,7 @@ _OPERATED_AFTER = re.compile(
     r"|\s*(?:\\left)?\(\s*-?\d+\s*[-+*/]"
 )
 _OPERATED_BEFORE = re.compile(
-    rf"[\d)}}\]]\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
+    rf"(?:[\d)}}\]!|]|\\(?:rfloor|rceil|rvert|pi)\b)\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
     r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
     r"|\\sqrt\s*\[\s*$"
     r"|\\begin\s*\{[a-zA-Z]?matrix\}(?:(?!\\end).)*$",  # an entry of a matrix
