@@ -145,9 +145,11 @@ check: lint  ## lint, then the test files that differ from main or have the name
 test-all: test  ## what `make test` runs, then the slow tests: several processes, other libraries, whole runs
 	@$(MAKE) --no-print-directory slow-tests
 
+# A limit against what hangs: some of these take two minutes on an idle machine, and CI runs others beside them.
+LONG := --timeout 1200
 .PHONY: slow-tests
 slow-tests: $(VENV)/.installed-dev
-	@$(BIN)/$(PYTEST) -m "slow and $(ELSEWHERE)"
+	@$(BIN)/$(PYTEST) $(LONG) -m "slow and $(ELSEWHERE)"
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
@@ -192,7 +194,7 @@ $(VLLM_VENV)/.installed: pyproject.toml setup.py constraints-vllm.txt
 VLLM_TESTS ?= vllm
 # Each by itself, wherever there is room: one file has half of the work.
 test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, in one process and on Ray, in an environment of its own
-	@$(VLLM_VENV)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "$(VLLM_TESTS)"
+	@$(VLLM_VENV)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal $(LONG) -m "$(VLLM_TESTS)"
 
 # verl wants torch 2.11 and transformers < 5.11: an environment of its own. Not in CI: results/published/verl/ holds
 # what these tests printed, and the tests of the settings and of the advantages run in `make test`.
