@@ -1,7 +1,7 @@
 """The openai engine: one or many servers with OpenAI's chat completions (vLLM, SGLang, a cluster's endpoint).
 
 One streamed request per sample, each with the sample's seed; all servers take from one queue, at most `concurrency` at
-a time each. A request that fails in a way that may pass is sent again with growing pauses, to another server if there
+a time each. A request that fails in a way that may pass is sent again after a growing pause, to another server if there
 is one; a server that fails gets half as many at a time, and one that refuses for the rate (429) has a pause too. A
 sample that keeps failing is handed on with its error. A server that answers nothing is left out; without another the
 engine stops. The key comes from the environment, goes into the request header and nowhere else.
@@ -14,16 +14,16 @@ import contextlib
 import email.utils
 import json
 import queue
-import random
 import re
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-# aiohttp is the client: a streamed completion of 64 tokens takes it 0.5 ms of processor time, httpx 5 ms, openai 9 ms.
+# aiohttp is the client: a streamed completion of 64 tokens takes it 1.0 ms of processor time, httpx 2.9 ms, and the
+# openai package 12.5 ms, which makes an object of every event.
 import aiohttp
 
 from gtpo.common.errors import UserError
@@ -40,7 +40,7 @@ from gtpo.evalkit.engines.base import (
     one_line,
     sample_seed,
 )
-from gtpo.evalkit.engines.openai_request import Dialect, Servers, apart, refusal
+from gtpo.evalkit.engines.openai_request import Server, Servers, apart
 from gtpo.rewards.thoughts import unfinished
 
 # Between two looks at the queue; within what time a server must say its version.
@@ -49,6 +49,9 @@ TICK_S, PROBE_S = 0.1, 5.0
 # Before another attempt; it doubles with each.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 
+# Most that a Retry-After header is followed.
+LONGEST_WAIT_S = 120.0
+
 # So many failures in a row (or as many as requests are in flight, if more) say that a server answers nothing. Samples
 # of one question that are refused for good count once.
 ALL_FAILED = 16
@@ -56,16 +59,11 @@ ALL_FAILED = 16
 # When the engine stops by itself, requests in flight may still be answered for so long.
 DRAIN_S = 30.0
 
-# Requests that are sent before all others, of so many tokens, and how long an answer may take.
+# Requests that are sent before all others, of so many tokens, and how long they may take.
 CANARIES, CANARY_TOKENS, CANARIES_S = 2, 48, 20.0
 
 # Share of the completions from which on something is worth a warning.
 SOME = 0.05
-
-_JSON = {"Content-Type": "application/json"}
-
-# Most that a Retry-After header is followed.
-LONGEST_WAIT_S = 120.0
 
 # Client errors that pass; every other one stays.
 _TRY_AGAIN = (408, 409, 425, 429)
@@ -78,7 +76,7 @@ class RequestError(Exception):
     """A request without a completion.
 
     passing: another attempt may help. pause_s: what the server asks to wait. status: the HTTP status, if there was an
-    answer. text: what there is of the completion.
+    answer.
     """
 
     message: str
@@ -86,39 +84,25 @@ class RequestError(Exception):
     passing: bool = False
     pause_s: float = 0.0
     status: int | None = None
-    text: str = ""
-
-
-class Reply(NamedTuple):
-    """A completion as the server gave it."""
-
-    text: str
-    tokens: int | None
-    finish_reason: str
-    model: str | None = None  # The model that answered, as the server names it
-    prompt_tokens: int | None = None
-    only_thought: bool = False  # Whether all of it came as `reasoning_content`, though it ended by itself
 
 
 class Answer:
-    """A completion that is being received. `feed` it what comes; `reply` when that is all. Both raise RequestError."""
+    """A completion that is being received. `feed` it what comes and `end` it; both raise RequestError."""
 
     def __init__(self) -> None:
         self.deltas = 0  # Events that brought something: about as many as tokens
+        self.model: str | None = None  # The model that answered, as the server names it
+        self.tokens: int | None = None
+        self.prompt_tokens: int | None = None
+        self.finish_reason = ""
         self._rest = self._data = b""  # The line that has begun, and the data of the event that has begun
         self._whole: list[bytes] = []  # Lines that belong to no event: a whole body, whatever its content type says
-        self._events = 0
+        self._streamed = False
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self._usage: dict[str, Any] = {}
-        self._reason: str | None = None
-        self._model: str | None = None
 
     def feed(self, part: bytes) -> None:
         """Take bytes of the body."""
-        if b"\n" not in part and b"\r" not in part:
-            self._rest += part
-            return
         *lines, self._rest = (self._rest + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         for line in lines:
             self._line(line)
@@ -127,7 +111,7 @@ class Answer:
         """Take one line of a stream. An event may have its JSON on several; servers may leave out the blank one."""
         line = line.removeprefix(b"\xef\xbb\xbf")
         if line.startswith(b"data:"):
-            self._events += 1
+            self._streamed = True
             self._data += (b"\n" if self._data else b"") + line[5:].strip()
             if self._data in (b"[DONE]", b""):
                 self._data = b""
@@ -138,25 +122,23 @@ class Answer:
         elif line.strip():
             self._whole.append(line)
         elif self._data:
-            raise self._malformed(f"no JSON: {one_line(self._data.decode('utf-8', 'replace'))[:60]}")
-
-    def _malformed(self, why: str) -> RequestError:
-        return RequestError(f"malformed answer: {why}", passing=True, text=self.text())
+            raise _malformed(f"no JSON: {self._data[:60].decode('utf-8', 'replace')}")
 
     def _add(self, event: Any) -> None:
         """Take one event, or a whole body."""
         try:
             if (error := event.get("error")) is not None:
-                message = error.get("message", error) if isinstance(error, dict) else error
-                raise RequestError(f"the server broke off: {one_line(message)}", passing=True, text=self.text())
-            self._model = event.get("model") or self._model
-            self._usage |= event.get("usage") or {}
+                raise RequestError(f"the server broke off: {_message(error)}", passing=True)
+            self.model = event.get("model") or self.model
+            usage = event.get("usage") or {}
+            self.tokens = _count(usage.get("completion_tokens"), self.tokens)
+            self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
             for choice in event.get("choices") or ():
                 if not choice.get("index"):  # one was asked for
-                    self._reason = choice.get("finish_reason") or self._reason
+                    self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
                     self._take(choice.get("delta") or choice.get("message") or {"content": choice.get("text")})
         except (AttributeError, TypeError, ValueError) as error:
-            raise self._malformed(one_line(f"{type(error).__name__}: {error}")) from None
+            raise _malformed(f"{type(error).__name__}: {error}") from None
 
     def _take(self, message: dict[str, Any]) -> None:
         content = message.get("content") or message.get("refusal") or ""
@@ -170,37 +152,46 @@ class Answer:
         self._texts.append(content)
         self._thoughts.append(thought)
 
+    @property
+    def only_thought(self) -> bool:
+        """Whether all of it came as `reasoning_content`, though it ended by itself."""
+        return self.finish_reason == "stop" and any(self._thoughts) and not "".join(self._texts).strip()
+
     def text(self) -> str:
         """Return what there is of the completion, thoughts in their tags."""
         text, thoughts = "".join(self._texts), "".join(self._thoughts)
         if thoughts:
-            ended = text or finish_word(str(self._reason)) == "stop"
+            ended = text or finish_word(self.finish_reason) == "stop"
             text = f"<think>{thoughts}</think>{text}" if ended else f"<think>{thoughts}"
         if _SURROGATE.search(text):  # a character may come as two events with half of it each
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return text
 
-    def reply(self) -> Reply:
-        """Return the whole completion."""
+    def end(self) -> None:
+        """Take the end of the body, and settle whether this is a completion."""
         self._line(self._rest)
         self._line(b"")
-        if not self._events:
+        if not self._streamed:
             try:
                 self._add(json.loads(b"\n".join(self._whole) or b"{}"))
             except (ValueError, RecursionError) as error:
-                raise self._malformed(one_line(error)) from None
+                raise _malformed(error) from None
             self.deltas = 0  # a whole body is no event
-        text, word = self.text(), finish_word(str(self._reason))
-        if word == "refused":
-            raise RequestError(f"the server withheld the completion (finish_reason {self._reason})", text=text)
-        if word not in ("stop", "length"):
-            said = f"the completion was not finished (finish_reason {self._reason})"
-            raise RequestError(
-                said if self._events or self._texts else "malformed answer: no choices", passing=True, text=text
-            )
-        written, read = (_count(self._usage.get(name)) for name in ("completion_tokens", "prompt_tokens"))
-        only_thought = word == "stop" and any(self._thoughts) and not "".join(self._texts).strip()
-        return Reply(text, written, word, self._model, read, only_thought)
+        said, self.finish_reason = self.finish_reason, finish_word(self.finish_reason)
+        if self.finish_reason == "refused":
+            raise RequestError(f"the server withheld the completion (finish_reason {said})")
+        if not (self._streamed or self._texts):
+            raise _malformed("no choices")
+        if self.finish_reason not in ("stop", "length"):
+            raise RequestError(f"the completion was not finished (finish_reason {said or None})", passing=True)
+
+
+def _malformed(why: object) -> RequestError:
+    return RequestError(f"malformed answer: {one_line(why)}", passing=True)
+
+
+def _message(error: Any) -> str:
+    return one_line(error.get("message", error) if isinstance(error, dict) else error)
 
 
 def _joined(content: Any) -> str:
@@ -210,8 +201,8 @@ def _joined(content: Any) -> str:
     return "".join(part.get("text") or "" for part in content)
 
 
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
+def _count(value: Any, before: int | None) -> int | None:
+    return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else before
 
 
 def refused(status: int, headers: Any, body: str) -> RequestError:
@@ -219,13 +210,12 @@ def refused(status: int, headers: Any, body: str) -> RequestError:
     if 300 <= status < 400:
         where = one_line(headers.get("location", "?"))
         return RequestError(f"HTTP {status}: it redirects to {where}; --base-url takes that address", status=status)
-    text = body[:10_000]
+    text = one_line(body)
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
-        found = json.loads(text)
-        inner = found.get("error", found)
-        text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
+        found = json.loads(body)
+        text = _message(found.get("error", found))
     return RequestError(
-        f"HTTP {status}: {one_line(text)}",
+        f"HTTP {status}: {text}",
         passing=(status >= 500 or status in _TRY_AGAIN) and "insufficient_quota" not in body,
         pause_s=_retry_after(headers.get("retry-after", "")),
         status=status,
@@ -254,35 +244,6 @@ class _Request:
     answer: Answer = field(default_factory=Answer)
 
 
-class _Server:
-    """One server and what is known of it."""
-
-    def __init__(self, url: str, most: int) -> None:
-        # `limit`: requests in flight now; halved by failures, and back by one a round trip.
-        self.url, self.most, self.limit = url, most, float(most)
-        self.dialect = Dialect(url)
-        self.out: str | None = None  # Why it gets no requests now
-        self.unlisted = ""  # What to say if it does not know the model after all: it does not list it
-        self.workers: list[asyncio.Task[None]] = []
-        self.pause_until = self.halved_at = 0.0
-        self.full_since: float | None = None  # since when it refuses for the rate (429) and sends nothing
-        self.failures: set[tuple[Any, ...]] = set()  # those in a row
-        self.served = self.refusals = 0
-        self.model: str | None = None
-
-    def failed(self, sent: float) -> None:
-        """Halve the limit, once for all requests that were on their way."""
-        if sent >= self.halved_at:
-            self.limit, self.halved_at = max(1.0, self.limit / 2), time.monotonic()
-            self.refusals += 1
-
-    def accepted(self) -> None:
-        """Note an answer."""
-        self.limit = min(self.most, self.limit + 1 / self.limit)
-        self.refusals, self.served = 0, self.served + 1
-        self.failures.clear()
-
-
 class OpenAIEngine(Engine):
     """Samples from servers, e.g. at http://127.0.0.1:8000/v1.
 
@@ -303,19 +264,16 @@ class OpenAIEngine(Engine):
         first: Sequence[Task] = (),
         thoughts: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        self.ref, self.sampling, self.access, self._first = servers.ref, sampling, servers.access, first[:1]
+        self.sampling, self.access, self._first = sampling, servers.access, first[:1]
         self._concurrency, self._retries, self._body = concurrency, retries, body or {}
         self._reading = Reading(sampling.stop, thoughts)
         self._sends_stop = True
-        self.servers = {url: _Server(url, concurrency) for url in servers.urls}
-        for url, server in self.servers.items():
-            if isinstance(why := servers.listed[url], str):
-                server.out = why
-                LOG.warning("no server answers at %s (%s): left out", url, why)
-                continue
-            server.dialect.owner = str(servers.card(url).get("owned_by", ""))
-            server.unlisted = servers.not_listed(url)
-            if server.unlisted:
+        self.servers = servers.each
+        for server in self.servers:
+            server.limit = server.most = concurrency
+            if server.out is not None:
+                LOG.warning("no server answers at %s (%s): left out", server.url, server.out)
+            elif server.unlisted:
                 LOG.warning("%s. It is asked all the same", server.unlisted)
         self._results: queue.SimpleQueue[list[Generation] | None] = queue.SimpleQueue()
         self._lot: list[Generation] = []  # What has come since the last of `_results`
@@ -327,19 +285,20 @@ class OpenAIEngine(Engine):
     # -- before sampling -----------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """Return name, the servers' addresses, what they say of themselves, and what the canaries brought."""
+        """Return name, the servers' addresses, what they say of themselves, and what the canaries brought.
+
+        Raises UserError if a server refuses them in a way that no sample can mend, or if another one has another model.
+        """
         versions, texts = apart(self._ask_first())
-        if self._fatal is not None:
-            raise self._fatal
-        servers = self.servers.values()
-        models = {server.url: server.model for server in servers if server.model is not None}
+        models = {server.url: server.model for server in self.servers if server.model is not None}
         if len(set(models.values())) > 1:
             names = "; ".join(f"{url} answers as {model}" for url, model in models.items())
             raise UserError(f"the servers have different models: {names}. Samples of one run must be of one")
-        for model in set(models.values()) - {self.ref.served_name}:
-            LOG.warning('"%s" answers, and "%s" was asked for', model, self.ref.served_name)
-        by_default = sorted(set[str]().union(*(server.dialect.by_default for server in servers)))
-        stay = sorted(set(by_default).difference(*(server.dialect.left_out for server in servers)))
+        asked = self.servers[0].ref.served_name
+        for model in set(models.values()) - {asked}:
+            LOG.warning('"%s" answers, and "%s" was asked for', model, asked)
+        by_default = sorted(set[str]().union(*(server.by_default for server in self.servers)))
+        stay = sorted(set(by_default).difference(*(server.left_out for server in self.servers)))
         if stay:
             LOG.warning("the server does not take %s from a request: its own defaults hold", ", ".join(stay))
         draws, same = self.sampling.temperature > 0, [len(found) > 1 == len(set(found)) for found in texts.values()]
@@ -359,7 +318,7 @@ class OpenAIEngine(Engine):
             "name": self.name,
             "versions": package_versions("aiohttp") | ({"server": ", ".join(sorted(versions))} if versions else {}),
             "hardware": None,
-            "base_urls": list(self.servers),
+            "base_urls": [server.url for server in self.servers],
             **({"canaries": found} if texts else {}),
             **({"parameters_left_out": by_default} if by_default else {}),
         }
@@ -369,28 +328,28 @@ class OpenAIEngine(Engine):
         versions: set[str] = set()
         texts: dict[str, list[str]] = {}
 
-        async def version(server: _Server) -> None:
+        async def version(server: Server) -> None:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
                 timeout = aiohttp.ClientTimeout(total=PROBE_S)
                 async with self._session.get(f"{server.url.removesuffix('/v1')}/version", timeout=timeout) as answer:
                     versions.add(one_line(json.loads(await answer.read())["version"]))
 
-        async def try_out(server: _Server, task: Task) -> None:
+        async def try_out(server: Server, task: Task) -> None:
             found = []
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CANARIES_S):
                     for index in range(CANARIES) if self.sampling.temperature > 0 else [0] * CANARIES:
                         try:
-                            found.append((await self._ask(server, self._request(task, index), CANARY_TOKENS)).text)
+                            found.append((await self._ask(server, self._request(task, index), CANARY_TOKENS)).text())
                         except RequestError as error:
-                            if server.unlisted and error.status in (400, 404):
-                                self._fatal = UserError(server.unlisted)
+                            if mistake := server.mistake(error.status, str(error)):
+                                raise UserError(mistake) from None
                             if not error.passing:
                                 break
             if any(map(str.strip, found)):  # thoughts that are not shown say nothing
                 texts[server.url] = found
 
-        async with self.access.session() as self._session:
+        async with self._connect() as self._session:
             there = self._in()
             await asyncio.gather(
                 *map(version, there), *(try_out(server, task) for server in there for task in self._first)
@@ -441,50 +400,47 @@ class OpenAIEngine(Engine):
 
     # -- below, all of it under asyncio in one thread ------------------------------------------------------------------
 
+    def _connect(self) -> aiohttp.ClientSession:
+        connections = self._concurrency * len(self.servers) + 8
+        return self.access.session(self.access.timeout_s, self.access.total_s, connections)
+
     def _request(self, task: Task, index: int) -> _Request:
         return _Request(task, index, sample_seed(self.sampling.seed, task.benchmark, task.question_id, index))
 
-    def _in(self) -> list[_Server]:
+    def _in(self) -> list[Server]:
         """Return the servers that get requests."""
-        return [server for server in self.servers.values() if server.out is None]
+        return [server for server in self.servers if server.out is None]
 
     async def _sample(self, tasks: Sequence[Task]) -> None:
         """Ask until every sample is there or has failed, or the run is stopped."""
         self._waiting = deque(self._request(task, index) for task in tasks for index in task.missing)
         self._left = len(self._waiting)
-        connections = self._concurrency * len(self.servers) + 8
-        async with self.access.session(connections) as self._session, asyncio.TaskGroup() as group:
-            for server in self._in():
-                server.workers = [group.create_task(self._work(server, place)) for place in range(self._concurrency)]
+        async with self._connect() as self._session, asyncio.TaskGroup() as group:
+            places = [(server, place) for server in self._in() for place in range(self._concurrency)]
+            workers = [group.create_task(self._work(server, place)) for server, place in places]
             while self._left and (self._stop_at is None or (self._in_flight and time.monotonic() < self._stop_at)):
                 await asyncio.sleep(TICK_S)
                 if self._completed:  # until then, failures may be one mistake of the command's
                     self._hand_over()
-            for server in self.servers.values():
-                for worker in server.workers:
-                    worker.cancel()
+            for worker in workers:
+                worker.cancel()
 
     def _hand_over(self) -> None:
         if self._lot:
             self._results.put(self._lot)
             self._lot = []
 
-    async def _work(self, server: _Server, place: int) -> None:
+    async def _work(self, server: Server, place: int) -> None:
         """Ask a server for one sample after another; while its limit is `place` or less, for none."""
         while self._left and self._stop_at is None and server.out is None:
             if place + 1 > server.limit or time.monotonic() < server.pause_until or not (request := self._next(server)):
                 await asyncio.sleep(TICK_S)
                 continue
             self._in_flight.add(request)
-            try:
-                await self._settle(server, request)
-            except asyncio.CancelledError:  # its server is left out: the others get it
-                self._waiting.appendleft(request)
-                raise
-            finally:
-                self._in_flight.discard(request)
+            await self._settle(server, request)
+            self._in_flight.discard(request)
 
-    def _next(self, server: _Server) -> _Request | None:
+    def _next(self, server: Server) -> _Request | None:
         """Return what waits longest and has not failed at this server, unless it failed at all of them."""
         everywhere = {other.url for other in self._in()}
         for _ in range(len(self._waiting)):
@@ -494,53 +450,46 @@ class OpenAIEngine(Engine):
             self._waiting.append(request)
         return None
 
-    async def _settle(self, server: _Server, request: _Request) -> None:
+    async def _settle(self, server: Server, request: _Request) -> None:
         """Ask for one sample once: it is there, has failed, waits again, or the server is left out."""
-        # When it was sent: of all requests that a server fails at once, only the first halves its limit.
         sent = time.monotonic()
         try:
-            reply = await self._ask(server, request)
+            answer = await self._ask(server, request)
         except RequestError as error:
             if error.passing:
                 server.failed(sent)
-            if error.status == 429 and error.passing:
-                self._pause(server, request, error)
-            else:
-                self._failed(server, request, error)
+            self._failed(server, request, error)
             return
-        server.accepted()
-        if request.stop and reply.finish_reason == "stop" and self._reading.stop:
-            text = self._reading.plain(reply.text, request.task.prompt.text)
-            if unfinished(text):  # a stop text ended it in its thought: from now on they are applied here only
-                self._sends_stop = False
-                self._waiting.appendleft(request)
-                return
+        server.succeeded()
+        text = answer.text()
+        stopped = answer.finish_reason == "stop" and request.stop and self._reading.stop
+        if stopped and unfinished(self._reading.plain(text, request.task.prompt.text)):
+            # A stop text ended it in its thought: from now on they are applied here only.
+            self._sends_stop = False
+            self._waiting.appendleft(request)
+            return
         self._completed += 1
-        self._only_thought += reply.only_thought
-        self._hand_on(request, reply)
+        self._only_thought += answer.only_thought
+        self._hand_on(request, text, answer.finish_reason)
 
-    def _hand_on(self, request: _Request, reply: Reply, error: str | None = None) -> None:
+    def _hand_on(self, request: _Request, text: str, finish_reason: str, error: str | None = None) -> None:
         """Hand on a sample, completed or failed."""
+        tokens, prompt_tokens = (None, None) if error else (request.answer.tokens, request.answer.prompt_tokens)
         key = request.task.benchmark, request.task.question_id, request.index
-        text = self.access.redact(reply.text)
-        self._lot.append(
-            Generation(*key, text, reply.tokens, reply.finish_reason, request.seed, error, reply.prompt_tokens)
-        )
+        text = self.access.redact(text)
+        self._lot.append(Generation(*key, text, tokens, finish_reason, request.seed, error, prompt_tokens))
         self._left -= 1
 
-    def _pause(self, server: _Server, request: _Request, error: RequestError) -> None:
-        """Give a server that refuses for the rate a pause; the request has not failed."""
-        now = time.monotonic()
-        self._waiting.appendleft(request)
-        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**server.refusals / 4)
-        server.pause_until = max(server.pause_until, now + max(error.pause_s, pause))
-        server.full_since = server.full_since or now
-        if now - server.full_since > self.access.timeout_s:
-            self._leave_out(server, f"it has accepted no request for {now - server.full_since:.0f} s (HTTP 429)")
-
-    def _failed(self, server: _Server, request: _Request, error: RequestError) -> None:
+    def _failed(self, server: Server, request: _Request, error: RequestError) -> None:
         """Decide from an error: the sample is asked for again, or has failed, or the server is left out."""
-        url, text, status = server.url, self.access.redact(str(error)), error.status
+        text, status, now = self.access.redact(str(error)), error.status, time.monotonic()
+        if status == 429 and error.passing:  # a refusal for the rate: the sample has not failed
+            self._waiting.appendleft(request)
+            server.pause_until = max(server.pause_until, now + max(error.pause_s, min(FIRST_PAUSE_S, LONGEST_PAUSE_S)))
+            server.full_since = server.full_since or now
+            if now - server.full_since > self.access.timeout_s:
+                self._leave_out(server, f"it has accepted no request for {now - server.full_since:.0f} s (HTTP 429)")
+            return
         if server.out is not None or (server.served and status in (401, 429)):  # nothing that the sample did
             self._waiting.appendleft(request)
             self._leave_out(server, f"it refuses further requests ({text})")
@@ -548,21 +497,17 @@ class OpenAIEngine(Engine):
         request.attempts += 1
         task = request.task
         server.failures.add((request, request.attempts) if error.passing else (task.benchmark, task.question_id))
-        if not server.served and status in (401, 404):
-            self._halt(UserError(server.unlisted or refusal(url, self.access, status, text)))
-        elif not server.served and status is not None and 300 <= status < 400:
-            self._halt(UserError(f"{url}: {text}"))
+        if not server.served and (mistake := server.mistake(status, text)):
+            self._halt(UserError(mistake))
         if error.passing and request.attempts <= self._retries:
-            request.failed_at.add(url)
-            pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (request.attempts - 1)) * random.uniform(0.75, 1.25)
-            pause = max(0.0 if len(self._in()) > 1 else pause, error.pause_s)
+            request.failed_at.add(server.url)
+            pause = max(error.pause_s, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (request.attempts - 1)))
             asyncio.get_running_loop().call_later(pause, self._waiting.appendleft, request)
         elif self._stop_at is None or not error.passing:
-            reason = "error" if error.passing else "refused"
-            self._hand_on(request, Reply(error.text, None, reason), text)
+            self._hand_on(request, request.answer.text(), "error" if error.passing else "refused", text)
         if len(server.failures) >= max(ALL_FAILED, self._concurrency):
             if not server.served and not error.passing:
-                self._halt(UserError(f"{url} refuses every request ({text})"))
+                self._halt(UserError(f"{server.url} refuses every request ({text})"))
             else:
                 self._leave_out(server, f"{len(server.failures)} requests in a row failed ({text})")
 
@@ -572,64 +517,52 @@ class OpenAIEngine(Engine):
             self._fatal = error
             self.stop(DRAIN_S)
 
-    def _leave_out(self, server: _Server, why: str) -> None:
-        """Give a server no more requests; those that are in flight there go to the others, if there are any."""
+    def _leave_out(self, server: Server, why: str) -> None:
+        """Give a server no more requests; what is in flight there may still be answered."""
         if server.out is not None:
             return
         server.out = why
         LOG.warning("%s is left out: %s", server.url, why)
         if not self._in():
-            reasons = "; ".join(f"{other.url}: {other.out}" for other in self.servers.values())
+            reasons = "; ".join(f"{other.url}: {other.out}" for other in self.servers)
             self._halt(EngineStopped(f"no server is left: {reasons}"))
-            return
-        for worker in server.workers:
-            if worker is not asyncio.current_task():
-                worker.cancel()
 
     # -- one request ---------------------------------------------------------------------------------------------------
 
-    async def _ask(self, server: _Server, request: _Request, most: int | None = None) -> Reply:
+    async def _ask(self, server: Server, request: _Request, most: int | None = None) -> Answer:
         """Send one request, without the parameters that the server does not take, and read it. Raises RequestError.
 
         most: of tokens, if fewer than the run's.
         """
         while True:
-            prompt, dialect, request.stop = request.task.prompt, server.dialect, self._sends_stop
-            sent = dialect.payload(self.ref.served_name, prompt, self.sampling, request.seed, request.stop, self._body)
+            answer = request.answer = Answer()
+            request.stop = self._sends_stop
+            sent = server.payload(request.task.prompt, self.sampling, request.seed, request.stop, self._body)
             if most is not None:
                 name = "max_tokens" if "max_tokens" in sent else "max_completion_tokens"
                 sent[name] = min(most, sent[name])
-            request.answer = Answer()
-            status, headers, body = await self._post(server, sent, request.answer)
-            if status == 200:
-                break
-            text = self.access.redact(body.decode("utf-8", "replace"))
-            if status in (401, 403, 404, 429) or not dialect.learn(sent, text):
+            url = f"{server.url}/{'completions' if 'prompt' in sent else 'chat/completions'}"
+            try:
+                async with self._session.post(url, json=sent, allow_redirects=False) as response:
+                    status, headers = response.status, response.headers
+                    if status == 200:
+                        server.full_since = None
+                        async for part in response.content.iter_any():
+                            answer.feed(part)
+                        break
+                    text = self.access.redact((await response.read())[:100_000].decode("utf-8", "replace"))
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                why = f"{type(error).__name__}: {error}"
+                if isinstance(error, aiohttp.ServerTimeoutError):
+                    why = f"nothing new within {self.access.timeout_s:g} s (--timeout)"
+                elif isinstance(error, TimeoutError):
+                    why = f"not finished within {self.access.total_s:g} s (--total-timeout)"
+                raise RequestError(one_line(why), passing=True) from None
+            if status in (401, 403, 404, 429) or not server.learn(sent, text):
                 raise refused(status, headers, text)
-        reply = request.answer.reply()
-        model = one_line(reply.model or "")
+        answer.end()
+        model = one_line(answer.model or "")
         if model and server.model not in (None, model):
             raise RequestError(f'another model answers: "{model}", no longer "{server.model}"', passing=True)
         server.model = model or server.model
-        return reply
-
-    async def _post(self, server: _Server, sent: Any, answer: Answer) -> tuple[int, Any, bytes]:
-        """Return status, headers and, of an error, the body; a completion goes into `answer`."""
-        url = f"{server.url}/{'completions' if 'prompt' in sent else 'chat/completions'}"
-        data, body = json.dumps(sent).encode(), bytearray()
-        try:
-            async with self._session.post(url, data=data, headers=_JSON, allow_redirects=False) as response:
-                async for part in response.content.iter_any():
-                    if response.status == 200:
-                        server.full_since = None
-                        answer.feed(part)
-                    elif len(body) < 100_000:
-                        body += part
-                return response.status, response.headers, bytes(body)
-        except aiohttp.ServerTimeoutError:
-            what = f"nothing new within {self.access.timeout_s:g} s (--timeout)"
-        except TimeoutError:
-            what = f"not finished within {self.access.total_s:g} s (--total-timeout)"
-        except (aiohttp.ClientError, ValueError) as error:
-            what = one_line(f"{type(error).__name__}: {error}")
-        raise RequestError(what, passing=True, text=answer.text())
+        return answer

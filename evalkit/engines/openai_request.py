@@ -25,14 +25,11 @@ CONNECT_S = 10.0
 # While no server answers at the start, they are asked so often.
 POLL_S = 1.0
 
+# How long a server has to list its models, to say its version, or to render a prompt; how many prompts at a time.
+ANSWER_S, AT_ONCE = 10.0, 16
+
 # A shorter key is not taken out of what a server echoes: it may be part of any word.
 SHORTEST_KEY = 4
-
-# What a proxy says of a server that is not there.
-GONE = (502, 503, 504)
-
-# Requests for rendered prompts, and how long a server has to answer one.
-AT_ONCE, ANSWER_S = 16, 5.0
 
 _T = TypeVar("_T")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -68,12 +65,18 @@ class Access:
             text = text.replace(secret, "***") if len(secret) >= SHORTEST_KEY else text
         return text
 
-    def session(self, connections: int = 100) -> aiohttp.ClientSession:
-        """Return a client, to be closed."""
-        connect = min(CONNECT_S, self.timeout_s)
-        timeout = aiohttp.ClientTimeout(self.total_s, sock_connect=connect, sock_read=self.timeout_s)
+    def session(
+        self, silence_s: float = ANSWER_S, total_s: float | None = None, connections: int = AT_ONCE
+    ) -> aiohttp.ClientSession:
+        """Return a client, to be closed; silence_s: the longest without a byte."""
+        timeout = aiohttp.ClientTimeout(total_s, sock_connect=min(CONNECT_S, silence_s), sock_read=silence_s)
         connector = aiohttp.TCPConnector(limit=connections)
         return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self.headers, trust_env=True)
+
+    def refused(self, url: str, status: int) -> str:
+        """Return what to tell of a server that refuses the key, or a request without one."""
+        state = f"the key in {self.variable}" if self.key else f"a request without a key; set {self.variable}"
+        return f"{url} refuses {state} (HTTP {status})"
 
 
 def apart(coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -121,116 +124,6 @@ def _checked(url: str, key_name: str) -> str:
     return url.rstrip("/")
 
 
-class Servers:
-    """The servers of a run: their addresses, how they are asked, and what each lists of its models.
-
-    given: the values of --base-url. Waits up to wait_s for a server that answers. Raises UserError if none does, or one
-    refuses the key.
-    """
-
-    def __init__(self, ref: ModelRef, given: Sequence[str], access: Access, wait_s: float = 0.0) -> None:
-        self.ref, self.access = ref, access
-        self.urls = server_urls(ref, given, access.variable)
-        # URL -> what it lists, or why it cannot be reached.
-        self.listed: dict[str, list[dict[str, Any]] | str] = apart(self._ask_all(wait_s))
-
-    async def _ask_all(self, wait_s: float) -> dict[str, list[dict[str, Any]] | str]:
-        end, told = time.monotonic() + wait_s, False
-        async with self.access.session() as session:
-            while True:
-                answers = await asyncio.gather(*(self._ask(session, url) for url in self.urls))
-                found = dict(zip(self.urls, answers, strict=True))
-                if not all(isinstance(answer, str) for answer in answers):
-                    return found
-                if time.monotonic() > end:
-                    raise UserError("; ".join(f"no server answers at {url} ({why})" for url, why in found.items()))
-                if not told:
-                    LOG.warning("no server answers yet: waiting for up to %.0f s (--wait-for-server)", wait_s)
-                told = True
-                await asyncio.sleep(POLL_S)
-
-    async def _ask(self, session: aiohttp.ClientSession, url: str) -> list[dict[str, Any]] | str:
-        """Return what a server lists under /models, nothing if it has no such list, or why it is not there."""
-        try:
-            timeout = aiohttp.ClientTimeout(total=30.0, sock_connect=CONNECT_S)
-            async with session.get(f"{url}/models", timeout=timeout) as response:
-                status, body = response.status, await response.read()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            return self.access.redact(f"{type(error).__name__}: {one_line(error)}")
-        if status in GONE:
-            return f"HTTP {status}"
-        if status in (401, 403):
-            raise UserError(refusal(url, self.access, status, ""))
-        try:
-            listed = json.loads(body)["data"] if status == 200 else []
-            return [entry for entry in listed if isinstance(entry, dict) and "id" in entry]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return []
-
-    def card(self, url: str) -> dict[str, Any]:
-        """Return what a server lists of the model; empty if it does not list it (aliases, deployments, wildcards)."""
-        listed = self.listed[url]
-        return {} if isinstance(listed, str) else card_of(listed, self.ref.served_name)
-
-    def not_listed(self, url: str) -> str:
-        """Return what to tell if a server does not list the model; empty if it lists it, or nothing at all."""
-        served = [str(entry["id"]) for entry in self.listed[url] if isinstance(entry, dict)]
-        if not served or self.card(url):
-            return ""
-        command = serve_command(self.ref)
-        start = f". For this run start it with: {command}" if command else ""
-        name = self.ref.served_name
-        return (
-            f'{url} does not list "{name}".{did_you_mean(name, served)} '
-            f"It lists: {', '.join(map(one_line, served[:8]))}{start}"
-        )
-
-    def context(self) -> int | None:
-        """Return the tokens that the model takes on every server, as they list it; None if no server says."""
-        cards = [(self.card(url), listed) for url, listed in self.listed.items() if not isinstance(listed, str)]
-        return min((length for card, listed in cards if (length := card_context(card, listed))), default=None)
-
-    def rendered(self, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None) -> dict[_Key, Prompt]:
-        """Return the prompts with text and tokens as the first server renders them, else as they are."""
-        root = self.urls[0].removesuffix("/v1")
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
-
-        async def ask_all() -> dict[_Key, Prompt]:
-            gate = asyncio.Semaphore(AT_ONCE)
-
-            async def post(path: str, **said: Any) -> dict[str, Any]:
-                body = {"model": self.ref.served_name, **said}
-                async with session.post(f"{root}/{path}", json=body, timeout=timeout, allow_redirects=False) as answer:
-                    answer.raise_for_status()
-                    found: dict[str, Any] = await answer.json(content_type=None)
-                    return found
-
-            async def ask(prompt: Prompt) -> Prompt:
-                said: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
-                async with gate:
-                    found = await post("tokenize", **said, **({"chat_template_kwargs": kwargs} if kwargs else {}))
-                    ids = [int(token) for token in found["tokens"]]
-                    text = prompt.text if prompt.text is not None else (await post("detokenize", tokens=ids))["prompt"]
-                    return prompt._replace(text=str(text), ids=ids)
-
-            first, *rest = prompts
-            async with self.access.session(AT_ONCE) as session:
-                try:
-                    # The others only if this one is answered: most servers have no such endpoint.
-                    known = {first: await ask(prompts[first])}
-                    answers = await asyncio.gather(*(ask(prompts[key]) for key in rest))
-                except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-                    return dict(prompts)
-                return known | dict(zip(rest, answers, strict=True))
-
-        return apart(ask_all())
-
-
-def card_of(listed: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return what is listed of a model; empty if nothing is."""
-    return next((card for card in listed if card["id"] in (name, f"models/{name}", f"{name}:latest")), {})
-
-
 # Fields in which servers say how many tokens a model takes, in its card or one level below.
 _CONTEXT = (
     "max_model_len", "context_length", "loaded_context_length", "max_context_length", "context_window", "n_ctx",
@@ -238,19 +131,11 @@ _CONTEXT = (
 )  # fmt: skip
 
 
-def card_context(card: Mapping[str, Any], listed: Sequence[dict[str, Any]] = ()) -> int | None:
-    """Return the tokens that a model takes by its card, a LoRA by its parent's; None if neither says."""
-    inner = [card, *(value for value in card.values() if isinstance(value, dict))]
+def _context(card: Mapping[str, Any]) -> int | None:
+    inner = (card, *(value for value in card.values() if isinstance(value, dict)))
     found = (block.get(name) for name in _CONTEXT for block in inner)
-    own = next((int(n) for n in found if isinstance(n, int | float) and not isinstance(n, bool) and n > 0), None)
-    if own is not None or not listed:
-        return own
-    above = [name for name in (card.get("parent"), card.get("root"), card.get("base_model")) if name]
-    cards = [card_of(listed, str(name)) for name in above]
-    return next((length for other in cards if other is not card and (length := card_context(other))), None)
+    return next((int(n) for n in found if isinstance(n, int | float) and not isinstance(n, bool) and n > 0), None)
 
-
-# -- what a request holds ----------------------------------------------------------------------------------------------
 
 # Parameters that are left out for a server that does not take them: those without an effect on what is sampled, or with
 # the value that has none (None: whatever the value).
@@ -266,28 +151,73 @@ _EXTRAS = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "skip_spe
 _DEFAULTS_STAY = {"library": ("top_k", "min_p", "repetition_penalty")}
 
 
-class Dialect:
-    """Which parameters a server takes: all, until it refuses one by its name. api.openai.com gets OpenAI's only."""
+class Server:
+    """One server: what it lists, which parameters it takes, and how it does.
 
-    def __init__(self, url: str) -> None:
-        self.url, self.owner = url, ""
+    It is sent all parameters until it refuses one by its name; api.openai.com gets OpenAI's only. As many requests are
+    in flight as `limit` says, which failures halve and each round trip of answers raises by one, up to `most`.
+    """
+
+    def __init__(self, url: str, ref: ModelRef, access: Access) -> None:
+        self.url, self.ref, self.access = url, ref, access
+        self.out: str | None = None  # Why it gets no requests
+        self.cards: list[dict[str, Any]] = []  # One for each model that it lists
+        self.model: str | None = None  # The model that answers, as it says itself
         self.left_out: set[str] = set()
         self._own_only = urlsplit(url).hostname == "api.openai.com"
         self._renamed = False  # Whether it wants max_completion_tokens
+        self.most = self.limit = 1.0
+        self.served = False
+        self.failures: set[tuple[Any, ...]] = set()  # Those in a row
+        self.pause_until = self._halved_at = 0.0
+        self.full_since: float | None = None  # Since when it refuses for the rate (429) and sends nothing
+
+    def card(self, name: str | None = None) -> dict[str, Any]:
+        """Return what it lists of a model; empty if it does not list it (aliases, deployments, wildcards)."""
+        names = [pattern.format(name or self.ref.served_name) for pattern in ("{}", "models/{}", "{}:latest")]
+        return next((card for card in self.cards if card["id"] in names), {})
+
+    @property
+    def unlisted(self) -> str:
+        """What to tell if it does not list the model; empty if it lists it, or nothing at all."""
+        name, served = self.ref.served_name, [str(card["id"]) for card in self.cards]
+        if not served or self.card():
+            return ""
+        command = serve_command(self.ref)
+        start = f". For this run start it with: {command}" if command else ""
+        listed = ", ".join(map(one_line, served[:8]))
+        return f'{self.url} does not list "{name}".{did_you_mean(name, served)} It lists: {listed}{start}'
+
+    def mistake(self, status: int | None, text: str) -> str:
+        """Return what to tell of an HTTP status that no other request can change; empty if another may."""
+        if self.unlisted and status in (400, 404):
+            return self.unlisted
+        if status == 401:
+            return self.access.refused(self.url, status)
+        if status == 404:
+            return f"{self.url}/chat/completions is not there ({text})"
+        return f"{self.url}: {text}" if status is not None and 300 <= status < 400 else ""
+
+    def context(self) -> int | None:
+        """Return the tokens that the model takes by its card, a LoRA by its parent's; None if neither says."""
+        card = self.card()
+        above = (card.get(field) for field in ("parent", "root", "base_model"))
+        parents = (self.card(str(name)) for name in above if name)
+        return next((length for one in (card, *parents) if (length := _context(one))), None)
 
     @property
     def by_default(self) -> set[str]:
         """Parameters whose values are the server's own defaults, whatever was asked for."""
-        return self.left_out | set(_DEFAULTS_STAY.get(self.owner, ()))
+        return self.left_out | set(_DEFAULTS_STAY.get(self.card().get("owned_by", ""), ()))
 
-    def payload(self, model: str, prompt: Prompt, s: Sampling, seed: int, stop: bool, body: Mapping[str, Any]) -> Any:
+    def payload(self, prompt: Prompt, s: Sampling, seed: int, stop: bool, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is sent for a sample. stop: whether the stop texts are."""
         question: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
         sent: dict[str, Any] = {
-            "model": model, **question, "temperature": s.temperature, "top_p": s.top_p, "max_tokens": s.max_tokens,
-            "seed": seed, "stream": True, "stream_options": {"include_usage": True}, "top_k": s.top_k or -1,
-            "min_p": s.min_p, "repetition_penalty": s.repetition_penalty, "presence_penalty": s.presence_penalty,
-            "skip_special_tokens": False,
+            "model": self.ref.served_name, **question, "seed": seed, "max_tokens": s.max_tokens, "stream": True,
+            "stream_options": {"include_usage": True}, "temperature": s.temperature, "top_p": s.top_p,
+            "top_k": s.top_k or -1, "min_p": s.min_p, "repetition_penalty": s.repetition_penalty,
+            "presence_penalty": s.presence_penalty, "skip_special_tokens": False,
         }  # fmt: skip
         if stop and s.stop:
             sent["stop"] = list(s.stop)
@@ -296,7 +226,7 @@ class Dialect:
         sent = {name: value for name, value in sent.items() if name not in self.left_out}
         if self._renamed:  # the reasoning models of OpenAI know no max_tokens
             sent["max_completion_tokens"] = sent.pop("max_tokens")
-        if self.owner == "llamacpp" and "repetition_penalty" in sent:
+        if self.card().get("owned_by") == "llamacpp" and "repetition_penalty" in sent:
             sent["repeat_penalty"] = s.repetition_penalty
         return {**sent, **body}
 
@@ -318,10 +248,93 @@ class Dialect:
             LOG.warning("%s takes no %s: %s", self.url, name, why)
         return bool(new)
 
+    def succeeded(self) -> None:
+        """Note an answer."""
+        self.limit = min(self.most, self.limit + 1 / self.limit)
+        self.served = True
+        self.failures.clear()
 
-def refusal(url: str, access: Access, status: int | None, text: str) -> str:
-    """Return what to tell of a server that refuses the key or has no chat completions."""
-    if status in (401, 403):
-        state = f"the key in {access.variable}" if access.key else f"a request without a key; set {access.variable}"
-        return f"{url} refuses {state} (HTTP {status})"
-    return f"{url}/chat/completions is not there ({text})"
+    def failed(self, sent: float) -> None:
+        """Halve the limit, once for all requests that were on their way. sent: when this one was."""
+        if sent >= self._halved_at:
+            self.limit, self._halved_at = max(1.0, self.limit / 2), time.monotonic()
+
+
+class Servers:
+    """The servers of a run, how they are asked, and what each lists of its models.
+
+    given: the values of --base-url. Waits up to wait_s for a server that answers. Raises UserError if none does, or one
+    refuses the key.
+    """
+
+    def __init__(self, ref: ModelRef, given: Sequence[str], access: Access, wait_s: float = 0.0) -> None:
+        self.access = access
+        self.each = [Server(url, ref, access) for url in server_urls(ref, given, access.variable)]
+        apart(self._ask_all(wait_s))
+
+    async def _ask_all(self, wait_s: float) -> None:
+        end, told = time.monotonic() + wait_s, False
+        async with self.access.session() as session:
+            while True:
+                await asyncio.gather(*(self._ask(session, server) for server in self.each))
+                if any(server.out is None for server in self.each):
+                    return
+                if time.monotonic() > end:
+                    raise UserError("; ".join(f"no server answers at {s.url} ({s.out})" for s in self.each))
+                if not told:
+                    LOG.warning("no server answers yet: waiting for up to %.0f s (--wait-for-server)", wait_s)
+                told = True
+                await asyncio.sleep(POLL_S)
+
+    async def _ask(self, session: aiohttp.ClientSession, server: Server) -> None:
+        """Note what a server lists under /models, if it has such a list, or why it is not there."""
+        server.out = None
+        try:
+            async with session.get(f"{server.url}/models") as response:
+                status, body = response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            server.out = self.access.redact(f"{type(error).__name__}: {one_line(error)}")
+            return
+        if status in (502, 503, 504):  # what a proxy says of a server that is not there
+            server.out = f"HTTP {status}"
+        elif status in (401, 403):
+            raise UserError(self.access.refused(server.url, status))
+        try:
+            listed = json.loads(body)["data"] if status == 200 else []
+            server.cards = [card for card in listed if isinstance(card, dict) and "id" in card]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            server.cards = []
+
+    def context(self) -> int | None:
+        """Return the tokens that the model takes on every server, as they list it; None if no server says."""
+        return min((length for server in self.each if (length := server.context())), default=None)
+
+    def rendered(self, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None) -> dict[_Key, Prompt]:
+        """Return the prompts with text and tokens as the first server renders them (vLLM can), else as they are."""
+        server = self.each[0]
+        template = {"chat_template_kwargs": kwargs} if kwargs else {}
+
+        async def post(path: str, **said: Any) -> Any:
+            body, url = {"model": server.ref.served_name, **said}, f"{server.url.removesuffix('/v1')}/{path}"
+            async with self._session.post(url, json=body, allow_redirects=False) as answer:
+                answer.raise_for_status()
+                return await answer.json(content_type=None)
+
+        async def ask(prompt: Prompt) -> Prompt:
+            said: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+            ids = [int(token) for token in (await post("tokenize", **said, **template))["tokens"]]
+            text = prompt.text if prompt.text is not None else (await post("detokenize", tokens=ids))["prompt"]
+            return prompt._replace(text=str(text), ids=ids)
+
+        async def ask_all() -> dict[_Key, Prompt]:
+            first, *rest = prompts
+            async with self.access.session() as self._session:
+                try:
+                    # The others only if this one is answered: most servers have no such endpoint.
+                    known = {first: await ask(prompts[first])}
+                    answers = await asyncio.gather(*(ask(prompts[key]) for key in rest))
+                except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+                    return dict(prompts)
+            return known | dict(zip(rest, answers, strict=True))
+
+        return apart(ask_all())

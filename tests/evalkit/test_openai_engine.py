@@ -18,7 +18,8 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Generation, Prompt, Sampling, finish_word, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai import refused
-from gtpo.evalkit.engines.openai_request import Access, Dialect, card_context, server_urls
+from gtpo.evalkit.engines.openai_request import Access, server_urls
+from gtpo.evalkit.engines.openai_request import Server as AskedServer
 from gtpo.runs.eval_record import read_record
 
 Serve = Callable[..., Server]
@@ -92,9 +93,14 @@ def test_what_is_recorded_is_what_was_sent(gtpo, serve: Serve, tmp_path: Path, o
     assert ("its own defaults hold" in done.stderr) == bool(untaken)
 
 
+def asked(url: str = "http://a/v1", model: str = "m") -> AskedServer:
+    """A server that nothing has been sent to."""
+    return AskedServer(url, resolve_model(model, served=True), Access("OPENAI_API_KEY", ()))
+
+
 def test_openai_itself_gets_no_parameters_of_others() -> None:
     sent = [
-        Dialect(url).payload("m", Prompt([], "x"), Sampling(1.0, 1.0, 9, 1, 0), 5, True, {})
+        asked(url).payload(Prompt([], "x"), Sampling(1.0, 1.0, 9, 1, 0), 5, True, {})
         for url in ("https://api.openai.com/v1", "http://127.0.0.1:8000/v1")
     ]
     assert sent[1].keys() - sent[0].keys() == {
@@ -225,8 +231,9 @@ CARDS = [
 
 @pytest.mark.parametrize(("card", "expected"), CARDS)
 def test_context_length(card: dict[str, Any], expected: int | None) -> None:
-    listed = [{"id": "base", "max_model_len": 5}, {"id": "lora", **card}]
-    assert card_context(listed[1], listed) == expected
+    server = asked(model="lora")
+    server.cards = [{"id": "base", "max_model_len": 5}, {"id": "lora", **card}]
+    assert server.context() == expected
 
 
 HALF = "".join(TEXT[:16])
