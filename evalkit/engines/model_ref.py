@@ -7,14 +7,11 @@ Its system prompt and its longest completion become the defaults of the evaluati
 from __future__ import annotations
 
 import hashlib
-import os
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object
@@ -22,7 +19,6 @@ from gtpo.common.hub import adapter_base, check_model
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash, text_hash
 from gtpo.common.vllm_environment import lora_rank_slot
-from gtpo.common.yaml_file import read_yaml, validate_yaml
 from gtpo.runs.train_run import RESULTS, TrainFolder, find_train_run
 
 
@@ -103,14 +99,6 @@ def content_hashes(ref: ModelRef) -> dict[str, str | None]:
     }
 
 
-class _TrainConfig(BaseModel):
-    """What matters here of a train run's config.yaml, which gtpo train has written."""
-
-    dataset: dict[str, Any] = {}
-    training: dict[str, Any] = {}
-    model: dict[str, Any] = {}
-
-
 def _weights(folder: Path, **known: Any) -> ModelRef:
     """Return the reference for a folder of weights: a model, or an adapter with the base it names."""
     if (folder / "adapter_config.json").is_file():
@@ -133,13 +121,12 @@ def _weights(folder: Path, **known: Any) -> ModelRef:
 
 
 def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
-    known = read_yaml(run.config_yaml, "a mapping of sections") if run.config_yaml.is_file() else ({}, {})
-    config = validate_yaml(_TrainConfig, run.config_yaml, *known)
-    dataset, training, model = config.dataset, config.training, config.model
+    config = run.config() or {}
     chosen = run.weights(checkpoint)
-    max_tokens = training.get("max_completion_length")
-    if max_tokens is None and {"max_seq_length", "max_prompt_length"} <= {**training, **model}.keys():
-        max_tokens = model["max_seq_length"] - training["max_prompt_length"]  # as the authors' own configs say it
+    max_tokens, whole = config.get("training.max_completion_length"), config.get("model.max_seq_length")
+    if max_tokens is None and whole is not None and "training.max_prompt_length" in config:
+        # The authors' own configs say it so.
+        max_tokens = whole - config["training.max_prompt_length"]
     name = run.root.name
     if run.status != "finished":
         why = f" ({run.document['stopped_because']})" if run.collapsed else ""
@@ -151,7 +138,7 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
         method=run.document.get("method"),
         preset=run.document.get("preset"),
         checkpoint=chosen.name if chosen.parent in (run.root, run.checkpoints) else str(chosen),
-        system=dataset.get("system_instruction"),
+        system=config.get("dataset.system_instruction"),
         max_tokens=max_tokens,
     )
 
@@ -202,10 +189,7 @@ def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = F
         return _weights(path, name=path.resolve().name)
     if path.is_file():
         raise UserError(f"{model} is a file; expected a model folder, a train run or a Hub name")
-    looks_local = path.is_absolute() or model.startswith((".", "~", "results/")) or model.count("/") != 1
-    if (looks_local and os.sep in model) or model.count("/") > 1:
-        raise UserError(f"{model}: no such model folder or train run")
-    if "/" not in model:
+    if model.count("/") != 1 or model.startswith((".", "~", "/", "results/")):
         runs = sorted(p.parent.name for p in (RESULTS / "train").glob("*/run.json"))
         raise UserError(
             f'no model "{model}": no such folder, and no train run of that name in {RESULTS / "train"}.'
