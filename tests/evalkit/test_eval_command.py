@@ -202,7 +202,7 @@ def test_rescore_keeps_the_headline(gtpo, whole: Path, tmp_path: Path) -> None: 
         (("MODEL", "--benchmarks", "gsm8kk"), 'unknown benchmark "gsm8kk". Did you mean "gsm8k"'),
         (("MODEL",), "--benchmarks names what to evaluate on"),
         (("rows.jsonl",), "rows.jsonl is no model; to score the completions in it: --completions rows.jsonl"),
-        (("nowhere/at/all", "--benchmarks", "arithmetic"), 'no model "nowhere/at/all": no such folder, and no train run'),
+        (("nowhere/at/all", "--benchmarks", "arithmetic"), 'no model "nowhere/at/all": no such folder'),
         (("nowhere", "--benchmarks", "arithmetic"), 'no model "nowhere"'),
         (("--benchmarks", "arithmetic"), "gtpo eval needs a MODEL"),
         (("MODEL", "--benchmarks", "arithmetic", "--k", "8", "--samples", "4"), "--k 8 needs at least 8 samples"),
