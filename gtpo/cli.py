@@ -17,7 +17,7 @@ from gtpo.common.errors import UserError, did_you_mean, explained
 from gtpo.common.log import LOG, start_logging
 from gtpo.common.options import Options
 from gtpo.common.packages import require
-from gtpo.evalkit.evaluation.settings import EXAMPLES, HELP_GROUPS, EvalSettings
+from gtpo.evalkit.evaluation.settings import EXAMPLES, EvalSettings
 from gtpo.evalkit.report.command import CompareSettings, run_compare
 
 # Exit code of a training run that collapsed and was stopped.
@@ -258,11 +258,10 @@ class _Evaluate(TyperCommand):
         """Write a section for each group."""
         helps = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
         helps = {name: record for name, record in helps.items() if record is not None}
-        for title, names in HELP_GROUPS.items():
+        for title in dict.fromkeys(option.about["section"] for option in EvalSettings.options.values()):
             with formatter.section(title):
+                names = [name for name, option in EvalSettings.options.items() if option.about["section"] == title]
                 formatter.write_dl([helps.pop(name) for name in names])
-        with formatter.section("Output"):
-            formatter.write_dl(list(helps.values()))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples, a line each."""

@@ -68,6 +68,7 @@ def test_files_with_other_fields_are_compared(tmp_path: Path) -> None:
 def test_one_tag_makes_the_scoring_strict(tmp_path: Path) -> None:
     write_rows(tmp_path / "tags.jsonl", [{"id": "q", "gold": "4", "completions": ["<answer>4</answer>", "so 4"]}])
     assert "tags, strict scoring" in gtpo(tmp_path, "eval", "--completions", "tags.jsonl", "--k", "2")
+    assert "1 question, 2 samples each" in gtpo(tmp_path, "compare", "a=tags.jsonl", "b=tags.jsonl")
 
 
 def test_the_examples_show_a_verdict(tmp_path: Path, root: Path) -> None:

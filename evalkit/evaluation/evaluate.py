@@ -42,7 +42,7 @@ from gtpo.evalkit.evaluation.record import (
     verify_again,
     write_results,
 )
-from gtpo.evalkit.evaluation.recorded import plan_recorded, scored_by_content
+from gtpo.evalkit.evaluation.recorded import plan_recorded
 from gtpo.evalkit.evaluation.scoring import settle_thoughts, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally
@@ -88,12 +88,10 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     started = time.monotonic()
     settings, alike = like(settings) if settings.like is not None else (settings, {})
     protocol = find_protocol(settings.protocol)
-    if settings.completions is not None and "scoring" not in settings.given and protocol.scoring == "strict":
-        settings = scored_by_content(settings)
     settings = protocol.applied(settings)
     # One core is left for the engine: verification runs beside it.
     workers = max(1, usable_cpus() - 1)
-    with Verifier(workers) as verifier, EvalProgress(settings.scoring) as progress:
+    with Verifier(workers) as verifier:
         if settings.completions is not None:
             plan, engine = plan_recorded(settings, protocol, verifier)
         else:
@@ -140,11 +138,15 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     record = record.model_copy(update={"engine": now, "sampling": _as_sampled(record.sampling, now)})
                     tally.drop_failed({key for key in failed if key[2] < plan.samples.get(key[:2], 0)})
                     folder.begin(record, clock)
-                    _add_benchmarks(progress, folder.path, plan.samples, have)
+                    done = Counter(name for name, question, i in have if i < plan.samples.get((name, question), 0))
+                    wanted = Counter(task.benchmark for task in plan.tasks for _ in task.missing)
+                    if done:
+                        LOG.info("%s: keeping %d stored samples", folder.path, done.total())
+                    most = record.sampling.max_tokens
+                    progress = stack.enter_context(EvalProgress(record.scoring, wanted, done, engine, most))
                     pipeline = ScoringPipeline(
                         folder, plan.questions, plan.samples, tally, verifier, progress, settings.verifier
                     )
-                    progress.start(engine, record.sampling.max_tokens)
                     try:
                         _sample(settings, protocol, plan, lacking, engine, pipeline, progress)
                     finally:
@@ -159,18 +161,6 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 (name,) = plan.problems
                 record.benchmarks[name].labels = agreement(tally, name, plan.labels)
             return folder.path, write_results(folder, record, tally, verifier, wall_seconds=clock())
-
-
-def _add_benchmarks(progress: EvalProgress, path: Path, wanted: dict[QuestionKey, int], have: Set[Key]) -> None:
-    """Say what is kept of earlier sessions, and add each benchmark. wanted: samples per question."""
-    total: Counter[str] = Counter()
-    for (name, _), n in wanted.items():
-        total[name] += n
-    done = Counter(name for name, question, index in have if index < wanted.get((name, question), 0))
-    for name in total:
-        progress.add(name, total[name], done[name])
-    if done.total():
-        LOG.info("%s: keeping %d stored samples", path, done.total())
 
 
 def _stored(folder: str | Path | None, problems: list[Problem]) -> list[Problem]:
@@ -221,6 +211,7 @@ def plan_evaluation(
         model=_model_record(ref),
         engine=EngineRecord(name=engine, dtype=settings.dtype if engine != "openai" else None),
         prompt=rendered.record,
+        scoring=settings.scoring,
         benchmarks=records,
     )
     return Plan(ref.name, record, problems, dict.fromkeys(asked, settings.n), protocol, rendered, ref, recommended)
@@ -359,10 +350,8 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         headline = settings.scoring if "scoring" in settings.given else record.scoring
         judges = settings.verifier if "verifier" in settings.given else record.verifier.name
         record = record.model_copy(update={"verifier": verifier_record(judges)})
-        with Verifier() as verifier, EvalProgress(headline) as progress:
-            for benchmark, entry in record.benchmarks.items():
-                progress.add(benchmark, entry.samples, 0)
-            progress.start()
+        stored = {name: entry.samples for name, entry in record.benchmarks.items()}
+        with Verifier() as verifier, EvalProgress(headline, stored) as progress:
             for before, after in verify_stored(folder, folder.questions(), verifier, judges):
                 for old, new in zip(before, after, strict=True):
                     for scoring in SCORINGS:

@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,34 +34,27 @@ class Counts:
 
 
 class EvalProgress:
-    """Progress of an eval run; safe to update from any thread. Use as a context manager."""
+    """Progress of an eval run, shown while it is used as a context manager; safe to update from any thread.
 
-    def __init__(self, scoring: Scoring) -> None:
-        self.scoring = scoring
-        self._counts: dict[str, Counts] = {}
+    wanted, done: benchmark -> samples that it will have, and those that are stored already. max_tokens: of a sample.
+    """
+
+    def __init__(
+        self,
+        scoring: Scoring,
+        wanted: Mapping[str, int],
+        done: Mapping[str, int] | None = None,
+        engine: Engine | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self._scoring, self._engine, self._most = scoring, engine, max_tokens or 0
+        before = done or {}
+        self._counts = {name: Counts(n, before.get(name, 0), n - before.get(name, 0)) for name, n in wanted.items()}
         self._lock = threading.Lock()
         self._live: Any = None
-        self._engine: Engine | None = None
-        self._most = 0
         self._started = self._last_line = time.monotonic()
 
     def __enter__(self) -> EvalProgress:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def add(self, benchmark: str, total: int, done: int) -> None:
-        """Add a benchmark: samples wanted, samples that are already stored."""
-        with self._lock:
-            self._counts[benchmark] = Counts(total, done, total - done)
-
-    def start(self, engine: Engine | None = None, max_tokens: int | None = None) -> None:
-        """Start the clock and the display: the first request goes out now."""
-        with self._lock:
-            self._engine, self._most = engine, max_tokens or 0
-            self._started = self._last_line = time.monotonic()
         if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
             from rich.live import Live
 
@@ -69,6 +62,11 @@ class EvalProgress:
                 console=stderr_console(), get_renderable=self._table, refresh_per_second=4, transient=True
             )
             self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
 
     def arrive(self, generations: Iterable[Generation]) -> None:
         """Count what comes from the engine, at once: scoring takes its own time."""
@@ -88,7 +86,7 @@ class EvalProgress:
                     counts = self._counts[sample.benchmark]
                     counts.done += 1
                     counts.scored += 1
-                    counts.correct += sample.verdict(self.scoring) == Verdict.CORRECT
+                    counts.correct += sample.verdict(self._scoring) == Verdict.CORRECT
             if self._live is None and time.monotonic() - self._last_line >= LINE_EVERY_S:
                 self._last_line = time.monotonic()
                 lines = [f"{name}: {self._line(c)}" for name, c in self._counts.items() if c.scored]
@@ -113,7 +111,7 @@ class EvalProgress:
 
     def _line(self, c: Counts) -> str:
         """Describe a benchmark."""
-        right = f", pass@1 ({self.scoring}) {100 * c.correct / c.scored:.1f} %" if c.scored else ""
+        right = f", pass@1 ({self._scoring}) {100 * c.correct / c.scored:.1f} %" if c.scored else ""
         return f"{c.done}/{c.total} samples{right}{f', {c.failed} failed' if c.failed else ''}"
 
     def _table(self) -> Any:

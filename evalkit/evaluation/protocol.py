@@ -72,7 +72,7 @@ class Protocol(_Section):
     stop: list[str] = []  # A completion ends before the first of them behind its thoughts
     chat_template_kwargs: dict[str, Any] | None = None
     sampling: SamplingSection = SamplingSection()
-    scoring: Literal["strict", "lenient"] = "strict"
+    scoring: Literal["strict", "lenient"] | None = None
 
     @model_validator(mode="after")
     def _sound(self) -> Self:

@@ -20,7 +20,7 @@ from gtpo.evalkit.evaluation.benchmarks import checksum, content_checksum
 from gtpo.evalkit.evaluation.engine import Rendered
 from gtpo.evalkit.evaluation.protocol import Protocol
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, verify_stored
-from gtpo.evalkit.evaluation.settings import SAMPLING_DEFAULTS, EvalSettings
+from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.golds import find_unverifiable
@@ -106,7 +106,6 @@ def begin_record(
         "schema_version": EVAL_SCHEMA_VERSION,
         "status": "incomplete",
         "name": folder.path.resolve().name,
-        "scoring": settings.scoring,
         "verifier": verifier_record(settings.verifier),
         "created": now(),
         "wall_seconds": None,
@@ -241,8 +240,13 @@ def like(settings: EvalSettings) -> tuple[EvalSettings, dict[str, tuple[str, lis
     path = find_run(settings.like, "--like")
     record, problems = read_record(path), EvalFolder(path).problems()
     sampling, prompt = record.sampling, record.prompt
-    taken: dict[str, Any] = {name: getattr(sampling, name) for name in (*SAMPLING_DEFAULTS, "max_tokens", "seed")}
-    taken |= {"k": sampling.n, "prompt": prompt.system or "", "protocol": prompt.protocol, "scoring": record.scoring}
+    if sampling.max_tokens is None and "max_tokens" not in settings.given:
+        raise UserError(
+            f"--like {settings.like}: its completions came from a file, which does not say how they were sampled: pass "
+            "--max-tokens, and --temperature, --top-p and what else was not the default"
+        )
+    taken: dict[str, Any] = {name: getattr(sampling, name) for name in (*settings.SAMPLING, "max_tokens", "seed")}
+    taken |= {"k": sampling.n, "prompt": prompt.system, "protocol": prompt.protocol, "scoring": record.scoring}
     if prompt.chat_template_kwargs:
         taken["chat_template_kwargs"] = json.dumps(prompt.chat_template_kwargs)
     if "samples" in settings.given:

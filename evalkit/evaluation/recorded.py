@@ -1,7 +1,7 @@
 """`gtpo eval --completions FILE`: score what a model wrote elsewhere, without model or GPU.
 
-The file is read twice, row by row: once to check all of it, once to score it in bounded memory. Ending and first row
-say which kind of file it is. A completion that failed is read as one.
+The file is read twice, row by row: once to check all of it, once to score it in bounded memory. Logs of lm-eval and
+inspect_ai are read as rows of the user's own: `_row` says what is in one. A completion that failed is read as one.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, PromptR
 
 CHUNK = 512
 
-
-# -- files, row by row: plain JSONL, and the logs of lm-eval and inspect_ai --------------------------------------------
-
 # Finish reasons of completions that are none.
 _FAILED = ("abort", "aborted", "error", "failed", "cancelled", "canceled", "timeout")
+
+Rows = Iterator[tuple[str, dict[str, Any]]]  # (file and line, row)
 
 
 @dataclass(slots=True)
@@ -55,6 +54,7 @@ class RecordedSample:
     error: str | None = None
     finish_reason: str | None = None
     tokens: int | None = None
+    label: bool | None = None  # The owner's verdict
 
 
 @dataclass(slots=True)
@@ -64,9 +64,8 @@ class Row:
     where: str
     id: str
     samples: list[RecordedSample]
-    no_gold: bool = False  # Whether the row itself says that there is no gold
-    problem: Problem | None = None  # With the gold; None without one
-    labels: list[bool] = field(default_factory=list)  # The owner's verdicts, one a sample or none
+    problem: Problem | None  # With the gold; None without one
+    no_gold: bool  # Whether the row itself says that there is no gold
 
 
 def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Iterator[Row]:
@@ -76,47 +75,28 @@ def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Ite
     numbered, so that files of the same questions in the same order can be compared.
     """
     if path.suffix in (".eval", ".json"):
-        return _inspect(path)
-    rest = read_rows(path)
-    first = next(rest)
-    rows = itertools.chain([first], rest)
-    if {"doc_id", "resps"} <= first[1].keys() and not fields:
-        return _lm_eval(path, rows)
-    if not fields or "id" in fields:
-        return (_plain(where, renamed(row, fields or {}, where)) for where, row in rows)
-    numbered = enumerate(rows)
-    return (_plain(where, {"id": f"row {i}", **renamed(row, fields, where)}) for i, (where, row) in numbered)
+        rows = _of_inspect(path)
+    else:
+        rows = read_rows(path)
+        first = next(rows)
+        rows = itertools.chain([first], rows)
+        if fields:
+            numbered = enumerate(rows)
+            rows = ((where, {"id": f"row {i}"} | renamed(row, fields, where)) for i, (where, row) in numbered)
+        elif {"doc_id", "resps"} <= first[1].keys():
+            rows = _of_lm_eval(path, rows)
+    return (_row(where, row) for where, row in rows)
 
 
-def _row(
-    where: str, identifier: str, samples: list[RecordedSample], gold: Any, about: dict[str, Any], labels: list[bool]
-) -> Row:
-    """Return a row with its problem; about: the fields of the problem beside its gold."""
-    if gold is None:
-        return Row(where, identifier, samples, labels=labels)
-    if not isinstance(gold, str | int | float) or isinstance(gold, bool):
-        raise UserError(f"{where}: gold must be text, found {type(gold).__name__}")
-    if isinstance(gold, float) and not math.isfinite(gold):
-        raise UserError(f"{where}: gold must be a number or text, found {gold}")
-    problem = Problem(
-        identifier,
-        str(about.get("problem") or ""),
-        str(gold).strip(),
-        subject=str(about.get("subject") or ""),
-        level=parse_level(about.get("level")),
-        cluster=str(about.get("cluster") or ""),
-    )
-    return Row(where, identifier, samples, problem=problem, labels=labels)
-
-
-def _plain(where: str, row: dict[str, Any]) -> Row:
+def _row(where: str, row: dict[str, Any]) -> Row:
+    """Read one row: id, gold, completion or completions, and what may be said of the question and of each of them."""
     if not isinstance(row.get("id"), str | int):
         raise UserError(
             f'{where}: a row needs the fields "id", "gold" and "completion" (or a list, "completions"); "id" is '
-            f"{'no text' if 'id' in row else 'missing'}; fields here: {', '.join(row)}"
+            f"{'no text' if 'id' in row else 'missing'}; {_here(row)}"
         )
     if ("completion" in row) == ("completions" in row):
-        raise UserError(f'{where}: expected either "completion" or "completions"; fields here: {", ".join(row)}')
+        raise UserError(f'{where}: expected either "completion" or "completions"; {_here(row)}')
     texts = row["completions"] if "completions" in row else [row["completion"]]
     if not isinstance(texts, list) or not all(isinstance(text, str | None) for text in texts):
         hint = '; several go under "completions"' if isinstance(row.get("completion"), list) else ""
@@ -124,25 +104,14 @@ def _plain(where: str, row: dict[str, Any]) -> Row:
     if not texts:
         raise UserError(f"{where}: completions is empty")
     names = ("error", "finish_reason", "tokens", "reasoning_content", "label")
-    each = {name: _each(where, row, name, len(texts)) for name in names}
-    samples = []
-    for text, error, reason, tokens, thought in zip(texts, *(each[name] for name in names[:-1]), strict=True):
-        if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
-            raise UserError(
-                f"{where}: finish_reason is text and tokens are a number, found {reason!r:.40}, {tokens!r:.40}"
-            )
-        failed = str(error) if error else "no completion was recorded" if text is None else _failure(reason)
-        if thought:
-            text = f"<think>{thought}</think>{text}" if text or _reason(reason) == "stop" else f"<think>{thought}"
-            failed = None if failed == "no completion was recorded" else failed
-        samples.append(RecordedSample(text or "", failed, _reason(reason), tokens))
-    labels = [] if each["label"] == [None] * len(texts) else each["label"]
-    for label in labels:
-        if not isinstance(label, bool | int | float) or label not in (0, 1):
-            raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
-    found = _row(where, str(row["id"]), samples, row.get("gold", row.get("answer")), row, [bool(x) for x in labels])
-    found.no_gold = "gold" in row and row["gold"] is None
-    return found
+    each = zip(texts, *(_each(where, row, name, len(texts)) for name in names), strict=True)
+    samples = [_sample(where, *values) for values in each]
+    return Row(where, str(row["id"]), samples, _problem(where, row), "gold" in row and row["gold"] is None)
+
+
+def _here(row: Mapping[str, Any]) -> str:
+    """Say which fields there are, and how they are named."""
+    return f"fields here: {', '.join(row)}. If they have other names: --fields id=...,gold=...,completion=..."
 
 
 def _each(where: str, row: dict[str, Any], name: str, count: int) -> list[Any]:
@@ -155,20 +124,40 @@ def _each(where: str, row: dict[str, Any], name: str, count: int) -> list[Any]:
     return values
 
 
-def _reason(reason: str | None) -> str | None:
-    """Return stop or length, None if a row does not say in words that are known."""
+def _sample(
+    where: str, text: str | None, error: Any, reason: Any, tokens: Any, thought: str | None, label: Any
+) -> RecordedSample:
+    if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
+        raise UserError(f"{where}: finish_reason is text and tokens are a number, found {reason!r:.40}, {tokens!r:.40}")
+    if label is not None and (not isinstance(label, bool | int | float) or label not in (0, 1)):
+        raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
     word = finish_word(reason or "")
-    return word if word in ("stop", "length") else None
+    ended = word if word in ("stop", "length") else None  # None: the row does not say in words that are known
+    if error:
+        error = str(error)
+    elif text is None and not thought:
+        error = "no completion was recorded"
+    elif word == "refused" or word.rpartition(".")[2].lower() in _FAILED:
+        error = f"finish_reason {reason}"
+    if thought:
+        text = f"<think>{thought}</think>{text or ''}" if text or ended == "stop" else f"<think>{thought}"
+    return RecordedSample(text or "", error or None, ended, tokens, None if label is None else bool(label))
 
 
-def _failure(reason: str | None) -> str | None:
-    """Return why a completion is none, from its finish reason; None if it is one."""
-    word = finish_word(reason or "")
-    failed = word == "refused" or word.rpartition(".")[2].lower() in _FAILED
-    return f"finish_reason {reason}" if failed else None
+def _problem(where: str, row: Mapping[str, Any]) -> Problem | None:
+    gold = row.get("gold", row.get("answer"))
+    if gold is None:
+        return None
+    if not isinstance(gold, str | int | float) or isinstance(gold, bool):
+        raise UserError(f"{where}: gold must be text, found {type(gold).__name__}")
+    if isinstance(gold, float) and not math.isfinite(gold):
+        raise UserError(f"{where}: gold must be a number or text, found {gold}")
+    problem, subject, cluster = (str(row.get(name) or "") for name in ("problem", "subject", "cluster"))
+    level = parse_level(row.get("level"))
+    return Problem(str(row["id"]), problem, str(gold).strip(), subject=subject, level=level, cluster=cluster)
 
 
-def _lm_eval(path: Path, rows: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[Row]:
+def _of_lm_eval(path: Path, rows: Rows) -> Rows:
     """Yield the rows of lm-eval's samples_TASK_DATE.jsonl: those of its first filter, which stand for all."""
     match = re.match(r"samples_(.+?)_\d{4}-\d\d-\d\d", path.name)
     task = match[1] if match else path.name.partition(".")[0]
@@ -178,28 +167,27 @@ def _lm_eval(path: Path, rows: Iterator[tuple[str, dict[str, Any]]]) -> Iterator
         if row.get("filter") != chosen:
             continue
         try:
-            doc, target = row["doc"], str(row["target"])
-            texts = row["resps"][0]
+            doc, target, number, texts = row["doc"], str(row["target"]), row["doc_id"], row["resps"][0]
             if not isinstance(doc, dict) or not all(isinstance(text, str) for text in texts):
                 raise TypeError("a doc and generated texts are expected; log generate_until tasks")
-            number = row["doc_id"]
         except (KeyError, TypeError, IndexError) as error:
             raise UserError(f"{where}: not a row of lm-eval's sample logs ({type(error).__name__}: {error})") from None
-        identifier = f"gsm8k/test/{number}" if task.startswith("gsm8k") else f"{task}/{number}"
-        label = row.get("exact_match", row.get("acc"))
-        labels = [label == 1] if isinstance(label, int | float) and len(texts) == 1 else []
-        about = {"problem": doc.get("question") or doc.get("problem")}
-        yield _row(where, identifier, [RecordedSample(text) for text in texts], _of_solution(target), about, labels)
+        # The target may be a whole solution, as in GSM8K and MATH.
+        gold = gsm8k_gold(target) if "####" in target else math_gold(target) if "\\boxed" in target else target
+        right = row.get("exact_match", row.get("acc"))
+        yield (
+            where,
+            {
+                "id": f"gsm8k/test/{number}" if task.startswith("gsm8k") else f"{task}/{number}",
+                "problem": doc.get("question") or doc.get("problem"),
+                **({"gold": gold} if gold is not None else {}),
+                "completions": texts,
+                **({"label": right == 1} if isinstance(right, int | float) and len(texts) == 1 else {}),
+            },
+        )
 
 
-def _of_solution(target: Any) -> Any:
-    """The gold of a target that may be a whole solution, as in GSM8K and MATH."""
-    if not isinstance(target, str):
-        return target
-    return gsm8k_gold(target) if "####" in target else math_gold(target) if "\\boxed" in target else target
-
-
-def _inspect(path: Path) -> Iterator[Row]:
+def _of_inspect(path: Path) -> Rows:
     """Yield the samples of an inspect_ai log, read by their package."""
     if not installed("inspect_ai"):
         raise UserError(
@@ -218,23 +206,26 @@ def _inspect(path: Path) -> Iterator[Row]:
     if not log.samples:
         raise UserError(f"{path}: the log holds no samples (status {log.status})")
     for sample in sorted(log.samples, key=lambda sample: sample.epoch):
-        where = f"{path}, sample {sample.id}, epoch {sample.epoch}"
-        output, failed = sample.output, sample.error.message if sample.error else None
-        text = output.completion if output.choices else ""
-        if failed is None and not output.choices:
-            failed = output.error or "no completion was recorded"
-        usage, message = output.usage, sample.input
-        if not isinstance(message, str):
-            message = next((m.text for m in reversed(message) if m.role == "user"), "")
+        output, asked, metadata = sample.output, sample.input, sample.metadata or {}
+        if not isinstance(asked, str):
+            asked = next((message.text for message in reversed(asked) if message.role == "user"), "")
+        failed = sample.error.message if sample.error else None if output.choices else output.error
         scores = [score.value for score in (sample.scores or {}).values()]
         right = {"C": True, "I": False, 1: True, 0: False}.get(scores[0]) if scores and failed is None else None
         gold = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
-        reason = _reason(str(output.stop_reason)) if output.choices else None
-        failed = failed or _failure(str(output.stop_reason) if output.choices else None)
-        found = RecordedSample(text, failed, reason, usage.output_tokens if usage else None)
-        labels = [] if right is None else [right]
-        yield _row(
-            where, str(sample.id), [found], gold or None, {"problem": message, **(sample.metadata or {})}, labels
+        yield (
+            f"{path}, sample {sample.id}, epoch {sample.epoch}",
+            {
+                **{name: metadata[name] for name in ("subject", "level", "cluster") if name in metadata},
+                "id": str(sample.id),
+                "problem": asked,
+                **({"gold": gold} if gold else {}),
+                "completion": output.completion if output.choices else None,
+                "error": failed,
+                "finish_reason": str(output.stop_reason) if output.choices else None,
+                "tokens": output.usage.output_tokens if output.usage else None,
+                "label": right,
+            },
         )
 
 
@@ -246,36 +237,29 @@ class Recorded:
     """What the first reading of a file found."""
 
     problems: dict[str, Problem] = field(default_factory=dict)  # id -> problem with its gold, for rows that bring one
-    counts: dict[str, int] = field(default_factory=dict)  # id -> samples
+    counts: Counter[str] = field(default_factory=Counter)  # id -> samples
     labels: dict[tuple[str, int], bool] = field(default_factory=dict)  # (id, sample) -> the owner's verdict
-    without_gold: tuple[str, str] | None = None  # (place, id) of the first row that has no gold and does not say so
+    without_gold: Row | None = None  # The first that has no gold and does not say so
     no_gold: set[str] = field(default_factory=set)  # Questions whose rows say that there is no gold
+    tagged: bool = False  # Whether a completion has an answer tag
 
 
 def read_recorded(path: Path, fields: Mapping[str, str]) -> Recorded:
     """Check every row of a file (`read_completions`). UserError with file and line on the first that is wrong."""
     found = Recorded()
     for row in read_completions(path, fields):
-        first = found.counts.get(row.id, 0)
-        found.counts[row.id] = first + len(row.samples)
         if row.problem is None and row.no_gold:
             found.no_gold.add(row.id)
         elif row.problem is None:
-            found.without_gold = found.without_gold or (row.where, row.id)
+            found.without_gold = found.without_gold or row
         elif (before := found.problems.setdefault(row.id, row.problem).answer) != (gold := row.problem.answer):
             raise UserError(f'{row.where}: id "{row.id}" had the gold "{before}" before, now "{gold}"')
-        found.labels |= {(row.id, first + i): label for i, label in enumerate(row.labels)}
+        for sample in row.samples:
+            if sample.label is not None:
+                found.labels[row.id, found.counts[row.id]] = sample.label
+            found.counts[row.id] += 1
+            found.tagged = found.tagged or "<answer>" in sample.text
     return found
-
-
-def scored_by_content(settings: EvalSettings) -> EvalSettings:
-    """Return settings whose headline scoring is strict if a completion has an answer tag, else lenient."""
-    assert settings.completions is not None
-    rows = read_completions(settings.completions, settings.field_names())
-    tagged = any("<answer>" in sample.text for row in rows for sample in row.samples)
-    if not tagged:
-        LOG.info("scoring: lenient, since no completion has an <answer> tag; --scoring chooses")
-    return settings.filled({"scoring": "strict" if tagged else "lenient"})
 
 
 def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str, str, dict[str, Problem]]:
@@ -289,22 +273,21 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
     else:
         by_ids = (b for b in BENCHMARKS.values() if b.ids and all(re.fullmatch(b.ids, i) for i in found.counts))
         benchmark = next(by_ids, None)
-    complete = found.without_gold is None and (benchmark is None or not found.no_gold)
     if benchmark is None:
-        if not complete:
-            where, identifier = found.without_gold or ("", "")
+        if (row := found.without_gold) is not None:
             raise UserError(
-                f'{where}: no gold, and "{identifier}" is no id of a known benchmark; '
+                f'{row.where}: no gold, and "{row.id}" is no id of a known benchmark; '
                 "add gold to the rows, or name the benchmark with gtpo eval --benchmarks"
             )
         return stem, str(path), found.problems
-    if complete and not settings.benchmarks and benchmark.local and data_folder(settings.data_dir) is None:
+    by_itself = not (found.without_gold or found.no_gold or settings.benchmarks)
+    if by_itself and benchmark.local and data_folder(settings.data_dir) is None:
         # Its own golds are enough: no download for a name.
         return benchmark.name, str(path), found.problems
     known = {p.id: p for p in load_problems(benchmark, settings.data_dir)}
     unknown = next((identifier for identifier in found.counts if identifier not in known), None)
     others = sum(p.answer != known[i].answer for i, p in found.problems.items() if i in known)
-    if (unknown is not None or others) and complete and not settings.benchmarks:
+    if (unknown is not None or others) and by_itself:
         what = f'id "{unknown}" is unknown to it' if unknown is not None else f"{others} golds are others"
         LOG.warning("%s has ids like %s's, but %s: scored as %s, by its own golds", path, benchmark.name, what, stem)
         return stem, str(path), found.problems
@@ -324,6 +307,9 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
     path = settings.completions
     assert path is not None
     found = read_recorded(path, settings.field_names())
+    scoring = settings.scoring if found.tagged or "scoring" in settings.given else "lenient"
+    if scoring != settings.scoring:
+        LOG.info("scoring: lenient, since no completion has an <answer> tag; --scoring chooses")
     benchmark, source, known = _identify(settings, path, found)
     every = [known[identifier] for identifier in found.counts if identifier in known]
     lacking = sorted(found.no_gold - known.keys())
@@ -349,6 +335,7 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
         engine=EngineRecord(name=RecordedEngine.name, versions={}, hardware=None),
         sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept), stop=list(protocol.stop)),
         prompt=prompt,
+        scoring=scoring,
         benchmarks={benchmark: entry},
     )
     plan = Plan(

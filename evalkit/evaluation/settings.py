@@ -1,9 +1,9 @@
-"""The options of `gtpo eval`, and where each has an effect."""
+"""The options of `gtpo eval`: each declared once, with its section of the help and where it has an effect."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,49 +11,19 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import Verbosity
 from gtpo.common.options import Options, either, option
 
-# The paper's sampling: the model's own distribution.
-SAMPLING_DEFAULTS: dict[str, float] = {
-    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
-}  # fmt: skip
-
+# Options that make a command another than to sample a model, and what is said if further options have no effect there.
 MODES = {
-    "model": "",
-    "list": "--list prints the benchmarks",
+    "list_benchmarks": "--list prints the benchmarks",
     "check": "--check looks at a benchmark",
     "rescore": "--rescore scores again what a run has stored",
     "completions": "--completions samples nothing",
-}  # What a command may be, and what is said if an option has no effect there
+}
+EVERY = ("model", *MODES)
+FILE = ("model", "completions")
 
 LOCAL = ("auto", "vllm", "transformers", "ray")
 VLLM = ("auto", "vllm", "ray")
-SERVERS = ("openai",)
-FILE = ("model", "completions")
 
-
-def _option(
-    default: Any,
-    help: str,
-    *flags: str,
-    engines: Sequence[str] | None = None,
-    modes: Sequence[str] = ("model",),
-    **limits: Any,
-) -> Any:
-    """Declare an option. engines, modes: where it has an effect."""
-    return option(default, help, *flags, about={"engines": engines, "modes": modes}, **limits)
-
-
-# Sections of `gtpo eval --help` -> their options; the rest is about the output.
-HELP_GROUPS: dict[str, tuple[str, ...]] = {
-    "What": ("model", "benchmarks", "completions", "like", "with_base", "check", "rescore", "limit", "questions",
-             "data_dir", "checkpoint"),
-    "Sampling": ("k", "samples", "engine", "protocol", "prompt", "chat_template", "chat_template_kwargs", "temperature",
-                 "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "sampling", "max_tokens", "seed"),
-    "Scoring": ("scoring", "verifier", "fail_on_error"),
-    "Servers": ("base_url", "api_key_env", "concurrency", "timeout", "total_timeout", "wait_for_server", "extra_body",
-                "header", "retries"),
-    "This machine, several GPUs": ("batch_size", "dtype", "gpu_memory_utilization", "trust_remote_code",
-                                   "tensor_parallel_size", "data_parallel_size", "ray_address"),
-}  # fmt: skip
 EXAMPLES = (
     "gtpo eval Qwen/Qwen2.5-0.5B-Instruct --benchmarks gsm8k --k 8",
     "gtpo eval --completions mine.jsonl --k 4",
@@ -61,130 +31,144 @@ EXAMPLES = (
 )
 
 
+def _section(title: str, engines: Sequence[str] | None = None, modes: Sequence[str] = ("model",)) -> Callable[..., Any]:
+    """Return what declares the options of a section of the help; engines and modes are where they have an effect."""
+
+    def declare(default: Any, help: str, *flags: str, **further: Any) -> Any:
+        about = {name: further.pop(name, value) for name, value in (("engines", engines), ("modes", modes))}
+        return option(default, help, *flags, about={"section": title, **about}, **further)
+
+    return declare
+
+
+_what = _section("What", modes=FILE)
+_sampling = _section("Sampling")
+_scoring = _section("Scoring", modes=(*FILE, "rescore"))
+_server = _section("Servers", engines=("openai",))
+_machine = _section("This machine, several GPUs", engines=LOCAL)
+_output = _section("Output", modes=EVERY)
+
+
 class EvalSettings(Options):
     """One `gtpo eval` command, checked before anything heavy is imported. Raises UserError that names the flag."""
 
     COMMAND: ClassVar[str] = "gtpo eval"
     ARGUMENT: ClassVar[str] = "model"
+    # In the paper's sampling, which is the default, each of them is off: the model's own distribution.
+    SAMPLING: ClassVar[tuple[str, ...]] = (
+        "temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty",
+    )  # fmt: skip
 
-    model: str | None = _option(
-        None, "Hub name, model folder, adapter folder or train run; with --rescore an eval run.", modes=tuple(MODES)
+    model: str | None = _what(
+        None, "Hub name, model folder, adapter folder or train run; with --rescore an eval run.", modes=EVERY
     )
-    benchmarks: str | None = _option(
-        None, "Comma-separated names (--list) or files of your own.", "--benchmarks", "-b", modes=FILE
+    benchmarks: str | None = _what(None, "Comma-separated names (--list) or files of your own.", "--benchmarks", "-b")
+    completions: Path | None = _what(None, "Score the recorded completions of a JSONL file; no model is run.")
+    like: str | None = _what(
+        None, "An eval run whose questions and settings are taken; flags that are given win. For a fair comparison.",
+        modes=("model",),
+    )  # fmt: skip
+    with_base: bool = _what(
+        False, "Of a train run: evaluate what it started from in the same way, and compare the two.", engines=LOCAL,
+        modes=("model",),
+    )  # fmt: skip
+    check: str | None = _what(
+        None, "Print three problems of this benchmark and, of a MODEL, the prompt; verify all golds.", modes=("check",)
     )
-    k: int = _option(1, "Largest k of pass@k and maj@k.", modes=FILE, ge=1)
-    samples: int | None = _option(None, "Completions per question (default: k).")
-    engine: Literal["auto", "vllm", "transformers", "openai", "ray"] = _option("auto", "What samples.")
-    data_dir: Path | None = _option(None, "Folder with local benchmark files.", modes=(*FILE, "check"))
-    fields: str | None = _option(
+    rescore: bool = _what(
+        False, "Verify the stored completions of an eval run again; print changes.", modes=("rescore",)
+    )
+    limit: int | None = _what(None, "Use only the first N questions of each benchmark.", ge=1)
+    questions: Sequence[str] | None = _what(None, "Use only the question with this id (repeatable).", "--question")
+    data_dir: Path | None = _what(None, "Folder with local benchmark files.", modes=(*FILE, "check"))
+    fields: str | None = _what(
         None, "Names of fields in files, ours=theirs: problem=question,answer=reward_model.ground_truth.",
         modes=(*FILE, "check"),
     )  # fmt: skip
-    completions: Path | None = _option(
-        None, "Score the recorded completions of a JSONL file; no model is run.", modes=("completions",)
+    checkpoint: str | None = _what(
+        None, "Weights of a train run: best, final, or a checkpoint (default: best).", modes=("model",)
     )
-    like: str | None = _option(
-        None, "An eval run whose questions and settings are taken; flags that are given win. For a fair comparison."
-    )
-    with_base: bool = _option(
-        False, "Of a train run: evaluate what it started from in the same way, and compare the two.",
-        engines=LOCAL,
-    )  # fmt: skip
-    out: Path | None = _option(None, "Run folder (default: results/eval/NAME).", modes=FILE)
-    list_benchmarks: bool = _option(False, "List the benchmarks and exit.", "--list", modes=("list",))
-    check: str | None = _option(
-        None, "Print three problems of this benchmark and, of a MODEL, the prompt; verify all golds.", modes=("check",)
-    )
-    rescore: bool = _option(
-        False, "Verify the stored completions of an eval run again; print changes.", modes=("rescore",)
-    )
-    limit: int | None = _option(None, "Use only the first N questions of each benchmark.", modes=FILE, ge=1)
-    questions: Sequence[str] | None = _option(
-        None, "Use only the question with this id (repeatable).", "--question", modes=FILE
-    )
-    protocol: str = _option(
-        "gtpo",
-        "How the model is asked, or completions are read: a name (gtpo eval --list) or a YAML file.",
+
+    k: int = _sampling(1, "Largest k of pass@k and maj@k.", modes=FILE, ge=1)
+    samples: int | None = _sampling(None, "Completions per question (default: k).")
+    engine: Literal["auto", "vllm", "transformers", "openai", "ray"] = _sampling("auto", "What samples.")
+    protocol: str = _sampling(
+        "gtpo", "How the model is asked, or completions are read: a name (gtpo eval --list) or a YAML file.",
         modes=(*FILE, "check"),
-    )
-    temperature: float | None = _option(None, "Sampling temperature; 0 is greedy (default: 1).", ge=0.0)
-    top_p: float | None = _option(None, "Nucleus sampling (default: 1, off).", gt=0.0, le=1.0)
-    top_k: int | None = _option(None, "Only the k likeliest tokens (default: 0, off).", ge=0)
-    min_p: float | None = _option(
-        None, "Only tokens this fraction as likely as the likeliest (default: 0, off).", ge=0.0, lt=1.0
-    )
-    presence_penalty: float | None = _option(None, "Between -2 and 2 (default: 0, off).", ge=-2.0, le=2.0)
-    repetition_penalty: float | None = _option(None, "Default: 1, off.", gt=0.0)
-    sampling: Literal["default", "model"] = _option(
-        "default", "model: what the model's generation_config.json recommends. Flags win."
-    )
-    max_tokens: int | None = _option(
-        None, "Maximum tokens per completion (default: the train run's, else what fits, up to 32768).", ge=1
-    )
-    seed: int = _option(0, "Seed of the run; every sample's own seed is derived from it.")
-    prompt: str | None = _option(
+    )  # fmt: skip
+    prompt: str | None = _sampling(
         None, "System prompt (default: the train run's, else the protocol's); '' for none.", modes=("model", "check")
     )
-    chat_template: Path | None = _option(
+    chat_template: Path | None = _sampling(
         None, "Jinja file that replaces the tokenizer's chat template; a server applies its own.", engines=LOCAL,
         modes=("model", "check"),
     )  # fmt: skip
-    chat_template_kwargs: str | None = _option(
+    chat_template_kwargs: str | None = _sampling(
         None, "JSON for the chat template, e.g. '{\"enable_thinking\": true}'.", modes=("model", "check")
     )
-    checkpoint: str | None = _option(None, "Weights of a train run: best, final, or a checkpoint (default: best).")
-    scoring: Literal["strict", "lenient"] = _option(
+    temperature: float = _sampling(1.0, "Sampling temperature; 0 is greedy.", ge=0.0)
+    top_p: float = _sampling(1.0, "Nucleus sampling; 1 is off.", gt=0.0, le=1.0)
+    top_k: int = _sampling(0, "Only the k likeliest tokens; 0 is off.", ge=0)
+    min_p: float = _sampling(0.0, "Only tokens this fraction as likely as the likeliest; 0 is off.", ge=0.0, lt=1.0)
+    presence_penalty: float = _sampling(0.0, "Between -2 and 2; 0 is off.", ge=-2.0, le=2.0)
+    repetition_penalty: float = _sampling(1.0, "1 is off.", gt=0.0)
+    sampling: Literal["default", "model"] = _sampling(
+        "default", "model: what the model's generation_config.json recommends. Flags win."
+    )
+    max_tokens: int | None = _sampling(
+        None, "Maximum tokens per completion (default: the train run's, else what fits, up to 32768).", ge=1
+    )
+    seed: int = _sampling(0, "Seed of the run; every sample's own seed is derived from it.")
+
+    scoring: Literal["strict", "lenient"] = _scoring(
         "strict",
         "Headline scoring; both are stored (default: strict; of --completions without answer tags lenient; with "
         "--rescore the run's own).",
-        modes=(*FILE, "rescore"),
     )
-    verifier: Literal["gtpo", "math-verify"] = _option(
-        "gtpo", "Who judges (with --rescore: as the run was).", modes=(*FILE, "rescore")
+    verifier: Literal["gtpo", "math-verify"] = _scoring("gtpo", "Who judges (with --rescore: as the run was).")
+    fail_on_error: str = _scoring(
+        "5%", "Stop when more samples than this fail: a number, or a share (0.05 or 5%).", modes=("model",)
     )
-    batch_size: int | None = _option(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option(
+
+    base_url: Sequence[str] | None = _server(
+        None, "Server URL (repeatable, or a comma list, or a file with one on each line; default: OPENAI_BASE_URL)."
+    )
+    api_key_env: str = _server("OPENAI_API_KEY", "Environment variable that holds the API key.")
+    concurrency: int = _server(64, "Maximum requests in flight at each server.", ge=1)
+    timeout: float = _server(600.0, "Seconds without a new token until a request fails.", gt=0.0)
+    total_timeout: float | None = _server(
+        None, "Seconds until a request fails in any case (default: 60 times --timeout).", gt=0.0
+    )
+    wait_for_server: float = _server(0.0, "Seconds to wait for a server at the start.", ge=0.0)
+    extra_body: str | None = _server(
+        None, 'JSON object of further fields for every request, e.g. \'{"reasoning_effort": "low"}\'.'
+    )
+    header: Sequence[str] | None = _server(
+        None, "Further header 'Name: value' (repeatable); '$NAME' stands for an environment variable."
+    )
+    retries: int = _server(5, "Further attempts of a failed request.", ge=0)
+
+    batch_size: int | None = _machine(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _machine(
         "auto",
         "Data type. auto on a CPU: bfloat16 if the weights are stored in it and the CPU has instructions for it.",
-        engines=LOCAL,
     )
-    base_url: Sequence[str] | None = _option(
-        None,
-        "Server URL (repeatable, or a comma list, or a file with one on each line; default: OPENAI_BASE_URL).",
-        engines=SERVERS,
-    )
-    api_key_env: str = _option("OPENAI_API_KEY", "Environment variable that holds the API key.", engines=SERVERS)
-    concurrency: int = _option(64, "Maximum requests in flight at each server.", engines=SERVERS, ge=1)
-    timeout: float = _option(600.0, "Seconds without a new token until a request fails.", engines=SERVERS, gt=0.0)
-    total_timeout: float | None = _option(
-        None, "Seconds until a request fails in any case (default: 60 times --timeout).", engines=SERVERS, gt=0.0
-    )
-    wait_for_server: float = _option(0.0, "Seconds to wait for a server at the start.", engines=SERVERS, ge=0.0)
-    extra_body: str | None = _option(
-        None, "JSON object of further fields for every request, e.g. '{\"reasoning_effort\": \"low\"}'.",
-        engines=SERVERS,
-    )  # fmt: skip
-    header: Sequence[str] | None = _option(
-        None, "Further header 'Name: value' (repeatable); '$NAME' stands for an environment variable.", engines=SERVERS
-    )
-    retries: int = _option(5, "Further attempts of a failed request.", engines=SERVERS, ge=0)
-    fail_on_error: str = _option("5%", "Stop when more samples than this fail: a number, or a share (0.05 or 5%).")
-    tensor_parallel_size: int = _option(1, "GPUs per model copy.", engines=VLLM, ge=1)
-    data_parallel_size: int | None = _option(
+    gpu_memory_utilization: float = _machine(0.9, "Share of GPU memory to use.", engines=VLLM, gt=0.0, le=1.0)
+    trust_remote_code: bool = _machine(False, "Run code from the model's repository.", modes=("model", "check"))
+    tensor_parallel_size: int = _machine(1, "GPUs per model copy.", engines=VLLM, ge=1)
+    data_parallel_size: int | None = _machine(
         None, "Model copies, on Ray (vllm: default 1; ray: default as many as the GPUs hold).",
         engines=("vllm", "ray"), ge=1,
     )  # fmt: skip
-    ray_address: str | None = _option(
+    ray_address: str | None = _machine(
         None, "Ray cluster to join: auto, or HOST:PORT of its head (default: starts one here).", engines=("ray",)
     )
-    gpu_memory_utilization: float = _option(0.9, "Share of GPU memory to use.", engines=VLLM, gt=0.0, le=1.0)
-    trust_remote_code: bool = _option(
-        False, "Run code from the model's repository.", engines=LOCAL, modes=("model", "check")
-    )
-    quiet: bool = _option(False, "Show warnings and the result only.", modes=tuple(MODES))
-    verbose: bool = _option(False, "Show details that help to find a fault.", modes=tuple(MODES))
-    json_output: bool = _option(False, "Print eval.json on stdout.", "--json", modes=tuple(MODES))
+
+    out: Path | None = _output(None, "Run folder (default: results/eval/NAME).", modes=FILE)
+    list_benchmarks: bool = _output(False, "List the benchmarks and exit.", "--list", modes=("list_benchmarks",))
+    quiet: bool = _output(False, "Show warnings and the result only.")
+    verbose: bool = _output(False, "Show details that help to find a fault.")
+    json_output: bool = _output(False, "Print eval.json on stdout.", "--json")
 
     def __init__(self, **given: Any) -> None:
         if given.get("base_url") and given.get("engine", "auto") == "auto":
@@ -238,14 +222,8 @@ class EvalSettings(Options):
 
     @property
     def mode(self) -> str:
-        """One of MODES."""
-        chosen = {
-            "list": self.list_benchmarks,
-            "check": self.check is not None,
-            "rescore": self.rescore,
-            "completions": self.completions is not None,
-        }
-        return next((mode for mode, asked in chosen.items() if asked), "model")
+        """`model`, or the one of MODES that was asked for."""
+        return next((name for name in MODES if getattr(self, name)), "model")
 
     @property
     def verbosity(self) -> Verbosity:
@@ -268,8 +246,7 @@ class EvalSettings(Options):
             filled = self.filled(recommended)
         except UserError as error:
             raise UserError(f"--sampling model: {str(error).removeprefix('--')}") from None
-        values = {name: getattr(filled, name) for name in SAMPLING_DEFAULTS}
-        return {name: SAMPLING_DEFAULTS[name] if value is None else value for name, value in values.items()}
+        return {name: getattr(filled, name) for name in self.SAMPLING}
 
     def failure_limit(self, total: int) -> int:
         """Return how many of `total` samples may fail. UserError if --fail-on-error is no number or share."""
@@ -293,7 +270,7 @@ class EvalSettings(Options):
     def request_body(self) -> dict[str, Any] | None:
         """Return --extra-body, with --chat-template-kwargs. UserError unless it is a JSON object of other fields."""
         body = _json_object("--extra-body", self.extra_body, '{"reasoning_effort": "low"}')
-        taken = (*SAMPLING_DEFAULTS, "model", "messages", "prompt", "max_tokens", "seed", "stream", "n")
+        taken = (*self.SAMPLING, "model", "messages", "prompt", "max_tokens", "seed", "stream", "n")
         if own := sorted(set(body or ()) & set(taken)):
             raise UserError(f"--extra-body: {', '.join(own)} is set by gtpo eval itself, or by an option of its own")
         kwargs = self.template_kwargs()

@@ -78,7 +78,10 @@ def change(cell: Cell) -> str:
 
 def header(table: Table) -> str:
     """gsm8k: 1,319 questions, 64 samples each."""
-    return f"{visible(table.title)}: {table.questions:,} questions, {table.samples} samples each"
+    questions, samples = (
+        f"{n:,} {what}{'s' * (n != 1)}" for n, what in ((table.questions, "question"), (table.samples, "sample"))
+    )
+    return f"{visible(table.title)}: {questions}, {samples} each"
 
 
 def covers(paired: PairedDifference) -> str:

@@ -21,6 +21,9 @@ IDENTITY = (
 # Where the weights were: this counts only for weights without a fingerprint.
 PLACES = ("model.source", "model.adapter", "model.train_run", "model.checkpoint")
 
+# Settings that a refusal names; it counts the others.
+SHOWN = 3
+
 
 @dataclass(frozen=True)
 class EvalRun:
@@ -70,15 +73,21 @@ def unlike(a: EvalRecord, b: EvalRecord, keys: Sequence[str] = IDENTITY) -> list
 
 
 def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence[str] = ()) -> None:
-    """Raise UserError that names each setting in which a run and a command differ. also: other differences, in words.
+    """Raise UserError that names the settings in which a run and a command differ. also: other differences, in words.
 
     The questions are none of them: a subset is a view on what is stored.
     """
-    differing = [f"{key} ({_short(before)} there, {_short(now)} now)" for key, before, now in unlike(old, new)]
-    differing += also
+    found = unlike(old, new)
+    sections = [key.partition(".")[0] for key, *_ in found]
+    # The first of each section says most: another model differs in five keys of one section.
+    found = [found[i] for i in sorted(range(len(found)), key=lambda i: sections[:i].count(sections[i]))]
+    differing = [f"{key} ({_short(before)} there, {_short(now)} now)" for key, before, now in found] + list(also)
     if differing:
+        rest = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         other = "choose another --out" + " (in gtpo compare NAME=FILE)" * (new.engine.name == "recorded")
-        raise UserError(f"{where} was made with other settings: {'; '.join(differing)}. Repeat those, or {other}")
+        raise UserError(
+            f"{where} was made with other settings: {'; '.join(differing[:SHOWN])}{rest}. Repeat those, or {other}"
+        )
 
 
 def setting(record: EvalRecord, key: str) -> Any:

@@ -109,7 +109,10 @@ def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: igno
     [
         ("", "bad.jsonl: the file is empty"),
         ('{"id": "a", "gold": "1", "completion": "x"}\n{"id": ', "bad.jsonl:2: not a JSON object"),
-        ('{"id": "a", "gold": "1"}\n', 'bad.jsonl:1: expected either "completion" or "completions"'),
+        (
+            '{"id": "a", "gold": "1"}\n',
+            '"completion" or "completions"; fields here: id, gold. If they have other names: --fields id=',
+        ),
         ('{"gold": "1", "completion": "x"}\n', '"id" is missing; fields here: gold, completion'),
         ('{"id": "a", "completion": "x"}\n', 'bad.jsonl:1: no gold, and "a" is no id of a known benchmark'),
         ('{"id": "a", "gold": "1", "completions": []}\n', "bad.jsonl:1: completions is empty"),
@@ -301,7 +304,7 @@ def test_a_log_of_inspect_ai(tmp_path: Path) -> None:
             ("", "HTTP 500", None),
             ("7", None, "length"),
         ]
-        assert [row.labels for row in rows] == [[True], [], [False]]
+        assert [s.label for s in found] == [True, None, False]
         assert [(row.gold, row.problem.problem) for row in rows if row.problem] == [
             ("1", "What is 1?"),
             ("2", "What is 2?"),
@@ -336,6 +339,10 @@ def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> N
     ran = gtpo("compare", "ours", "others", code=2)
     assert "no question in common (ours: ours; others: others)" in ran.stderr
     assert "their ids and golds are the same" in ran.stderr
+    assert (
+        "which does not say how they were sampled: pass --max-tokens"
+        in gtpo("eval", "m", "--like", "ours", code=2).stderr
+    )
     rows = [json.loads(line) for line in (tmp_path / "theirs.jsonl").read_text().splitlines()]
     write(tmp_path / "fewer.jsonl", rows[1:])
     gtpo("eval", "--completions", "fewer.jsonl", "--k", "1")

@@ -145,9 +145,8 @@ def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
     clock = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    progress = EvalProgress("strict")
-    progress.add("b", 10, 0)
-    progress.start(SimpleNamespace(running=lambda: (1, 25)), 256)  # type: ignore[arg-type]
+    engine: Any = SimpleNamespace(running=lambda: (1, 25))
+    progress = EvalProgress("strict", {"b": 10}, None, engine, 256)
     progress.arrive([Generation("b", "q", i, "", 50, "stop", 0) for i in range(4)])
     clock[0] = 120.0
     assert progress._speed() == ["1 running with 25 tokens", "11 tokens/s", "about 0:24 left"]

@@ -32,8 +32,7 @@ def generations(count: int, start: int = 0, text: str = "<answer>4</answer>") ->
 
 
 def pipeline(folder: EvalFolder, wanted: int = 9999) -> ScoringPipeline:
-    progress = EvalProgress("strict")
-    progress.add("b", 100, 0)
+    progress = EvalProgress("strict", {"b": 100})
     verifier = Verifier()
     return ScoringPipeline(folder, PROBLEMS, {("b", "q"): wanted}, Tally(folder, verifier), verifier, progress)
 
@@ -80,6 +79,10 @@ def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
     old = EvalRecord.model_validate(base)
     check_identity(tmp_path, old, EvalRecord.model_validate({**base, "sampling": {**base["sampling"], "n": 64}}))
     with pytest.raises(UserError, match=r"engine\.name \(vllm there, openai now\); sampling\.top_p \(1\.0 there, 0\.9"):
+        check_identity(tmp_path, old, EvalRecord.model_validate(other))
+    other = {"model": {"source": "b", "adapter": "c"}, "engine": {"name": "recorded"}, "sampling": {"seed": 3}}
+    said = r"model\.source \(.*\); engine\.name \(.*\); sampling\.temperature \([^;]*\); and 3 more\. Repeat those, or"
+    with pytest.raises(UserError, match=said):
         check_identity(tmp_path, old, EvalRecord.model_validate(other))
 
 
