@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from gtpo.rewards.completions import is_no_gold
 from gtpo.rewards.equality.arithmetic import NoValue, TooBig
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.decide import read_answer
-from gtpo.rewards.equality.reading.answers import Listing, Scalar
+from gtpo.rewards.equality.reading.answers import Listing, Scalar, Words
 from gtpo.rewards.equality.reading.problem import Contract, read_problem
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier, reject_reason
 
@@ -41,9 +42,24 @@ def find_unverifiable(golds: Iterable[tuple[str, str]], verifier: Verifier | Non
     distinct = list(dict.fromkeys(gold for _, gold in checked))
     known = dict(zip(distinct, (verifier or default_verifier()).verify_golds(distinct), strict=True))
     for identifier, gold in checked:
-        if known[gold] is not Verdict.CORRECT:
-            failures.append(UnverifiableGold(identifier, f"verified against itself the gold answer is {known[gold]}"))
+        found = known[gold]
+        if found is Verdict.CORRECT and _is_cut_off(gold):
+            found = Verdict.UNUSABLE_GOLD
+        if found is not Verdict.CORRECT:
+            failures.append(UnverifiableGold(identifier, f"verified against itself the gold answer is {found}"))
     return failures
+
+
+_OPEN_END = re.compile(r"(?:[-+*/^=_]|\\(?:cdot|times|div|pm|frac|sqrt))[\s$]*$")
+
+
+def _is_cut_off(gold: str) -> bool:
+    """Return whether a gold is a formula without its end: a bracket or an operand is missing."""
+    # `\left\{ ... \right.` has one brace of a kind and is whole.
+    text = re.sub(r"\\[{}]", "", gold)
+    if sum(map(text.count, "([{")) == sum(map(text.count, ")]}")) and not _OPEN_END.search(text):
+        return False
+    return isinstance(read_answer(gold), Words)
 
 
 def read_contract(problem: str) -> Contract:

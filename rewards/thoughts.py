@@ -29,7 +29,9 @@ _CLOSING = (
 )
 _OPEN = re.compile("|".join(_OPENING), re.IGNORECASE)
 _CLOSE = re.compile("|".join(_CLOSING), re.IGNORECASE)
-_OPENED_AT_END = re.compile(rf"(?:{'|'.join(_OPENING)})\s*\Z", re.IGNORECASE)
+_OPENED_AT_END = re.compile(
+    rf"(?:{'|'.join(_OPENING)}|(?-i:<\|channel\|>\s*analysis\s*<\|message\|>))\s*\Z", re.IGNORECASE
+)
 _MAYBE = re.compile(r"th(?:ink|ought)|channel|<unused9|\[BEGIN FINAL", re.IGNORECASE)
 
 # gpt-oss (harmony): the answer is the channel `final`; a server without its parser drops the tokens and leaves the
@@ -110,10 +112,7 @@ def closes_unopened(text: str) -> bool:
 
 def opened_thought(prompt: str) -> bool:
     """Return whether a rendered prompt puts the completion inside a thought."""
-    return _OPENED_AT_END.search(prompt[-200:]) is not None or _HARMONY_AT_END.search(prompt[-200:]) is not None
-
-
-_HARMONY_AT_END = re.compile(r"<\|channel\|>\s*analysis\s*<\|message\|>\s*\Z")
+    return _OPENED_AT_END.search(prompt[-200:]) is not None
 
 
 def without_thoughts(text: str, *, reasoning: bool = False) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import os
 import re
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,20 +50,6 @@ def reject_reason(text: str) -> str | None:
         return f"brackets nested {deepest} deep, more than {MAX_NESTING}"
     tokens = len(_TOKEN.findall(text))
     return f"{tokens} tokens, more than {MAX_TOKENS}" if tokens > MAX_TOKENS else None
-
-
-_OPEN_END = re.compile(r"(?:[-+*/^=_]|\\(?:cdot|times|div|pm|frac|sqrt))[\s$]*$")
-
-
-def _is_cut_off(gold: str) -> bool:
-    """Return whether a gold is a formula without its end: a bracket or an operand is missing."""
-    text = re.sub(r"\\[{}]", "", gold)  # one of them may stand with \right.
-    if sum(map(text.count, "([{")) == sum(map(text.count, ")]}")) and not _OPEN_END.search(text):
-        return False
-    from gtpo.rewards.equality.comparing.decide import read_answer
-    from gtpo.rewards.equality.reading.answers import Words
-
-    return isinstance(read_answer(gold), Words)
 
 
 _NUMBER = re.compile(r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d+)?")
@@ -277,12 +262,11 @@ class Verifier:
         return findings | found
 
     def verify_golds(self, golds: Sequence[str]) -> list[Verdict]:
-        """Return the verdict on each gold against itself, by value; UNUSABLE_GOLD if its end is missing."""
+        """Return the verdict on each gold against itself, by value."""
         others = [gold for gold in golds if plain_number(gold) is None]
         outcomes = self._pool.run([{"prediction": gold, "gold": gold, "by_text": False} for gold in others])
         found = dict(zip(others, outcomes, strict=True))
-        cut_off = {gold for gold in others if found[gold] == Verdict.CORRECT and _is_cut_off(gold)}
-        return [Verdict.UNUSABLE_GOLD if g in cut_off else Verdict(found.get(g, Verdict.CORRECT)) for g in golds]
+        return [Verdict(found.get(gold, Verdict.CORRECT)) for gold in golds]
 
     def answer_classes_many(
         self,
@@ -364,24 +348,11 @@ class Verifier:
         self.close()
 
 
-_default: Verifier | None = None
-_default_lock = threading.Lock()
+# Made on import and not on first use, so that no lock guards it, which a fork could leave held in the child. Until an
+# answer needs a worker it is a few empty objects.
+_DEFAULT = Verifier()
 
 
 def default_verifier() -> Verifier:
-    """Return the process's shared verifier (built on first use, default policy): one pool, one cache."""
-    global _default
-    with _default_lock:
-        if _default is None:
-            _default = Verifier()
-        return _default
-
-
-def _renew_after_fork() -> None:
-    """Give a forked child a lock that no thread holds: other threads stay with the parent."""
-    global _default_lock
-    _default_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_renew_after_fork)
+    """Return the process's shared verifier (default policy): one pool, one cache."""
+    return _DEFAULT

@@ -106,18 +106,19 @@ class HubSource:
 
     def parse(self, row: dict[str, Any], position: int) -> Problem:
         """Return the problem that a row is. Raises KeyError for a field that is not there."""
-        row = renamed(row, dict(self.fields), f"{self.repository}, row {position + 1}")
+        where = f"{self.repository}, row {position + 1}"
+        row = renamed(row, dict(self.fields), where)
         place = re.search(r"2024_AIME_(I+)_Problems/Problem_(\d+)", str(row.get("url", "")))
         paper = "-".join(place.groups()) if place else f"{'I' if position < 15 else 'II'}-{position % 15 + 1}"
         known = {"position": position, "paper": paper, "id": position, "problem_idx": position + 1}
-        return Problem(
-            id=self.id.format_map(known | row),
-            problem=row.get("question") or row["problem"],
-            answer=self.gold(row),
-            solution=str(row.get("solution") or str(row.get("answer", "")).rpartition("####")[0].strip()),
-            subject=str(row.get("subject") or row.get("type") or ""),
-            level=parse_level(row.get("level")),
-        )
+        row |= {
+            "id": self.id.format_map(known | row),
+            "problem": row.get("question") or row["problem"],
+            "solution": row.get("solution") or str(row.get("answer", "")).rpartition("####")[0].strip(),
+            "subject": row.get("subject") or row.get("type"),
+            "answer": self.gold(row),
+        }
+        return problem_of(row, position, "", where)
 
 
 # Hub config -> subject, in the order in which the ids count.
@@ -225,17 +226,12 @@ def problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Pro
     return Problem(
         id=str(row.get("id") if row.get("id") is not None else f"{stem}/{position}"),
         problem=str(row["problem"]),
-        answer=_gold_text(row["answer"]),
+        answer="" if row["answer"] is None else str(row["answer"]).strip(),
         solution=str(row.get("solution") or ""),
         subject=str(row.get("subject") or ""),
         level=parse_level(row.get("level")),
         cluster=str(row.get("cluster") or ""),
     )
-
-
-def _gold_text(value: Any) -> str:
-    """Return a gold as text; "" if the row has none. A decimal as Parquet holds it, not as float32 rounds it."""
-    return "" if value is None else str(value).strip()
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

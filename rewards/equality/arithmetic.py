@@ -160,7 +160,7 @@ def divide(a: Value, b: Value) -> Value:
     return multiply(a, 1 / b)
 
 
-def _root(value: int, degree: int) -> int | None:
+def whole_root(value: int, degree: int) -> int | None:
     """Return the exact integer root of a non-negative integer, or None."""
     if degree == 2:
         root = math.isqrt(value)
@@ -188,7 +188,7 @@ def power(a: Value, b: Value) -> Value:
     if isinstance(a, Fraction) and exponent is not None and _bits(a) * abs(exponent) <= MAX_EXACT_BITS:
         return a**exponent
     if isinstance(a, Fraction) and isinstance(b, Fraction) and a > 0 and b.denominator <= 12 and _bits(a) < 2000:
-        top, bottom = _root(a.numerator, b.denominator), _root(a.denominator, b.denominator)
+        top, bottom = whole_root(a.numerator, b.denominator), whole_root(a.denominator, b.denominator)
         if top is not None and bottom is not None and _bits(a) * abs(b.numerator) <= MAX_EXACT_BITS:
             return Fraction(top, bottom) ** b.numerator
     base, raised = number_of(a), number_of(b)

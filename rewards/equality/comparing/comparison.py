@@ -47,9 +47,9 @@ from gtpo.rewards.equality.reading.answers import (
     Unit,
     Words,
     is_clock,
-    leaves,
     same_time,
     same_words,
+    symbols_of,
     time_of_day,
 )
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
@@ -247,7 +247,7 @@ class Comparison:
         """Return prediction `p` if it equals gold `g`, with the gold's names for parameters of its own, else None."""
         if self.equal(p, g):
             return p
-        ours, theirs = _symbols(p), _symbols(g)
+        ours, theirs = symbols_of(p), symbols_of(g)
         mine, its = sorted(ours - theirs), sorted(theirs - ours)
         if self.problem is None or not 0 < len(mine) == len(its) <= 2 or not isinstance(g, (Scalar, Named, Listing)):
             return None
@@ -542,12 +542,12 @@ class Comparison:
     def _sets(self, p: Answer, g: Answer) -> bool:
         if self.contract.point and isinstance(p, Relation) and isinstance(g, Listing) and g.kind == "tuple":
             return False  # 2 < x < 5 is no point
-        point = point_for(set().union(*(_symbols(x) for x in (p, g))), 0)
+        point = point_for(symbols_of(p) | symbols_of(g), 0)
         sets = RealSets(point)
         same = sets.same(p, g)
         if isinstance(p, Scalar) or isinstance(g, Scalar):
             return False
-        if isinstance(p, Relation) and isinstance(g, Relation) and _symbols(p) != _symbols(g):
+        if isinstance(p, Relation) and isinstance(g, Relation) and symbols_of(p) != symbols_of(g):
             return False  # x > 3 is not y > 3
         if same is not None:
             return stable(lambda: bool(sets.same(p, g)))
@@ -572,10 +572,6 @@ def _as_matrix(listing: Listing, matrix: Term) -> bool:
 
 def _terms(listing: Listing) -> tuple[Term, ...]:
     return tuple(item.term for item in listing.items if isinstance(item, Scalar))
-
-
-def _symbols(answer: Answer) -> set[str]:
-    return set().union(*(symbols(leaf.term) for leaf in leaves(answer)))
 
 
 def _based(p: Answer, g: Answer) -> bool:

@@ -142,18 +142,18 @@ class _Judge:
         found = self._judged(predictions, [*self.golds, *self.bodies])
         if found == "INCORRECT" and self.known is not None and self.known.options:
             # The option for its letter, or the letter for its option.
-            option_of = self.known.option
-            wanted = [clean(o) for g in self.golds if (o := option_of(g.strip("()"))) is not None]
+            options = self.known.options
+            wanted = [clean(o) for g in self.golds if (o := options.get(g.strip("()").upper())) is not None]
             if wanted:
                 return self._judged(predictions, wanted)
-            given = [clean(o) for p in predictions if (o := option_of(p.strip("()"))) is not None]
+            given = [clean(o) for p in predictions if (o := options.get(p.strip("()").upper())) is not None]
             if given and len(predictions[0]) < 4:
                 return self._judged(given, [*self.golds, *self.bodies])
         return found
 
     def _chosen(self, letter: str, body: str, marked: bool) -> str:
         """Return what a letter with an answer beside it comes to: the answer must be the option's, and no less done."""
-        option = self.known.option(letter) if self.known is not None else None
+        option = self.known.options.get(letter.upper()) if self.known is not None else None
         of_option = None if option is None else self._judged([body], [clean(option)])
         if of_option == "INCORRECT":
             return of_option

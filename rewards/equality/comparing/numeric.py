@@ -255,13 +255,8 @@ def _product(x: Value, y: Value) -> Value:
 
 def terminates(value: Value) -> bool:
     """Return whether a value is a fraction whose decimals end."""
-    if not isinstance(value, Fraction):
-        return False
-    denominator = value.denominator
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator == 1
+    # 10^k is a multiple of a denominator of k binary digits if that has no factors but 2 and 5.
+    return isinstance(value, Fraction) and 10 ** value.denominator.bit_length() % value.denominator == 0
 
 
 def hundredth(answer: Scalar) -> Scalar:

@@ -33,10 +33,21 @@ from gtpo.rewards.equality.arithmetic import (
     parts,
     subterms,
     symbols,
+    whole_root,
 )
 from gtpo.rewards.equality.comparing.comparison import rename
 from gtpo.rewards.equality.comparing.numeric import close, one_to_one
-from gtpo.rewards.equality.reading.answers import Answer, Based, Listing, Named, Relation, Scalar, Words, leaves
+from gtpo.rewards.equality.reading.answers import (
+    Answer,
+    Based,
+    Listing,
+    Named,
+    Relation,
+    Scalar,
+    Words,
+    leaves,
+    symbols_of,
+)
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
 from gtpo.rewards.equality.reading.problem import ProblemText
 
@@ -76,7 +87,7 @@ def _visit(term: Term, found: Count, whole: bool = False) -> None:
     """Count what one term leaves; `whole`: it is a number by itself."""
     kind = term[0]
     if kind in ("add", "mul"):
-        matrices = sum(_unsigned(part)[0][0] == "mat" for part in term[1:])
+        matrices = sum(_unsigned(part)[0] == "mat" for part in term[1:])
         found[Work.PRODUCT] += max(0, matrices - 1)
     if kind == "mat":
         for cell in parts(term):
@@ -145,8 +156,8 @@ def factors(term: Term) -> Factors:
             collect(part[1], side)
         elif part[0] == "div" and not is_rational(part):
             nested += side
-            top, sign = _unsigned(part[1])
-            signs += sign
+            signs += part[1][0] == "neg"
+            top = _unsigned(part[1])
             if top != ONE:
                 collect(top, side)
             collect(part[2], 1 - side)
@@ -159,8 +170,8 @@ def factors(term: Term) -> Factors:
     return Factors(*sides, signs, nested)
 
 
-def _unsigned(term: Term) -> tuple[Term, int]:
-    return (term[1], 1) if term[0] == "neg" else (term, 0)
+def _unsigned(term: Term) -> Term:
+    return term[1] if term[0] == "neg" else term
 
 
 def _is_integer(term: Term) -> bool:
@@ -169,16 +180,16 @@ def _is_integer(term: Term) -> bool:
 
 def is_rational(term: Term) -> bool:
     """Return whether a term is one rational number as written: 3, 0.5, 2/3, 1 1/2, 2^10."""
-    term, _ = _unsigned(term)
+    term = _unsigned(term)
     if term[0] == "div":
-        return all(_is_integer(_unsigned(part)[0]) for part in term[1:])
+        return all(_is_integer(_unsigned(part)) for part in term[1:])
     if term[0] == "pow":
-        return is_rational(term[1]) and _is_integer(_unsigned(term[2])[0])
+        return is_rational(term[1]) and _is_integer(_unsigned(term[2]))
     return bool(term[0] == "num" or term[:2] == ("fn", "mixed"))
 
 
 def _base(factor: Term) -> Term:
-    return factor[1] if factor[0] == "pow" and _is_integer(_unsigned(factor[2])[0]) else factor
+    return factor[1] if factor[0] == "pow" and _is_integer(_unsigned(factor[2])) else factor
 
 
 def _root_of(factor: Term) -> tuple[Term, Term] | None:
@@ -222,9 +233,9 @@ def _product(term: Term, found: Count, whole: bool) -> None:
         sums = sum(_base(f)[0] == "add" for f in others[0] + others[1])
         powers = sum(f[0] == "pow" and f[1][0] == "add" for f in others[0] + others[1])
         found[Work.PRODUCT] += powers + max(0, sums - 1)
-    for factor, _ in map(_unsigned, tops + bottoms):
-        if factor[0] == "pow" and (factor[2] == ZERO or _unsigned(factor[1])[0] != ("num", Fraction(10))):
-            base, exponent = _unsigned(factor[1])[0], factor[2]
+    for factor in map(_unsigned, tops + bottoms):
+        if factor[0] == "pow" and (factor[2] == ZERO or _unsigned(factor[1]) != ("num", Fraction(10))):
+            base, exponent = _unsigned(factor[1]), factor[2]
             small = exponent in (ZERO, ONE) or base in (ZERO, ONE) or base[0] == "pow" or _is_reducible(base)
             found[Work.POWER if small else Work.LITERAL_POWER if whole else Work.REDUCTION] += 1
     for number, side in enumerate(others):
@@ -240,13 +251,13 @@ def _product(term: Term, found: Count, whole: bool) -> None:
 
 
 def _power(base: Term, exponent: Term, found: Count) -> None:
-    bare, signs = _unsigned(base)
-    whole_exponent = _is_integer(_unsigned(exponent)[0])
+    bare = _unsigned(base)
+    whole_exponent = _is_integer(_unsigned(exponent))
     if exponent in (ZERO, ONE) or bare in (ZERO, ONE) or bare[0] == "pow" or (bare[0] == "fn" and exponent == ONE):
         found[Work.POWER] += 1
     if whole_exponent:
         root = _root_of(bare)
-        found[Work.SIGN] += signs
+        found[Work.SIGN] += base[0] == "neg"
         found[Work.POWER] += root is not None and (not symbols(root[0]) or _divides(root[1], exponent))
         found[Work.POWER] += bare[:2] == ("fn", "abs") and _divides(("num", Fraction(2)), exponent)
         found[Work.POWER] += bare[0] in ("mul", "div") and any(map(is_rational, chain(*factors(bare)[:2])))
@@ -268,28 +279,28 @@ def is_turn(exponent: Term) -> bool:
 
 
 def _divides(divisor: Term, number: Term) -> bool:
-    number, _ = _unsigned(number)
+    number = _unsigned(number)
     return _is_integer(divisor) and _is_integer(number) and divisor[1] != 0 and number[1] % divisor[1] == 0
 
 
 def _is_reducible(unit: Term) -> bool:
     """Return whether a fraction of integers is not in lowest terms."""
-    unit, _ = _unsigned(unit)
+    unit = _unsigned(unit)
     if unit[0] != "div":
         return False
-    top, bottom = (int(_unsigned(part)[0][1]) for part in unit[1:])
+    top, bottom = (int(_unsigned(part)[1]) for part in unit[1:])
     return math.gcd(top, bottom) != 1 or bottom in (0, 1)
 
 
 def _whole_base(unit: Term) -> int | None:
     """Return an integer, or that of which it is a power; None for other rationals."""
-    unit, _ = _unsigned(unit)
-    base = _unsigned(unit[1])[0] if unit[0] == "pow" else unit
+    unit = _unsigned(unit)
+    base = _unsigned(unit[1]) if unit[0] == "pow" else unit
     return int(base[1]) if _is_integer(base) else None
 
 
 def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) -> None:
-    bare, _ = _unsigned(radicand)
+    bare = _unsigned(radicand)
     if degree == ONE:
         found[Work.POWER] += 1
     if symbols(radicand):
@@ -313,10 +324,9 @@ def _perfect(number: int, index: int) -> tuple[bool, bool]:
     """Say of an integer whether it is a power of this index, and whether a factor of it is."""
     if not 2 <= index <= 64 or number > 10**12:
         return False, False
-    base = round(number ** (1 / index))
-    if any(n >= 0 and n**index == number for n in (base - 1, base, base + 1)):
+    if whole_root(number, index) is not None:
         return True, False
-    return False, any(number % n**index == 0 for n in range(2, min(base + 2, 1000)))
+    return False, any(number % n**index == 0 for n in range(2, min(round(number ** (1 / index)) + 2, 1000)))
 
 
 def _function(term: Term, found: Count) -> None:
@@ -495,7 +505,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
         return "UNEVALUATED"
     if not wanted:
         return "CORRECT"
-    numeric = not _symbols(wanted) and not any(contains(leaf.term, "opaque") for leaf in wanted)
+    numeric = not symbols_of(g) and not any(contains(leaf.term, "opaque") for leaf in wanted)
     if not numeric and problem is None:
         return "CORRECT"
     if any(is_padded(leaf.term) for leaf in written) and not any(is_padded(leaf.term) for leaf in wanted):
@@ -514,7 +524,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
 def is_solved(answer: Answer) -> bool:
     """Return whether an answer gives a letter its value or its bounds: `x = 5`, `2 < x \\le 4`."""
     if isinstance(answer, Named):
-        return len(answer.name) == 1 and not _symbols(leaves(answer.value))
+        return len(answer.name) == 1 and not symbols_of(answer.value)
     if not isinstance(answer, Relation):
         return False
     letters = [term for term in answer.terms if symbols(term)]
@@ -527,15 +537,11 @@ def _has_foreign_symbols(p: Answer, g: Answer) -> bool:
         p = rename(p, g)
     elif isinstance(p, Named) and p.variables:
         return False
-    own = _symbols(leaves(g))
+    own = symbols_of(g)
     if isinstance(g, Named):
         own |= {g.name, *g.variables}.union(*map(symbols, g.relation.terms if g.relation else ()))
     relations = isinstance(p, (Relation, Listing)) and not own  # `x > 3` for an interval
-    return not relations and not _symbols(leaves(p)) <= own
-
-
-def _symbols(parts: Iterable[Scalar]) -> set[str]:
-    return set().union(*(symbols(part.term) for part in parts))
+    return not relations and not symbols_of(p) <= own
 
 
 def _work(parts: Iterable[Scalar]) -> Count:

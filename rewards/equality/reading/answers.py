@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gtpo.rewards.completions import without_spaces
-from gtpo.rewards.equality.arithmetic import Term
+from gtpo.rewards.equality.arithmetic import Term, symbols
 from gtpo.rewards.equality.reading import WORDS
 
 
@@ -110,8 +110,12 @@ def leaves(answer: Answer | None) -> Iterator[Scalar]:
             yield from leaves(part)
 
 
+def symbols_of(answer: Answer) -> set[str]:
+    """Return the variables of an answer's expressions."""
+    return set().union(*(symbols(leaf.term) for leaf in leaves(answer)))
+
+
 # -- words, and times of day, which look like ratios: 7:30 is not 14:60 -----------------------------------------------
-SHORT_WORDS = WORDS.short_words
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _PUNCTUATION = re.compile(r"[\s\"'`.,;:!?~]+|(?<=\w)-(?=\w)")
 
@@ -135,7 +139,7 @@ def _worded(text: str) -> str | None:
     if re.fullmatch(r"[A-Za-z\d\s\"'`.,;:!?~/-]+", plain) is None:
         return None
     runs = re.findall(r"[A-Za-z]+", plain)
-    if not runs or not all(len(run) > 2 or run.lower() in SHORT_WORDS for run in runs):
+    if not runs or not all(len(run) > 2 or run.lower() in WORDS.short_words for run in runs):
         return None
     lowered = plain.lower()
     if re.search(r"\d", lowered):

@@ -22,24 +22,20 @@ class NotMathematics(Exception):
     """The text is not an expression of this grammar."""
 
 
-GREEK = WORDS.greek
 TRIGONOMETRY = words("sin cos tan cot sec csc")
 ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot"}
 INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
-UNARY = WORDS.unary
-_WORDS = UNARY | ALIASES.keys() | {"sqrt", "pi", "oo", "inf", "infinity", "infty", "abs", "floor", "ceil", "theta"}
-ACCENTS = WORDS.accents
-OPAQUE_COMMANDS = WORDS.opaque_commands
+_TYPED_NAMES = WORDS.unary | ALIASES.keys() | words("sqrt pi oo inf infinity infty abs floor ceil theta")
 CALLED = frozenset("fghFG")
 CLOSERS = {"(": ")", "[": "]", "\\{": "\\}", "\\lceil": "\\rceil", "\\lfloor": "\\rfloor"}
 STARTS = frozenset(["(", "[", "\\{", "{", "\\lceil", "\\lfloor"])
 
 STARTING_COMMANDS = (
-    GREEK
-    | UNARY
+    WORDS.greek
+    | WORDS.unary
     | ALIASES.keys()
-    | ACCENTS
-    | OPAQUE_COMMANDS
+    | WORDS.accents
+    | WORDS.opaque_commands
     | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "begin", "{"}
     | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "mixed", "theta", "abs", "floor", "ceil"}
 )
@@ -73,7 +69,7 @@ def tokenize(text: str) -> list[tuple[str, str]]:
 
 def _split_word(word: str) -> list[tuple[str, str]]:
     """Letters are variables, one each; known names are taken whole; longer words are no mathematics."""
-    if word in _WORDS:
+    if word in _TYPED_NAMES:
         return [("cmd", "\\" + word)]
     for name in ("sqrt", "arcsin", "arccos", "arctan", "sin", "cos", "tan", "log", "ln", "pi"):
         if name in word and len(word) <= len(name) + 2:  # `xsin`, `2pix`
@@ -102,13 +98,12 @@ def repeating_decimal(whole: str, fixed: str, period: str) -> Fraction:
 
 _PIECE = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[a-zA-Z]+|\\?[^\s]")
 _SAME = TABLES["same tokens"]
-_SILENT = WORDS.silent_tokens
 
 
 def tokens_of(text: str) -> tuple[str, ...]:
     """Return the tokens of a text without delimiters, braces and space, operators in one spelling."""
     joined = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
-    return tuple(_SAME.get(token, token) for token in _PIECE.findall(joined) if token not in _SILENT)
+    return tuple(_SAME.get(token, token) for token in _PIECE.findall(joined) if token not in WORDS.silent_tokens)
 
 
 def occurs(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
@@ -385,7 +380,7 @@ class Parser:
             return ("fn", "sqrt", self._argument())
         if name in ("pi", "infty", "oo", "inf", "infinity"):
             return ("const", "pi" if name == "pi" else "inf")
-        if name in UNARY or name in ALIASES:
+        if name in WORDS.unary or name in ALIASES:
             return self._function(ALIASES.get(name, name))
         if name in ("abs", "floor", "ceil"):
             return ("fn", name, self._argument())
@@ -393,9 +388,9 @@ class Parser:
             return self._bound(name)
         if name == "begin":
             return self._matrix()
-        if name in GREEK:
+        if name in WORDS.greek:
             return self._subscripted(name) if self._take("_") else ("sym", name)
-        if name in ACCENTS:
+        if name in WORDS.accents:
             return ("opaque", name, self._argument())
         if name == "unitvector":  # what `\mathbf{i}` is cleaned to
             return ("sym", "vector " + self._raw_group())
@@ -404,7 +399,7 @@ class Parser:
             return ("num", repeating_decimal(*parts))
         if name == "mixed":  # what `3\frac{1}{2}` is cleaned to
             return ("fn", "mixed", *(("num", Fraction(self._raw_group())) for _ in range(3)))
-        if name in OPAQUE_COMMANDS:
+        if name in WORDS.opaque_commands:
             return ("sym", name) if self._peek() != "{" else ("sym", f"{name} {self._raw_group()}")
         raise NotMathematics(f"the command \\{name}")
 
@@ -446,11 +441,11 @@ class Parser:
         """Take the factors that follow a function's name, up to a sign or the next function: `\\sin 2x \\cos y`."""
         if self._take("-"):
             return ("neg", self._function_argument())
-        if self._kind() == "cmd" and self._peek()[1:] in UNARY:
+        if self._kind() == "cmd" and self._peek()[1:] in WORDS.unary:
             return self._power()
         term = self._power()
         while self._starts_factor() and self._peek() not in ("(", "[", "\\{"):
-            if self._peek()[1:] in UNARY or self._peek()[1:] in ALIASES or self._peek() == "\\sum":
+            if self._peek()[1:] in WORDS.unary or self._peek()[1:] in ALIASES or self._peek() == "\\sum":
                 break
             term = ("mul", term, self._power())
         while self._take("/"):  # sin x/2
@@ -517,11 +512,3 @@ def _is_differential(term: Term) -> bool:
 def parse(text: str) -> Term:
     """Read cleaned text into a term. Raises NotMathematics, and TooBig for a number beyond the bounds."""
     return Parser(text).parse()
-
-
-def term_of(text: str) -> Term | None:
-    """Return the term of a cleaned text, None if it has none."""
-    try:
-        return parse(text)
-    except (NotMathematics, TooBig):
-        return None

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.arithmetic import Term, canonical, is_literal, subterms
-from gtpo.rewards.equality.reading import SAYS, TABLES, patterns
+from gtpo.rewards.equality.arithmetic import Term, TooBig, canonical, is_literal, subterms
+from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
-from gtpo.rewards.equality.reading.grammar import term_of, tokens_of
-from gtpo.rewards.equality.reading.units import NEGATIONS, NUMBER_WORDS, is_noun, is_unit_word, read_unit, singular
+from gtpo.rewards.equality.reading.grammar import NotMathematics, parse, tokens_of
+from gtpo.rewards.equality.reading.units import NUMBER_WORDS, is_noun, is_unit_word, read_unit, singular
 from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 
 # -- what it asks its answer to be; what it does not say asks for nothing ---------------------------------------------
@@ -269,10 +269,6 @@ class ProblemText:
         prose = self._prose if self._question is self._text else _split(self._question)[1]
         return read_contract(self._question, prose, self._text)
 
-    def option(self, letter: str) -> str | None:
-        """Return the text of an option, None if there is no such option."""
-        return self.options.get(letter.upper())
-
 
 read_problem = lru_cache(maxsize=1024)(ProblemText)
 
@@ -320,7 +316,10 @@ def plain_name(name: str) -> str:
 @lru_cache(maxsize=4096)
 def _parsed(piece: str) -> Term | None:
     """Return the term of a piece of the text, None if it is none."""
-    return term_of(clean(piece)) if any(map(str.isalnum, piece)) else None
+    try:
+        return parse(clean(piece)) if any(map(str.isalnum, piece)) else None
+    except (NotMathematics, TooBig):
+        return None
 
 
 def name_in(gold: str, problem: ProblemText) -> str | None:
@@ -330,5 +329,5 @@ def name_in(gold: str, problem: ProblemText) -> str | None:
     if "who" not in problem.asking or re.fullmatch(r"[A-Za-z ',.]+", gold) is None:
         return None
     named = set(re.findall(r"\b[A-Z][a-z]+\b", gold)) & problem.names
-    stated = NEGATIONS.isdisjoint(re.findall(r"[a-z']+", gold.lower()))
+    stated = WORDS.negations.isdisjoint(re.findall(r"[a-z']+", gold.lower()))
     return named.pop() if stated and len(named) == 1 else None

@@ -13,28 +13,10 @@ from typing import Any
 from mpmath import mp
 
 from gtpo.rewards.equality.arithmetic import NoValue, Term, contains, evaluate, number_of, symbols
-from gtpo.rewards.equality.reading.answers import (
-    NO_UNIT,
-    SHORT_WORDS,
-    Answer,
-    Based,
-    Listing,
-    Named,
-    Relation,
-    Scalar,
-    Union,
-    Words,
-)
+from gtpo.rewards.equality.reading import WORDS
+from gtpo.rewards.equality.reading.answers import NO_UNIT, Answer, Based, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.reading.grammar import NotMathematics, closes_first, parse, split_top
-from gtpo.rewards.equality.reading.units import (
-    CHANGES_MEANING,
-    NEGATIONS,
-    mixed,
-    read_calculation,
-    read_quantity,
-    spoken_number,
-    spoken_quantity,
-)
+from gtpo.rewards.equality.reading.units import mixed, read_calculation, read_quantity, spoken_number, spoken_quantity
 from gtpo.rewards.limits import MAX_DEPTH
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",
@@ -54,7 +36,7 @@ _CHOICE = re.compile(
 )
 _AFFIRMED = re.compile(r"^\s*(?:is\s+)?(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?\s*\.?\s*$")
 _SECOND_CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?[A-H]\s*\}?\s*\)|(?<![a-zA-Z\\])[A-H](?:\)|[.:](?![a-zA-Z]))")
-_UNCHOSEN = CHANGES_MEANING - {"and"}
+_UNCHOSEN = WORDS.changes_meaning - {"and"}
 _DENIED = re.compile(r"\\(?:not|neg|lnot|notin|sim)(?![a-zA-Z])")
 _TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
 _NAME = re.compile(
@@ -117,7 +99,7 @@ def _read_words(text: str, depth: int) -> Answer | None:
     if len(plain) == 1:
         return Scalar(("const", plain) if plain in "ei" else ("sym", plain))
     if "\\text" not in text:
-        if plain.lower() in SHORT_WORDS:
+        if plain.lower() in WORDS.short_words:
             return Words(plain)
         # `ab` may be a product; `even` is a word, and so is a run of capitals (points, seats, initials).
         product = len(plain) <= 3 and re.fullmatch(r"[a-z]{2,3}|[a-z]+ ?[a-z]", plain)
@@ -183,7 +165,7 @@ def is_name(text: str) -> bool:
     if (
         re.search(r"\b(?:is|are|was|were)\b|^\(\s*(?:\\text\s*\{)?[A-H]\s*\}?\s*\)", text)
         or _DENIED.search(text)
-        or not NEGATIONS.isdisjoint(re.findall(r"[a-z']+", text.lower()))
+        or not WORDS.negations.isdisjoint(re.findall(r"[a-z']+", text.lower()))
     ):  # `x \not` of `\not\in`
         return False
     if re.fullmatch(r"[a-zA-Z]['a-zA-Z]*\s*\([^()=]*\)", text):  # f(2), W(n), P(A or B)

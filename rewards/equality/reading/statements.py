@@ -14,19 +14,12 @@ from typing import NamedTuple
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import unwrap_answer
-from gtpo.rewards.equality.reading.units import (
-    CHANGES_MEANING,
-    NEGATIONS,
-    NUMBER_WORDS,
-    scale_of,
-    singular,
-    spoken_number,
-)
+from gtpo.rewards.equality.reading.units import NUMBER_WORDS, scale_of, singular, spoken_number
 from gtpo.rewards.extract import match_brace
 from gtpo.rewards.limits import MAX_CORES, MAX_STATEMENT
 
 # -- words that take a statement back, or make another one of it --------------------------------------------------
-_DENIALS = NEGATIONS | WORDS.denials
+_DENIALS = WORDS.negations | WORDS.denials
 _OPENERS = tuple(f"{word} " for word in sorted(WORDS.prepositions | words("in of each every as with because per")))
 _CHOOSING = [words(each) for each in TABLES["choosing"].values()]
 _NO_LATIN = re.compile(r"[\u0590-\u1fff\u3040-\ud7ff]")
@@ -140,8 +133,10 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
         return
     label = SAYS.label.match(text)
     if label is not None and not _denies(label["label"]):
-        if not _chooses(label["label"], asked):
-            yield from _labelled(label["label"], label["rest"])
+        named = set(re.findall(r"[a-z]+", label["label"].lower()))
+        # What is behind a label that makes no other number of it.
+        if not _chooses(label["label"], asked) and named.isdisjoint(WORDS.reversals | WORDS.modals | WORDS.bounds):
+            yield label["rest"]
         return
     if value is None:
         yield from _in_words(text)
@@ -164,18 +159,11 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
     inner = f"{named[1]} = {inner}" if named is not None and named[1].isascii() else inner
     tail = after.strip(" .!")
     following = tail.lower().split(" ")[0]
-    if tail and scale_of(following) is None and following in CHANGES_MEANING - WORDS.prepositions:
+    if tail and scale_of(following) is None and following in WORDS.changes_meaning - WORDS.prepositions:
         return
     # A few words are a unit, and must be one; many are the rest of the sentence.
     short = 0 < len(tail.split()) <= 3 and not tail.startswith(_OPENERS) and not SAYS.foreign_tail.match(after)
     yield f"{inner} {tail}" if tail and (scale_of(following) or short) else inner
-
-
-def _labelled(label: str, rest: str) -> Iterator[str]:
-    """Yield what is behind a label that does not make another number of it."""
-    spoken = re.findall(r"[a-z]+", label.lower())
-    if not any(map(spoken.__contains__, WORDS.reversals | WORDS.modals | WORDS.bounds)):
-        yield rest
 
 
 def _chooses(prose: str, asked: frozenset[str]) -> bool:
@@ -199,7 +187,7 @@ def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
         number = spoken_number(said)
         given = re.search(r"-?[\d,]*\.?\d+", bare)
         agrees = given is not None and given.group().replace(",", "") == str(number)
-        if agrees or (number is None and not _denies(said) and CHANGES_MEANING.isdisjoint(said.lower().split())):
+        if agrees or (number is None and not _denies(said) and WORDS.changes_meaning.isdisjoint(said.lower().split())):
             yield bare
     clause = SAYS.clause.search(text)
     if clause is not None and not _denies(text, "or"):
@@ -208,7 +196,8 @@ def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
             yield text[: clause.start()]
     if (it := SAYS.is_answer.match(text)) is not None and not _denies(text, "or"):
         said = set(re.findall(r"[^\W\d_]+", it["c"].lower()))
-        answers = not said.isdisjoint(WORDS.answer | {"correct"}) or said <= (asked | WORDS.kinds) - CHANGES_MEANING
+        kinds = (asked | WORDS.kinds) - WORDS.changes_meaning
+        answers = said <= kinds or not said.isdisjoint(WORDS.answer | {"correct"})
         if answers and re.search(r"[\d\\$]|^\(?[A-H]\)?$", it["v"]):
             yield it["v"]
     if (yes := SAYS.yes.match(text)) is not None:

@@ -21,7 +21,6 @@ _COMPOUND, _PLURALS = TABLES["compound measures"], TABLES["plurals"]
 NUMBER_WORDS, _TENS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "tens", "parts", "scales"))
 # Words before a unit of length that make it one of area or volume.
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-CHANGES_MEANING, NEGATIONS = WORDS.changes_meaning, WORDS.negations
 
 
 def singular(word: str) -> str:
@@ -125,7 +124,7 @@ def read_unit(text: str) -> Unit | None:
             side[-1] = f"{side[-1]}^{2 if word == 'squared' else 3}"
         elif singular(word) in WORDS.amounts:
             amounts.append(singular(word))
-        elif word in CHANGES_MEANING or scale_of(word) is not None or word in NUMBER_WORDS or word.isdigit():
+        elif word in WORDS.changes_meaning or scale_of(word) is not None or word in NUMBER_WORDS or word.isdigit():
             return None
         elif word in WORDS.fillers and not (word == "in" and (power > 1 or following[:1] in ("", "^", "/"))):
             continue
