@@ -23,8 +23,9 @@ from typing import Any
 
 from bench.common import in_turns, parser, save, seconds
 from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
-from gtpo.evalkit.evaluation.engine import make_engine
-from gtpo.evalkit.evaluation.evaluate import choose_sampling, evaluate, plan_evaluation
+from gtpo.evalkit.evaluation.evaluate import evaluate, make_engine
+from gtpo.evalkit.evaluation.plan import choose_sampling, plan_evaluation
+from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.rewards.verify import Verifier
@@ -88,16 +89,16 @@ def main() -> None:
     chosen = {name: getattr(arguments, name) for name in ("model", *given)}
     settings = EvalSettings(**chosen, engine="vllm")
     with Verifier() as verifier:
-        plan = plan_evaluation(settings, verifier, "vllm")
+        plan = plan_evaluation(settings, find_protocol(settings.protocol), verifier, "vllm")
     sampling, tasks = choose_sampling(settings, plan), plan.tasks
-    engine = LastYield(make_engine(settings, plan.ref, sampling, plan.rendered))
+    engine = LastYield(make_engine(settings, plan, sampling))
     measured: dict[str, list[float]] = {"bare": [], "gtpo": []}
     tails: list[float] = []
     tokens = 0
     with tempfile.TemporaryDirectory() as scratch:
 
         def harness(name: str) -> None:
-            evaluate(settings.model_copy(update={"out": Path(scratch) / name}), engine=engine)
+            evaluate(settings.filled({"out": Path(scratch) / name}), engine=engine)
             tails.append(time.perf_counter() - engine.ended)
 
         harness("warm")  # imports, the tokenizer's caches

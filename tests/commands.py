@@ -52,7 +52,7 @@ def command_line(*words: object, cwd: Path, **environment: str | None) -> subpro
 def make_once() -> None:
     """Make what no test changes once a process: the embedded problems, the judge's workers of all commands, and the
     packages' metadata, which accelerate parses again for every model that it unwraps."""
-    from gtpo.evalkit.evaluation import evaluate, printing
+    from gtpo.evalkit.evaluation import command, evaluate
     from gtpo.rewards.data import problems
     from gtpo.rewards.verify import Verifier
 
@@ -61,7 +61,7 @@ def make_once() -> None:
             """Leave the workers to the next command."""
 
     kept = functools.cache(Kept)
-    for module in (evaluate, printing):
+    for module in (command, evaluate):
         module.Verifier = kept  # type: ignore[attr-defined]
     for name, make in problems.GENERATED.items():
         problems.GENERATED[name] = functools.partial(lambda made: list(made()), functools.cache(make))

@@ -1,16 +1,37 @@
-"""What `gtpo eval` does with its settings: dispatch, print, exit code."""
+"""What `gtpo eval` does with its settings: run, print, warn, exit code."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from gtpo.common.files import DISK_FULL
 from gtpo.common.log import LOG, start_logging
+from gtpo.common.terminal import stacked, stdout_console
+from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
+from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.metrics import DEFINITIONS
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.extract import Scoring
+from gtpo.rewards.golds import contradiction, find_unverifiable, read_contract
+from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
 
 # Exit codes, beside 2 for a mistake of the user's.
 COMPLETE, INCOMPLETE, INTERRUPTED = 0, 3, 130
+
+# Share of completions cut off at max_tokens above which the user is warned.
+CUT_OFF = 0.05
+
+# Share of completions without an answer above which the likely cause is named.
+NO_ANSWER = 0.9
+
+# k up to which the overview says enough: beyond, a table shows how the metrics grow with k.
+FEW = 4
 
 
 def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
@@ -18,14 +39,12 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
 
     summary: print the results; otherwise only where they are.
     """
-    from gtpo.evalkit.evaluation import printing
-
     start_logging(settings.verbosity)
     if settings.list_benchmarks:
-        printing.print_benchmarks()
+        print_benchmarks()
         return COMPLETE
     if settings.check is not None:
-        printing.print_check(settings)
+        print_check(settings)
         return COMPLETE
     # What is above needs no pyarrow.
     from gtpo.evalkit.evaluation.evaluate import evaluate, rescore
@@ -51,7 +70,261 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
         print(json.dumps(record.as_json(), indent=2))
     else:
         as_like = settings.like is not None and "k" not in settings.given  # k is the other run's
-        printing.print_summary(folder, record, None if settings.rescore or as_like else settings.k)
+        print_summary(folder, record, None if settings.rescore or as_like else settings.k)
         sys.stdout.flush()
-    printing.warn(record)  # below the numbers that it speaks of
+    warn(record)  # below the numbers that it speaks of
     return COMPLETE if record.status == "complete" else INCOMPLETE
+
+
+def shown_ks(n: int, k: int) -> list[int]:
+    """Return the powers of two up to k, and k."""
+    powers = [1 << i for i in range(k.bit_length()) if 1 << i <= k]
+    return sorted({*powers, min(k, n)})
+
+
+def _cell(interval: Interval) -> str:
+    text = f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    if interval.worst is not None and interval.best is not None:
+        text += f" {{{100 * interval.worst:.1f}, {100 * interval.best:.1f}}}"
+    return text
+
+
+def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> None:
+    """Print the metrics of a run on stdout: one table for all benchmarks, details of each, what they mean.
+
+    k: the largest that is shown; None: every sample. Benchmarks that have no metrics yet are left out.
+    """
+    console = stdout_console(pipe=250)
+    done = {name: entry for name, entry in record.benchmarks.items() if entry.pass_at_k}
+    # Every k up to the fewest samples of a question is known.
+    largest = {name: min(k or len(entry.pass_at_k), len(entry.pass_at_k)) for name, entry in done.items()}
+    _print_overview(console, record, done, largest)
+    for name, entry in done.items():
+        if largest[name] > FEW:
+            curves = (entry.pass_at_k, entry.all_pass_at_k, entry.maj_at_k)
+            ks = shown_ks(len(entry.pass_at_k), largest[name])
+            title = f"{name}: {entry.questions} questions, {entry.samples} samples, {record.scoring} scoring"
+            rows = [[str(at), *(_cell(curve[at]) for curve in curves)] for at in ks]
+            _print_table(console, ["k", "pass@k, %", "pass^k, %", "maj@k, %"], rows, title)
+        console.print(_line(record.scoring, entry), markup=False)
+    console.print("[a, b]: 95 % interval over questions and samples.", style="dim", markup=False)
+    if any(most > 1 for most in largest.values()):
+        console.print(DEFINITIONS, style="dim")
+    console.print(f"Results: {folder}   next: gtpo compare {folder} OTHER_RUN...", markup=False)
+
+
+def _print_table(
+    console: Any, head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, **frame: Any
+) -> None:
+    """Print a table, in pieces that fit. frame: further options of rich's; without a title all columns are texts."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", **frame)
+    for name in head:
+        table.add_column(name, justify="right" if title and name != "benchmark" else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    for piece in stacked(table, console.width):
+        console.print(piece)
+
+
+def _print_overview(
+    console: Any, record: EvalRecord, done: Mapping[str, BenchmarkRecord], largest: Mapping[str, int]
+) -> None:
+    """Print one row per benchmark; columns in which there is nothing are left out."""
+    most = max(largest.values())
+    fewest = {len(entry.pass_at_k) for entry in done.values()}
+    first = "pass@1" if fewest == {1} else f"pass@1 (avg@{fewest.pop() if len(fewest) == 1 else 'n'})"
+    by = f" by {record.verifier.other_judge}" if record.verifier.other_judge else ""
+    rows = []
+    for name, entry in done.items():
+        note = "" if largest[name] == most else f" (k = {largest[name]})"
+        pass_at, maj_at = (_cell(curve[largest[name]]) + note for curve in (entry.pass_at_k, entry.maj_at_k))
+        every = entry.samples + entry.unscored
+        rows.append({
+            "benchmark": name,
+            "questions": str(entry.questions),
+            first: _cell(entry.pass_at_k[1]),
+            **({f"pass@{most}": pass_at, f"maj@{most}": maj_at} if most > 1 else {}),
+            "format": _percent(entry.format_rate),
+            "cut off": _percent(entry.truncation_rate),
+            "unfinished": _percent(entry.unfinished_rate or None),
+            "failed": _percent((entry.unscored - entry.refused) / every or None),
+            "refused": _percent(entry.refused / every or None),
+            "tokens": "" if entry.mean_tokens is None else f"{entry.mean_tokens:.0f}",
+        })  # fmt: skip
+    head = [name for name in rows[0] if any(row[name] for row in rows)]
+    _print_table(
+        console, head, [[row[name] for name in head] for row in rows], f"{record.name}, {record.scoring} scoring{by}, %"
+    )
+
+
+def _percent(rate: float | None) -> str:
+    return "" if rate is None else f"{100 * rate:.1f}"
+
+
+def warn(record: EvalRecord) -> None:
+    """Warn of what makes the numbers of a run less than they seem, and name what is unfinished."""
+    for name, entry in record.benchmarks.items():
+        if entry.finish_with is not None:
+            so_far = f"; its figures are of the first {entry.n}" if entry.n else ""
+            LOG.error(
+                f"incomplete: {name} does not have its {entry.n_asked} samples of each question yet{so_far}. Finish it "
+                f"with: {entry.finish_with}"
+            )
+        for caveat in _caveats(record, entry):
+            LOG.warning("%s: %s", name, caveat)
+
+
+def _caveats(record: EvalRecord, entry: BenchmarkRecord) -> Iterator[str]:
+    silent, unfinished, cut = (
+        rate or 0.0 for rate in (entry.no_answer_rate, entry.unfinished_rate, entry.truncation_rate)
+    )
+    if entry.trained_on:
+        yield (
+            f"{entry.trained_on} of {entry.questions} questions are in the data that this run was trained on. These "
+            "numbers say how well it knows them, not what it does with new ones"
+        )
+    if entry.unscored:
+        reason, count = next(iter(entry.unscored_reasons.items()), ("", 0))
+        left_out = f", {len(entry.unscored_questions)} questions are left out" if entry.unscored_questions else ""
+        yield (
+            f"{entry.unscored} samples have no completion and are unscored{left_out} ({count}: {reason}). The same "
+            "command tries them again"
+        )
+    if entry.lacking:
+        first = ", ".join(f"{question} ({n})" for question, n in list(entry.lacking.items())[:5])
+        yield (
+            f"{len(entry.lacking)} questions have fewer than {entry.n} samples and count up to the k that they have: "
+            f"{first}{', ...' if len(entry.lacking) > 5 else ''}. In braces: the figures if all missing samples were "
+            "wrong, and if all were right"
+        )
+    if unfinished > CUT_OFF:
+        yield f"unfinished thoughts {100 * unfinished:.0f} %: they have no answer"
+    # Completions that are cut off have no answer: the warning below says it.
+    if record.scoring == "strict" and silent > NO_ANSWER and cut <= NO_ANSWER / 2 and entry.lenient is not None:
+        lenient = 100 * (entry.lenient.no_answer_rate or 0.0)
+        yield (
+            f"no answer in {100 * silent:.0f} % of the completions under strict scoring, which reads the answer tags "
+            f"(lenient: {lenient:.0f} %). Likely cause: {_likely_cause(record, entry)}"
+        )
+    if cut > CUT_OFF:
+        limit, most = record.sampling.max_tokens, entry.cut_off_tokens or 0
+        if limit is not None and 0 < most < limit:
+            yield (
+                f"{100 * cut:.0f} % of the completions were cut off after at most {most} tokens, by the server's own "
+                "limit. Raise it (vLLM: --max-model-len, Ollama: OLLAMA_CONTEXT_LENGTH, llama.cpp: -c)"
+            )
+            return
+        at, advice = (f" at {limit} tokens", ": set a larger --max-tokens, with another --out") if limit else ("", "")
+        yield f"{100 * cut:.0f} % of the completions were cut off{at}, most before their answer{advice}"
+
+
+def _likely_cause(record: EvalRecord, entry: BenchmarkRecord) -> str:
+    """Say why most completions have no answer under strict scoring, from the shares of what else is the matter."""
+    none = entry.no_answer_rate or 0.0
+    if (entry.unfinished_rate or 0.0) > none / 2:
+        return "thoughts do not end within --max-tokens"
+    if entry.lenient is not None and (entry.lenient.no_answer_rate or 0.0) >= none / 2:
+        return (
+            "the completions hold no answer in any form. Look at one in samples/; a base model wants few-shot examples "
+            "and no chat template (--protocol lm-eval-gsm8k)"
+        )
+    of_a_model = "" if record.engine.name == "recorded" else "--protocol boxed, or "  # recorded ones are as they are
+    return f"the completions answer in another form: {of_a_model}--scoring lenient"
+
+
+def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
+    """Say what the overview has no room for."""
+    (other,) = (scoring for scoring in SCORINGS if scoring != headline)
+    shares = {
+        "format": entry.format_rate, "cut off": entry.truncation_rate, "no answer": entry.no_answer_rate,
+        "unsimplified": entry.unsimplified_rate,
+    }  # fmt: skip
+    parts = [f"{title} {100 * rate:.1f} %" for title, rate in shares.items() if rate is not None]
+    if entry.prompt_tokens is not None:
+        parts.append(f"{entry.prompt_tokens:,} prompt and {entry.completion_tokens or 0:,} completion tokens")
+    parts.append(f"pass@1 under {other} scoring {100 * entry.by_scoring(other).pass_at_k[1].mean:.1f} %")
+    counts = {
+        "answers could not be verified and count as wrong": sum(
+            entry.verdicts.get(verdict, 0) for verdict in ("TIMEOUT", "REJECTED")
+        ),
+        "questions left out": len(entry.excluded),
+        "samples unscored": entry.unscored,
+        "different texts, which the intervals count": entry.texts,
+    }
+    parts += [f"{count} {what}" for what, count in counts.items() if count]
+    if entry.labels:
+        lenient, strict = (entry.labels.agree[scoring] for scoring in ("lenient", "strict"))
+        parts.append(
+            f"the file's own labels agree on {lenient} of {entry.labels.compared} (lenient), {strict} (strict)"
+        )
+    return ", ".join(parts)
+
+
+def print_benchmarks() -> None:
+    """Print the benchmarks and the protocols that are built in (gtpo eval --list)."""
+    rows = [
+        (b.name, b.title if b.checksum else f"{b.title} (not verified here)", str(b.count), b.source,
+         f"{b.local}.jsonl" if b.local else "")
+        for b in BENCHMARKS.values()
+    ]  # fmt: skip
+    console = stdout_console(pipe=250)
+    _print_table(console, ("benchmark", "", "questions", "source", "local file"), rows, box=None, pad_edge=False)
+    said = "\nLocal files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file.\n\n"
+    said += "".join(f"protocol {p.name}: {p.title}{f' ({p.source})' if p.source else ''}\n" for p in presets().values())
+    console.print(f"{said}Your own protocol: a .yaml file, which may extend one of these.", markup=False)
+
+
+def print_check(settings: EvalSettings) -> None:
+    """Print what a benchmark holds, how a model is asked, and which golds cannot be verified."""
+    protocol = find_protocol(settings.protocol)
+    benchmark = find_benchmark(settings.check or "", settings.field_names())
+    problems = load_problems(benchmark, settings.data_dir)
+    print(f"{benchmark.name}: {len(problems)} problems from {benchmark.source}")
+    for problem in problems[:3]:
+        extra = "".join(f", {key} {value}" for key in ("subject", "level") if (value := getattr(problem, key)))
+        print(f"\n{problem.id}{extra}\n{problem.problem}\ngold: {problem.answer}")
+    if settings.model is not None or settings.protocol != "gtpo":
+        _print_prompt(protocol.applied(settings), protocol, problems)
+    with Verifier() as verifier:
+        failures = find_unverifiable([(p.id, p.answer) for p in problems], verifier)
+    print(f"\nself-test: {len(problems) - len(failures)} of {len(problems)} golds verify against themselves")
+    _print_first([f"{failure.id}: {failure.reason}" for failure in failures])
+    against = [f"{p.id}: {why}" for p in problems if (why := contradiction(p.problem, p.answer)) is not None]
+    contracts = [f"{p.id}: {contract}" for p in problems if (contract := str(read_contract(p.problem)))]
+    print(f"answer contracts: {len(contracts)} problems say what their answer must be")
+    _print_first(contracts, 3)
+    print(f"contracts that the gold contradicts: {len(against)}")
+    _print_first(against)
+    found = checksum(problems)
+    same = "as published" if found == benchmark.checksum else "not that of the published set"
+    print(f"checksum of ids and golds: {same if benchmark.checksum else found}")
+
+
+def _print_first(lines: list[str], most: int = 20) -> None:
+    for line in lines[:most]:
+        print(f"  {line}")
+    if len(lines) > most:
+        print(f"  ... and {len(lines) - most} more")
+
+
+def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence[Problem]) -> None:
+    """Print the prompt of the first question: as the model reads it, with its tokens, else the conversation."""
+    from gtpo.evalkit.engines.model_ref import resolve_model
+    from gtpo.evalkit.evaluation.plan import render_prompts
+
+    first = problems[0]
+    question = first, protocol.examples(problems, settings.data_dir)[first.id]
+    print(f"\nprotocol {protocol.name}, the prompt of {first.id}:")
+    if settings.model is None:
+        prompt = protocol.conversation(*question, settings.prompt or "")
+        print(prompt.text or json.dumps(prompt.messages, indent=2, ensure_ascii=False))
+        return
+    ref = resolve_model(settings.model, checkpoint=settings.checkpoint)
+    key = (settings.check or "", first.id)
+    rendered = render_prompts(settings, protocol, ref, "transformers", {key: question})
+    prompt = rendered.prompts[key]
+    inside = rendered.reading.opens_thought(prompt.text or "")
+    print(f"{prompt.text}\n\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
+    print(f"completions {'begin' if inside else 'do not begin'} inside a thought")

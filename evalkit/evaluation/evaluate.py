@@ -1,59 +1,52 @@
-"""Sample a model on benchmarks: resolve, resume, sample, score, store, summarise."""
+"""Sample a model on benchmarks: plan, resume, sample, score, store, summarise."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task, check_context
-from gtpo.evalkit.engines.local import recommended_sampling
-from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
-from gtpo.evalkit.evaluation.benchmarks import (
-    Benchmark,
-    check_questions,
-    checksum,
-    find_benchmarks,
-    load_problems,
-    select_problems,
-)
-from gtpo.evalkit.evaluation.engine import check_same, choose_engine, make_engine, render_prompts
+from gtpo.common.provenance import command_line, git_commit, now
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task
 from gtpo.evalkit.evaluation.pipeline import Incomplete, Interrupt, ScoringPipeline
-from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol
-from gtpo.evalkit.evaluation.record import (
+from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
     Plan,
-    Problems,
-    agreement,
-    begin_record,
-    drop_unverifiable,
+    choose_engine,
+    choose_sampling,
     find_run,
     like,
-    previous_record,
-    verifier_record,
-    verify_again,
-    write_results,
+    plan_evaluation,
 )
+from gtpo.evalkit.evaluation.progress import EvalProgress
+from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.recorded import plan_recorded
-from gtpo.evalkit.evaluation.scoring import settle_thoughts, verify_stored
+from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, settle_thoughts, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.evaluation.summary import Tally
+from gtpo.evalkit.evaluation.summary import Tally, summarise
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier, usable_cpus
-from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
-from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, SamplingRecord
-from gtpo.runs.train_run import find_train_run
-
-# --max-tokens by default: if the context allows it, and if a server does not say what its context allows.
-MOST_TOKENS, SERVER_TOKENS = 32_768, 4096
+from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey, StoredPrompt
+from gtpo.runs.eval_record import (
+    EVAL_SCHEMA_VERSION,
+    SCORINGS,
+    BenchmarkRecord,
+    EngineRecord,
+    EvalRecord,
+    LabelAgreement,
+    SamplingRecord,
+    VerifierRecord,
+)
+from gtpo.runs.eval_run import check_identity
 
 # When a run stops, requests in flight may still be answered for so long; after Ctrl-C for `pipeline.INTERRUPT_S`.
 DRAIN_S = 30.0
@@ -65,18 +58,6 @@ NAMED_FAILURES = 3
 SHOWN = 20
 
 
-def still_missing(tasks: list[Task], have: Set[Key], failed: Set[Key]) -> list[Task]:
-    """Return every task with those of its samples that are not stored yet; those that failed come last."""
-
-    def without(task: Task, keep: bool, keys: Set[Key]) -> Task:
-        name, question = task.benchmark, task.question_id
-        return replace(task, missing=tuple(i for i in task.missing if ((name, question, i) in keys) == keep))
-
-    last = [without(task, True, failed) for task in tasks] if failed else []
-    # A task that lacks nothing stays: batches are cut by all questions, so that a resumed run has the same.
-    return [without(task, False, have | failed) for task in tasks] + [task for task in last if task.missing]
-
-
 def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[Path, EvalRecord]:
     """Evaluate a model, or score a file of completions; return the run folder and its eval.json.
 
@@ -86,32 +67,36 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     if the run stopped early: what was sampled until then is stored.
     """
     started = time.monotonic()
-    settings, alike = like(settings) if settings.like is not None else (settings, {})
+    settings, stored = like(settings) if settings.like is not None else (settings, [])
     protocol = find_protocol(settings.protocol)
     settings = protocol.applied(settings)
     # One core is left for the engine: verification runs beside it.
-    workers = max(1, usable_cpus() - 1)
-    with Verifier(workers) as verifier:
+    with Verifier(max(1, usable_cpus() - 1)) as verifier:
         if settings.completions is not None:
             plan, engine = plan_recorded(settings, protocol, verifier)
         else:
             name = choose_engine(settings) if engine is None else engine.name
-            plan = plan_evaluation(settings, verifier, name, alike)
+            plan = plan_evaluation(settings, protocol, verifier, name, stored)
         with EvalFolder(settings.out or EVAL_RUNS / plan.name) as folder:
-            tally = Tally(folder, verifier)
-            old = previous_record(folder, tally)
-            asked = plan.record
+            tally, old, asked = Tally(folder, verifier), folder.record(), plan.record
+            if not tally.keys():  # no completion is stored: any setting may change
+                tally.drop_failed(tally.keys(failed=True))
+                old = None
             if plan.ref is not None:
                 sampling = choose_sampling(settings, plan, old)
                 body = {"extra_body": settings.request_body()} if settings.extra_body else {}
                 asked = asked.model_copy(update={"sampling": SamplingRecord(**asdict(sampling), **body)})
-            record = begin_record(folder, settings, asked, plan.problems, old)
-            if old is not None and verify_again(folder, plan, old, verifier):
+            record = begin_record(folder, settings, asked, plan, old)
+            every = folder.questions() | plan.questions
+            if old is not None and old.verifier.version != RULES_VERSION:
+                LOG.warning("the rules of scoring have changed: the stored completions are verified again")
+                for _ in verify_stored(folder, every, verifier, old.verifier.name):
+                    pass
                 tally = Tally(folder, verifier)
-            check_same(str(folder.path), folder.prompts(), plan.rendered.prompts)
-            before = old.engine if old is not None else None
+            check_prompts(folder, plan.rendered.prompts)
             # Until the engine has described itself, the record names what the stored samples were made on.
-            folder.begin(record if before is None else record.model_copy(update={"engine": before}))
+            sampled_on = record.engine if old is None else old.engine
+            folder.begin(record.model_copy(update={"engine": sampled_on}))
             folder.add_problems(plan.problems)
             if plan.ref is not None:
                 folder.add_prompts(plan.rendered.prompts)
@@ -129,144 +114,197 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                         LOG.info("starting %s with %s", asked.engine.name, plan.ref.adapter or plan.ref.source)
                         loading = time.monotonic()
                         with libraries_aside():
-                            engine = make_engine(
-                                settings, plan.ref, sampling, plan.rendered, record.engine.rows, plan.tasks
-                            )
+                            engine = make_engine(settings, plan, sampling, record.engine.rows)
                         stack.callback(engine.close)
                         LOG.info("engine ready after %.0f s", time.monotonic() - loading)
-                    now = _engine_record(folder.path, settings, engine, record.engine, before)
-                    record = record.model_copy(update={"engine": now, "sampling": _as_sampled(record.sampling, now)})
+                    sampled_on = _engine_record(folder.path, settings, engine, record.engine, old)
+                    # Null for what a server does not take: eval.json says what was sampled.
+                    unset = dict.fromkeys(set(sampled_on.parameters_left_out) & set(SamplingRecord.model_fields))
+                    drawn = record.sampling.model_copy(update=unset)
+                    record = record.model_copy(update={"engine": sampled_on, "sampling": drawn})
                     tally.drop_failed({key for key in failed if key[2] < plan.samples.get(key[:2], 0)})
                     folder.begin(record, clock)
-                    done = Counter(name for name, question, i in have if i < plan.samples.get((name, question), 0))
                     wanted = Counter(task.benchmark for task in plan.tasks for _ in task.missing)
+                    done = Counter(name for name, question, i in have if i < plan.samples.get((name, question), 0))
                     if done:
                         LOG.info("%s: keeping %d stored samples", folder.path, done.total())
                     most = record.sampling.max_tokens
                     progress = stack.enter_context(EvalProgress(record.scoring, wanted, done, engine, most))
-                    pipeline = ScoringPipeline(
-                        folder, plan.questions, plan.samples, tally, verifier, progress, settings.verifier
-                    )
+                    questions, judges = plan.questions, settings.verifier
+                    pipeline = ScoringPipeline(folder, questions, plan.samples, tally, verifier, progress, judges)
                     try:
-                        _sample(settings, protocol, plan, lacking, engine, pipeline, progress)
+                        _sample(settings, plan, lacking, engine, pipeline, progress)
                     finally:
                         record.model_copy(update={"wall_seconds": clock()}).write(folder.path)
-            elif before is not None:
-                record = record.model_copy(update={"engine": before})
+            record = record.model_copy(update={"engine": sampled_on})
             apart, judges = record.engine.name in ("openai", "recorded"), record.verifier.name
-            every = folder.questions() | plan.questions
             if tally.may_hide_thoughts() and settle_thoughts(folder, apart, every, verifier, judges):
                 tally = Tally(folder, verifier)
             if plan.labels:
                 (name,) = plan.problems
-                record.benchmarks[name].labels = agreement(tally, name, plan.labels)
+                record.benchmarks[name].labels = agreement(tally, plan.labels)
             return folder.path, write_results(folder, record, tally, verifier, wall_seconds=clock())
 
 
-def _stored(folder: str | Path | None, problems: list[Problem]) -> list[Problem]:
-    return problems
+def still_missing(tasks: list[Task], have: Set[Key], failed: Set[Key]) -> list[Task]:
+    """Return every task with those of its samples that are not stored yet; those that failed come last."""
+
+    def without(task: Task, keep: bool, keys: Set[Key]) -> Task:
+        name, question = task.benchmark, task.question_id
+        return replace(task, missing=tuple(i for i in task.missing if ((name, question, i) in keys) == keep))
+
+    last = [without(task, True, failed) for task in tasks] if failed else []
+    # A task that lacks nothing stays: batches are cut by all questions, so that a resumed run has the same.
+    return [without(task, False, have | failed) for task in tasks] + [task for task in last if task.missing]
 
 
-def plan_evaluation(
-    settings: EvalSettings, verifier: Verifier, engine: str, alike: dict[str, tuple[str, list[Problem]]] | None = None
-) -> Plan:
-    """Resolve the model, load and check the problems, and render the prompts for this engine.
-
-    alike: benchmark -> (source, problems) of another run, if --benchmarks names none.
-    """
-    if alike and not settings.benchmarks:
-        benchmarks = [
-            Benchmark(name, name, partial(_stored, problems=stored), source) for name, (source, stored) in alike.items()
-        ]
-    else:
-        benchmarks = find_benchmarks(settings.benchmarks or "", settings.field_names())
-    ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=engine == "openai")
-    problems: Problems = {}
-    records: dict[str, BenchmarkRecord] = {}
-    loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
-    check_questions(loaded, settings.questions)
-    protocol = find_protocol(settings.protocol)
-    asked: dict[QuestionKey, tuple[Problem, list[Problem]]] = {}
-    run = find_train_run(settings.model or "")
-    for benchmark in benchmarks:
-        every = loaded[benchmark.name]
-        if benchmark.checksum and checksum(every) != benchmark.checksum:
-            LOG.warning(
-                "%s: these ids and golds (%d problems) are not those of the published set; a comparison with numbers "
-                "from elsewhere may not hold", benchmark.name, len(every),
-            )  # fmt: skip
-        chosen = select_problems(every, settings.limit, settings.questions)
-        if settings.questions and not {p.id for p in every}.intersection(settings.questions):
-            continue  # those questions are of the other benchmarks
-        kept, entry = drop_unverifiable(benchmark.name, benchmark.source, chosen, verifier)
-        if run is not None and (seen := run.trained_on(p.problem for p in kept)):
-            entry.trained_on = seen
-        problems[benchmark.name], records[benchmark.name] = kept, entry
-        # Drawn from all problems: `--limit` must not change which examples a question has.
-        examples = protocol.examples(every, settings.data_dir)
-        asked |= {(benchmark.name, p.id): (p, examples[p.id]) for p in kept}
-    recommended = recommended_sampling(ref) if settings.sampling == "model" else {}
-    rendered = render_prompts(settings, protocol, ref, engine, asked)
-    record = EvalRecord(
-        model=_model_record(ref),
-        engine=EngineRecord(name=engine, dtype=settings.dtype if engine != "openai" else None),
-        prompt=rendered.record,
-        scoring=settings.scoring,
-        benchmarks=records,
-    )
-    return Plan(ref.name, record, problems, dict.fromkeys(asked, settings.n), protocol, rendered, ref, recommended)
-
-
-def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None = None) -> Sampling:
-    """Settle max_tokens: as asked for, as the run began, as the model was trained, or a default that fits."""
+def make_engine(settings: EvalSettings, plan: Plan, sampling: Sampling, rows: int | None = None) -> Engine:
+    """Start the engine, which is imported now. rows: the batch size that the run was begun with, for transformers."""
     assert plan.ref is not None
-    context, longest = plan.rendered.context, plan.rendered.longest
-    most = settings.max_tokens
-    if most is None and old is not None:
-        most = old.sampling.max_tokens
-    if most is None:
-        wishes = (
-            (plan.protocol.sampling.max_tokens, f"as protocol {plan.protocol.name} says"),
-            (plan.ref.max_tokens, "as the model was trained"),
-            (MOST_TOKENS if context else None, "default"),
-            (SERVER_TOKENS, "the server does not say what its context allows"),
+    ref, rendered = plan.ref, plan.rendered
+    if rendered.servers is not None:
+        from gtpo.evalkit.engines.openai import OpenAIEngine
+
+        return OpenAIEngine(
+            rendered.servers,
+            sampling,
+            concurrency=settings.concurrency,
+            retries=settings.retries,
+            body=settings.request_body(),
+            first=plan.tasks,
+            thoughts=rendered.reading.thoughts,
         )
-        most, why = next((wish, said) for wish, said in wishes if wish)
-        if context is not None and 0 < context - longest < most:
-            most, why = context - longest, f"what the context of {context} tokens leaves"
-        LOG.info("--max-tokens is %d: %s", most, why)
-    if plan.rendered.servers is None:
-        check_context(plan.rendered.prompts, context, most, plan.ref.source)
-    values = settings.sampling_values(plan.recommended)
-    if plan.recommended:
-        LOG.info("sampling: %s", ", ".join(f"{name} {value:g}" for name, value in values.items()))
-    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, stop=plan.rendered.reading.stop, **values)
+    if plan.record.engine.name == "vllm":
+        names = ("dtype", "tensor_parallel_size", "gpu_memory_utilization", "trust_remote_code")
+        options: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        if settings.on_ray:
+            from gtpo.evalkit.engines.ray import RayEngine
+
+            options["address"] = settings.ray_address
+            return RayEngine(settings.data_parallel_size, ref, sampling, rendered.longest, **options)
+        from gtpo.evalkit.engines.vllm import VLLMEngine
+
+        return VLLMEngine(ref, sampling, rendered.longest, **options)
+    from gtpo.evalkit.engines.local import load_tokenizer
+    from gtpo.evalkit.engines.transformers import TransformersEngine
+
+    trust = settings.trust_remote_code
+    tokenizer, rows = load_tokenizer(ref, trust_remote_code=trust), settings.batch_size or rows
+    return TransformersEngine(ref, tokenizer, sampling, rows=rows, dtype=settings.dtype, trust_remote_code=trust)
 
 
-def _model_record(ref: ModelRef) -> ModelRecord:
-    folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
-    return ModelRecord(
-        source=ref.source,
-        adapter=str(ref.adapter) if ref.adapter else None,
-        # None for a Hub name or a server.
-        fingerprint="-".join(fingerprint(folder) for folder in folders) or None,
-        **content_hashes(ref),
-        **{name: getattr(ref, name) for name in ("train_run", "checkpoint", "method", "preset")},
+# -- what a run records ------------------------------------------------------------------------------------------------
+
+
+def begin_record(
+    folder: EvalFolder, settings: EvalSettings, asked: EvalRecord, plan: Plan, old: EvalRecord | None
+) -> EvalRecord:
+    """Return the record of a session that begins, with what earlier ones recorded.
+
+    UserError if their settings were others. Metrics stay in the record until better ones are known: a raise of k that
+    stops leaves those of the smaller k.
+    """
+    command = command_line()
+    for header in settings.header or ():  # it may be a key
+        command = command.replace(value, "***") if (value := header.partition(":")[2].strip()) else command
+    n = asked.sampling.n
+    of_this: dict[str, Any] = {"n_asked": n, "finish_with": command}
+    known: dict[str, Any] = {
+        "schema_version": EVAL_SCHEMA_VERSION,
+        "status": "incomplete",
+        "name": folder.path.resolve().name,
+        "verifier": verifier_record(settings.verifier),
+        "created": now(),
+        "wall_seconds": None,
+        "command": command,
+        "git_commit": git_commit(),
+        "benchmarks": {name: e.model_copy(update=of_this) for name, e in asked.benchmarks.items()},
+    }
+    record = asked.model_copy(update=known)
+    if old is None:
+        return record
+    if old.verifier.name != settings.verifier:
+        raise UserError(
+            f"{folder.path} was judged with --verifier {old.verifier.name}: repeat that, or judge its samples anew: "
+            f"gtpo eval {folder.path} --rescore --verifier {settings.verifier}"
+        )
+    stored, shown = folder.problems(everything=True), folder.problems()
+    kept = dict(old.benchmarks)
+    others: list[str] = []
+    for name in plan.problems.keys() & stored.keys() & kept.keys():
+        chosen = plan.problems[name]
+        others += _changed(name, stored[name], chosen)
+        if {p.id for p in shown.get(name, ())} != {p.id for p in chosen}:
+            LOG.info("%s: %d questions, of %d that are stored", name, len(chosen), len(stored[name]))
+            kept[name] = record.benchmarks[name].model_copy(update={"n": kept[name].n})
+    # What an earlier server did not take counts as what is asked for now.
+    left_out = set(old.engine.parameters_left_out) & set(SamplingRecord.model_fields)
+    taken = old.sampling.model_copy(update={name: getattr(record.sampling, name) for name in left_out})
+    check_identity(folder.path, old.model_copy(update={"sampling": taken}), record, others)
+    if old.verifier.version != RULES_VERSION or old.scoring != record.scoring:  # metrics of other rules or headline
+        kept = {name: entry.before_samples().model_copy(update={"n": entry.n}) for name, entry in kept.items()}
+    for name in kept.keys() & record.benchmarks.keys():
+        most = max(n, kept[name].n or 0)
+        kept[name] = kept[name].model_copy(update={"n_asked": most, "finish_with": command})
+    benchmarks = {**record.benchmarks, **kept}
+    most = max(entry.n_asked or old.sampling.n for entry in benchmarks.values())
+    # It stays `auto` if what that came to is now asked for by name.
+    engine: dict[str, Any] = {"dtype": old.engine.dtype}
+    engine |= {"rows": old.engine.rows} if old.engine.rows is not None else {}
+    return record.model_copy(
+        update={
+            "created": old.created or record.created,
+            "benchmarks": {name: benchmarks[name] for name in (*kept, *record.benchmarks)},
+            "sampling": record.sampling.model_copy(update={"n": most}),
+            "engine": record.engine.model_copy(update=engine),
+        }
     )
+
+
+def _changed(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> list[str]:
+    """Say which questions are asked for that have samples, and are others now."""
+    now = {p.id: p for p in asked}
+    pairs = [(p, now[p.id]) for p in stored if p.id in now]
+    golds = [p.id for p, other in pairs if p.answer != other.answer]
+    texts = [p.id for p, other in pairs if p.problem and (p.problem, p.answers) != (other.problem, other.answers)]
+    said = [("golds", golds), ("texts, or the ways in which answers are compared,", texts)]
+    return [f"the {what} of {len(ids)} questions of {name} (first: {ids[0]})" for what, ids in said if ids]
+
+
+def check_prompts(folder: EvalFolder, prompts: Mapping[QuestionKey, StoredPrompt]) -> None:
+    """Raise UserError if a question that has samples would now be asked in other words."""
+    stored = folder.prompts()
+    for key in stored.keys() & prompts.keys():
+        (messages, one, _), (messages_now, other, _) = stored[key], prompts[key]
+        if one is None or other is None:
+            one, other = json.dumps(messages), json.dumps(messages_now)
+        if one != other:
+            at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), len(one))
+            shown = slice(max(0, at - 20), at + 20)
+            raise UserError(
+                f"{folder.path}: the prompt of {key[0]} {key[1]} is another than it was when it was sampled: "
+                f"{one[shown]!r} there, {other[shown]!r} now. Repeat data and template, or choose another --out"
+            )
+
+
+def verifier_record(judges: Judges, timeout_s: float | None = None) -> VerifierRecord:
+    """Return who judges, by today's rules."""
+    theirs = None if judges == "gtpo" else version("math-verify")
+    return VerifierRecord(version=RULES_VERSION, timeout_s=timeout_s, name=judges, math_verify=theirs)
 
 
 def _engine_record(
-    path: Path, settings: EvalSettings, engine: Engine, asked: EngineRecord, old: EngineRecord | None
+    path: Path, settings: EvalSettings, engine: Engine, asked: EngineRecord, earlier: EvalRecord | None
 ) -> EngineRecord:
     """Return what samples from now on. UserError if its data type is not that of the samples that are stored."""
     now = EngineRecord(**engine.describe(), **asked.model_dump(include={"dtype"}, exclude_unset=True))
-    if old is None:
+    if earlier is None:
         return now
-    dtype = old.compute_dtype
-    if dtype is not None and now.compute_dtype != dtype:
+    old = earlier.engine
+    if old.compute_dtype is not None and now.compute_dtype != old.compute_dtype:
         raise UserError(
-            f"{path} was sampled in {dtype}, and --dtype {settings.dtype} means {now.compute_dtype} on this machine: "
-            f"repeat it with --dtype {dtype}, or choose another --out"
+            f"{path} was sampled in {old.compute_dtype}, and --dtype {settings.dtype} means {now.compute_dtype} on "
+            f"this machine: repeat it with --dtype {old.compute_dtype}, or choose another --out"
         )
     before, after = old.canaries or {}, now.canaries or {}
     if before.get("models") and after.get("models") and before["models"] != after["models"]:
@@ -275,21 +313,14 @@ def _engine_record(
     texts = [set(map(tuple, canaries.get("texts", {}).values())) for canaries in (before, after)]
     if all(texts) and not texts[0] & texts[1]:
         LOG.warning("%s: the server's first texts are others than they were for the same seeds", path)
-    if earlier := old.followed_by(now):
-        now.earlier = earlier
+    if others := old.followed_by(now):
+        now.earlier = others
         LOG.warning("the samples are of several versions or machines; eval.json lists them under engine.earlier")
     return now
 
 
-def _as_sampled(sampling: SamplingRecord, engine: EngineRecord) -> SamplingRecord:
-    """Return what was sampled: null for a parameter that a server does not take."""
-    names = set(engine.parameters_left_out) & set(SamplingRecord.model_fields)
-    return sampling.model_copy(update=dict.fromkeys(names))
-
-
 def _sample(
     settings: EvalSettings,
-    protocol: Protocol,
     plan: Plan,
     tasks: list[Task],
     engine: Engine,
@@ -301,20 +332,20 @@ def _sample(
     def stored(g: Generation) -> Generation:
         prompt = plan.rendered.prompts.get(g.key[:2], Prompt([]))
         found = g if prompt.ids is None else g._replace(prompt_tokens=len(prompt.ids))
-        return protocol.completion(found, plan.rendered.reading, prompt.text)
+        return plan.protocol.completion(found, plan.rendered.reading, prompt.text)
 
     total, failed = sum(plan.samples.values()), list[Generation]()
     # Recorded failures are part of the file: they stop nothing.
     allowed = total if plan.ref is None else settings.failure_limit(total)
     stop: Incomplete | None = None
-    with Interrupt(engine) as interrupt:
+    with Interrupt(engine) as interrupt, pipeline:
         try:
             for generations in engine.generate(tasks):
                 progress.arrive(generations)
                 pipeline.put([stored(g) for g in generations])
                 new = [g for g in generations if g.error is not None]
                 for g in new[: max(0, NAMED_FAILURES - len(failed))]:
-                    LOG.warning("%s %s #%d failed: %s", g.benchmark, g.question_id, g.sample_index, g.error)
+                    LOG.warning("%s %s #%d failed: %s", *g.key, g.error)
                 failed += new
                 if stop is None and len(failed) > allowed:
                     first = failed[0]
@@ -325,14 +356,66 @@ def _sample(
                     engine.stop(DRAIN_S)
         except EngineStopped as error:
             stop = Incomplete(str(error))
-        except BaseException:
-            pipeline.abandon()
-            raise
-        pipeline.close()
-        if interrupt.seen:
-            raise Incomplete("stopped", interrupted=True)
+    if interrupt.seen:
+        stop = Incomplete("stopped", interrupted=True)
     if stop is not None:
         raise stop
+
+
+def agreement(tally: Tally, labels: Mapping[Key, bool]) -> LabelAgreement:
+    """Count the samples on which our verdict and the owner's label agree."""
+    known = [(sample, labels[sample.key]) for sample in tally.scored() if sample.key in labels]
+    agree = {scoring: sum((s.verdict(scoring) == "CORRECT") == label for s, label in known) for scoring in SCORINGS}
+    return LabelAgreement(compared=len(known), agree={str(scoring): count for scoring, count in agree.items()})
+
+
+def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier: Verifier, **known: Any) -> EvalRecord:
+    """Compute the metrics of what is in the tally; write questions.parquet and eval.json, and return its record.
+
+    A benchmark is summarised by the first n samples of each of its questions: as many as were asked for, or as every
+    question has. More would be those that came first, which are the short ones. The run is complete when every
+    benchmark has all that was asked for.
+
+    begun: the record without the metrics. known: other fields of the record that are settled now.
+    """
+    problems = folder.problems()
+    record = begun.model_copy(update={**known, "verifier": verifier_record(begun.verifier.name, verifier.timeout_s)})
+    benchmarks: dict[str, BenchmarkRecord] = {}
+    rows: list[dict[str, Any]] = []
+    unscorable: UserError | None = None
+    for name, entry in record.benchmarks.items():
+        if name not in problems:
+            raise UserError(f"{folder.path}/problems.parquet has no problems of {name}: run with --benchmarks {name}")
+        reached = tally.reached(name, problems[name])
+        asked = entry.n_asked or reached
+        n = min(asked, reached) or None
+        found = entry.before_samples()
+        try:
+            if n is not None:
+                # A file of recorded completions has no first ones: all of them count.
+                most = sys.maxsize if record.engine.name == "recorded" else n
+                samples = tally.first(name, problems[name], most)
+                found, of_benchmark = summarise(name, entry, problems[name], samples, record.scoring, tally, n)
+                rows += of_benchmark
+        except UserError as error:
+            unscorable, n = error, None
+        left = None if n == asked else entry.finish_with or record.command
+        benchmarks[name] = found.model_copy(update={"n": n, "n_asked": asked, "finish_with": left})
+    if unscorable is not None and not rows:
+        raise unscorable
+    left = next((entry.finish_with for entry in benchmarks.values() if entry.finish_with is not None), None)
+    most = max((entry.n or 0 for entry in benchmarks.values()), default=0) or record.sampling.n
+    record = record.model_copy(
+        update={
+            "benchmarks": benchmarks,
+            "status": "complete" if left is None else "incomplete",
+            "command": left or record.command,
+            "sampling": record.sampling.model_copy(update={"n": most}),
+        }
+    )
+    folder.write_questions(rows)
+    record.write(folder.path)
+    return record
 
 
 def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
@@ -340,8 +423,7 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
 
     The headline stays the one that the run has, unless --scoring asks for another.
     """
-    changes: Counter[str] = Counter()
-    samples: list[str] = []
+    changes: list[tuple[str, str]] = []  # (what, of which sample)
     with EvalFolder(find_run(settings.model, "--rescore")) as folder:
         record = folder.record()
         assert record is not None
@@ -353,18 +435,16 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         stored = {name: entry.samples for name, entry in record.benchmarks.items()}
         with Verifier() as verifier, EvalProgress(headline, stored) as progress:
             for before, after in verify_stored(folder, folder.questions(), verifier, judges):
-                for old, new in zip(before, after, strict=True):
-                    for scoring in SCORINGS:
-                        if old.verdict(scoring) != new.verdict(scoring):
-                            change = f"{scoring}: {old.verdict(scoring) or ''} -> {new.verdict(scoring) or ''}"
-                            changes[change] += 1
-                            where = f"{new.benchmark} {new.question_id} #{new.sample_index}"
-                            samples.append(f"{where} {change}  {new.answer(scoring)!r:.60}")
+                for old, new, scoring in ((*pair, s) for pair in zip(before, after, strict=True) for s in SCORINGS):
+                    if old.verdict(scoring) != new.verdict(scoring):
+                        change = f"{scoring}: {old.verdict(scoring) or ''} -> {new.verdict(scoring) or ''}"
+                        where = f"{new.benchmark} {new.question_id} #{new.sample_index}"
+                        changes.append((change, f"{where} {change}  {new.answer(scoring)!r:.60}"))
                 progress.count(after)
             record = write_results(folder, record, Tally(folder, verifier), verifier, scoring=headline)
-    lines = [f"rescored: {changes.total() or 'no'} verdicts changed"]
-    lines += [f"  {count:6d}  {change}" for change, count in changes.most_common()]
-    lines += [f"  {sample}" for sample in samples[:SHOWN]]
-    lines += [f"  ... and {len(samples) - SHOWN} more"] if len(samples) > SHOWN else []
+    lines = [f"rescored: {len(changes) or 'no'} verdicts changed"]
+    lines += [f"  {count:6d}  {change}" for change, count in Counter(change for change, _ in changes).most_common()]
+    lines += [f"  {sample}" for _, sample in changes[:SHOWN]]
+    lines += [f"  ... and {len(changes) - SHOWN} more"] if len(changes) > SHOWN else []
     print("\n".join(lines), file=sys.stderr)
     return folder.path, record

@@ -93,11 +93,15 @@ class ScoringPipeline:
         self._thread.join()
         self._raise_error()
 
-    def abandon(self) -> None:
-        """Stop after an error elsewhere: store what came in, raise nothing."""
+    def __enter__(self) -> ScoringPipeline:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         try:
             self.close()
         except Exception as error:
+            if kind is None:
+                raise
             LOG.warning("while storing what was left: %s", error)
 
     def _raise_error(self) -> None:
@@ -146,7 +150,7 @@ class ScoringPipeline:
         touched = dict.fromkeys((row.benchmark, row.question_id) for row in rows)
         of = self.tally.questions
         whole = [key for key in touched if len(of[key].scored) == self._wanted[key]]
-        self.tally.count_votes([of[key] for key in whole], [self._problems[key] for key in whole])
+        self.tally.count_votes([(self._problems[key], of[key]) for key in whole])
 
 
 class Interrupt:

@@ -28,9 +28,8 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.engine import Rendered
+from gtpo.evalkit.evaluation.plan import Plan, Rendered, drop_unverifiable
 from gtpo.evalkit.evaluation.protocol import Protocol
-from gtpo.evalkit.evaluation.record import Plan, drop_unverifiable
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import data_folder, math_gold, parse_level, read_rows, renamed
@@ -345,7 +344,7 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
         {(benchmark, p.id): found.counts[p.id] for p in kept},
         protocol,
         Rendered({}, prompt, Reading(tuple(protocol.stop), tuple(protocol.thoughts))),
-        labels=found.labels,
+        labels={(benchmark, *key): label for key, label in found.labels.items()},
     )
     return plan, RecordedEngine(path, settings.field_names())
 

@@ -240,14 +240,6 @@ class EvalSettings(Options):
         """Samples per question."""
         return self.samples or self.k
 
-    def sampling_values(self, recommended: Mapping[str, float]) -> dict[str, Any]:
-        """Return the sampling parameters: as given, else as the model recommends, else the defaults."""
-        try:
-            filled = self.filled(recommended)
-        except UserError as error:
-            raise UserError(f"--sampling model: {str(error).removeprefix('--')}") from None
-        return {name: getattr(filled, name) for name in self.SAMPLING}
-
     def failure_limit(self, total: int) -> int:
         """Return how many of `total` samples may fail. UserError if --fail-on-error is no number or share."""
         text = self.fail_on_error.strip()

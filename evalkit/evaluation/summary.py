@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,10 +87,13 @@ class Tally:
         of = ((key, samples.failed if failed else samples.scored) for key, samples in self.questions.items())
         return {(*key, index) for key, indices in of for index in indices}
 
+    def scored(self) -> Iterator[Sample]:
+        """Yield every completion's sample."""
+        return (sample for samples in self.questions.values() for sample in samples.scored.values())
+
     def may_hide_thoughts(self) -> bool:
         """Return whether some completion was cut off, and not in what is known to be a thought."""
-        every = (sample for samples in self.questions.values() for sample in samples.scored.values())
-        return any(sample.finish_reason == "length" and not sample.unfinished for sample in every)
+        return any(sample.finish_reason == "length" and not sample.unfinished for sample in self.scored())
 
     def drop_failed(self, keys: Set[Key]) -> None:
         """Forget samples with an error, here and in the folder: they are asked for again."""
@@ -107,94 +110,104 @@ class Tally:
         """Return the largest n for which every question has its samples 0 to n - 1, completed or failed."""
         return min((self.questions.get((name, p.id), QuestionSamples()).reached() for p in problems), default=0)
 
-    def count_votes(self, samples: Sequence[QuestionSamples], problems: Sequence[Problem]) -> None:
+    def count_votes(self, questions: Sequence[tuple[Problem, QuestionSamples]]) -> None:
         """Count the votes of some questions, if they are not known: both scorings together, which mostly agree."""
-        asked = [(s, p, scoring) for scoring in SCORINGS for s, p in zip(samples, problems, strict=True)]
-        missing = [(s, p, scoring) for s, p, scoring in asked if scoring not in s.votes]
-        counted = count_votes([(*s.said(g), p) for s, p, g in missing], self._verifier)
-        for (sample, _, scoring), votes in zip(missing, counted, strict=True):
-            sample.votes[scoring] = votes
+        missing = [(p, s, scoring) for scoring in SCORINGS for p, s in questions if scoring not in s.votes]
+        counted = count_votes([(*s.said(scoring), p) for p, s, scoring in missing], self._verifier)
+        for (_, samples, scoring), votes in zip(missing, counted, strict=True):
+            samples.votes[scoring] = votes
 
 
-class Scored(NamedTuple):
-    """All questions of one benchmark under one scoring; rows in the order of the problems."""
-
-    n: list[int]
-    votes: list[Votes]
-    pass_at: Array
-    maj_at: Array
-    all_at: Array  # Arrays [questions, most samples of one]: column k - 1 is for k
+def _tables(votes: Sequence[Votes], n: Sequence[int]) -> dict[str, Array]:
+    """Return pass@k, pass^k and maj@k [questions, most samples of one]: column k - 1 is for k."""
+    right = [v.correct for v in votes]
+    majority = maj_at_all_k([v.wrong for v in votes], right, [v.abstentions for v in votes])
+    return {"pass": pass_at_all_k(n, right), "all": all_pass_at_all_k(n, right), "maj": majority}
 
 
-def _score(samples: Sequence[QuestionSamples]) -> dict[Scoring, Scored]:
-    """Score every question both ways, together: the two mostly agree, and what is alike is worked out once."""
-    votes = [sample.votes[scoring] for scoring in SCORINGS for sample in samples]
-    n = [len(sample.scored) for sample in samples]
-    counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
-    every = n * len(SCORINGS)
-    arrays = pass_at_all_k(every, counts[1]), maj_at_all_k(*counts), all_pass_at_all_k(every, counts[1])
-    return {
-        scoring: Scored(n, votes[rows], *(array[rows] for array in arrays))
-        for scoring, rows in ((s, slice(i * len(n), (i + 1) * len(n))) for i, s in enumerate(SCORINGS))
-    }
-
-
-def _bounds(
-    scored: Scored, samples: Sequence[QuestionSamples], n: int, lost: int
-) -> Callable[[str, int], dict[str, float]]:
+def _bounds(votes: Sequence[Votes], n: int, lost: int) -> Callable[[str, int], dict[str, float]]:
     """Return (metric, k) -> the mean over all questions if each missing sample were wrong, and if it were right.
 
     lost: questions without any sample. Empty if nothing is missing.
     """
-    missing = [max(0, n - len(s.scored)) for s in samples] + [n] * lost
+    known = [*votes, *[Votes(0, 0, [])] * lost]
+    missing = [max(0, n - v.total) for v in known]
     if not any(missing):
         return lambda metric, k: {}
-    # The most that wrong samples can do to maj@k is to agree with the largest wrong class.
-    known = [*scored.votes, *[Votes(0, 0, [])] * lost]
-    wrong = [[(v.wrong or [0])[0] + m, *v.wrong[1:]] for v, m in zip(known, missing, strict=True)]
-    right, silent = [v.correct for v in known], [v.abstentions for v in known]
-    most = [c + m for c, m in zip(right, missing, strict=True)]
     total = [max(n, v.total) for v in known]
-    tables = {
-        "pass": (pass_at_all_k(total, right), pass_at_all_k(total, most)),
-        "all": (all_pass_at_all_k(total, right), all_pass_at_all_k(total, most)),
-        "maj": (maj_at_all_k(wrong, right, silent), maj_at_all_k([v.wrong for v in known], most, silent)),
-    }
+    pairs = list(zip(known, missing, strict=True))
+    # The most that wrong samples can do to maj@k is to agree with the largest wrong class.
+    worst = _tables([v._replace(wrong=[(v.wrong or [0])[0] + m, *v.wrong[1:]]) for v, m in pairs], total)
+    best = _tables([v._replace(correct=v.correct + m) for v, m in pairs], total)
     return lambda metric, k: {
-        name: float(table[:, k - 1].mean()) for name, table in zip(("worst", "best"), tables[metric], strict=True)
+        name: float(table[metric][:, k - 1].mean()) for name, table in (("worst", worst), ("best", best))
     }
 
 
-def _metrics(
-    scored: Scored,
-    samples: Sequence[QuestionSamples],
+def _scored(
+    name: str,
     scoring: Scoring,
+    questions: Sequence[tuple[Problem, QuestionSamples]],
     n: int,
     lost: int,
     clusters: npt.NDArray[np.int64] | None,
-) -> ScoringMetrics:
-    """Return pass@k and maj@k with intervals for every k up to n, each over the questions that have k samples."""
-    counts, bounds = np.array(scored.n), _bounds(scored, samples, n, lost)
-    verdicts = Counter(v for s in samples for v in s.said(scoring)[1])
+) -> tuple[ScoringMetrics, list[dict[str, Any]]]:
+    """Return a benchmark's metrics under one scoring, and its rows of questions.parquet.
 
-    def intervals(metric: str, values: Array) -> dict[int, Interval]:
+    Metrics are for every k up to n, each over the questions that have k samples. lost: questions without any.
+    """
+    votes = [samples.votes[scoring] for _, samples in questions]
+    counts = [v.total for v in votes]
+    tables, bounds = _tables(votes, counts), _bounds(votes, n, lost)
+    verdicts = Counter(verdict for _, samples in questions for verdict in samples.said(scoring)[1])
+
+    def intervals(metric: str) -> dict[int, Interval]:
         found = {}
-        for k in range(1, min(n, counts.max()) + 1):
-            rows = counts >= k
+        for k in range(1, min(n, max(counts)) + 1):
+            rows = np.array(counts) >= k
             same = None if clusters is None else clusters[rows]
-            interval = mean_interval(values[rows, k - 1], clusters=same)
+            interval = mean_interval(tables[metric][rows, k - 1], clusters=same)
             fewer = {} if rows.all() else {"questions": int(rows.sum())}
             found[k] = Interval(**interval._asdict(), **fewer, **bounds(metric, k))
         return found
 
-    return ScoringMetrics(
-        pass_at_k=intervals("pass", scored.pass_at),
-        all_pass_at_k=intervals("all", scored.all_at),
-        maj_at_k=intervals("maj", scored.maj_at),
-        no_answer_rate=sum(votes.abstentions for votes in scored.votes) / sum(scored.n),
-        unsimplified_rate=verdicts[Verdict.UNSIMPLIFIED] / sum(scored.n),
+    metrics = ScoringMetrics(
+        pass_at_k=intervals("pass"),
+        all_pass_at_k=intervals("all"),
+        maj_at_k=intervals("maj"),
+        no_answer_rate=sum(v.abstentions for v in votes) / sum(counts),
+        unsimplified_rate=verdicts[Verdict.UNSIMPLIFIED] / sum(counts),
         verdicts=dict(sorted(verdicts.items())),
     )
+    rows = [
+        {
+            "benchmark": name,
+            "question_id": problem.id,
+            "scoring": scoring,
+            "subject": problem.subject or None,
+            "level": problem.level,
+            "n": v.total,
+            "correct": v.correct,
+            "abstentions": v.abstentions,
+            "votes": v.wrong,
+            "pass_at_k": tables["pass"][i, : v.total].tolist(),
+            "maj_at_k": tables["maj"][i, : v.total].tolist(),
+            "format_ok": sum(samples.column("format_ok")),
+            "truncated": _cut_off(samples.column("finish_reason")),
+            "mean_tokens": _mean(samples.column("tokens")),
+        }
+        for i, ((problem, samples), v) in enumerate(zip(questions, votes, strict=True))
+    ]
+    return metrics, rows
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _cut_off(ended: Sequence[str]) -> int | None:
+    """Count the samples that were cut off; None if it is not known how any of them ended."""
+    return ended.count("length") if ended else None
 
 
 def summarise(
@@ -211,73 +224,47 @@ def summarise(
     samples: of each problem. n: how many were asked for. Questions of which every sample failed are left out. Raises
     UserError if nothing could be scored.
     """
-    without = [sample for s in samples for sample in s.failed.values()]
-    errors = Counter(str(sample.error) for sample in without)
-    failed = [p.id for p, s in zip(problems, samples, strict=True) if not s.scored]
-    asked = [(p, s) for p, s in zip(problems, samples, strict=True) if s.scored]
-    if not asked:
+    asked = list(zip(problems, samples, strict=True))
+    questions = [(p, s) for p, s in asked if s.scored]
+    if not questions:
         raise UserError(f"{name}: no sample could be scored; the same command tries again")
-    problems, samples = [p for p, _ in asked], [s for _, s in asked]
-    tally.count_votes(samples, problems)
-    metrics: dict[Scoring, ScoringMetrics] = {}
-    rows: list[dict[str, Any]] = []
-    by_scoring, clusters = _score(samples), clusters_of([p.problem for p in problems], [p.cluster for p in problems])
-    for scoring, scored in by_scoring.items():
-        metrics[scoring] = _metrics(scored, samples, scoring, n, len(failed), clusters)
-        rows += [_row(name, scoring, p, s, scored, i) for i, (p, s) in enumerate(asked)]
+    tally.count_votes(questions)
+    clusters = clusters_of([p.problem for p, _ in questions], [p.cluster for p, _ in questions])
+    lost = [p.id for p, s in asked if not s.scored]
+    scored = {scoring: _scored(name, scoring, questions, n, len(lost), clusters) for scoring in SCORINGS}
     tokens, read, ended, in_thought, in_format = (
-        [value for s in samples for value in s.column(name)]
-        for name in ("tokens", "prompt_tokens", "finish_reason", "unfinished", "format_ok")
+        [value for _, s in questions for value in s.column(field)]
+        for field in ("tokens", "prompt_tokens", "finish_reason", "unfinished", "format_ok")
     )
-    total = sum(len(s.scored) for s in samples)
-    cut = [s.tokens or 0 for sample in samples for s in sample.scored.values() if s.finish_reason == "length"]
+    total = sum(len(s.scored) for _, s in questions)
+    failed = [sample for s in samples for sample in s.failed.values()]
+    errors = Counter(str(sample.error) for sample in failed)
+    cut = [s.tokens or 0 for _, of in questions for s in of.scored.values() if s.finish_reason == "length"]
     rare: dict[str, Any] = {
         "texts": 0 if clusters is None else int(clusters.max()) + 1,
         "unscored": errors.total(),
         "unscored_reasons": dict(errors.most_common(10)),
-        "unscored_questions": failed,
-        "refused": sum(sample.finish_reason == "refused" for sample in without),
-        "lacking": {p.id: len(s.scored) for p, s in asked if len(s.scored) < n},
+        "unscored_questions": lost,
+        "refused": sum(sample.finish_reason == "refused" for sample in failed),
+        "lacking": {p.id: len(s.scored) for p, s in questions if len(s.scored) < n},
         "unfinished_rate": sum(in_thought) / total,
         "cut_off_tokens": max(cut, default=0),
         "completion_tokens": sum(tokens),
         "prompt_tokens": sum(read),
         "labels": record.labels,
     }
+    cut_off = _cut_off(ended)
     summary: dict[str, Any] = {
-        "questions": len(problems),
+        "questions": len(questions),
         "samples": total,
-        **{name: value for name, value in rare.items() if value},
-        **{name: getattr(metrics[headline], name) for name in ScoringMetrics.model_fields},
+        **{field: value for field, value in rare.items() if value},
+        **{field: getattr(scored[headline][0], field) for field in ScoringMetrics.model_fields},
         "format_rate": sum(in_format) / total,
-        "truncation_rate": ended.count("length") / len(ended) if ended else None,
-        "mean_tokens": float(np.mean(tokens)) if tokens else None,
-        **{str(scoring): of_scoring for scoring, of_scoring in metrics.items()},
+        "truncation_rate": None if cut_off is None else cut_off / len(ended),
+        "mean_tokens": _mean(tokens),
+        **{str(scoring): metrics for scoring, (metrics, _) in scored.items()},
     }
-    return record.before_samples().model_copy(update=summary), rows
-
-
-def _row(
-    name: str, scoring: Scoring, problem: Problem, sample: QuestionSamples, scored: Scored, i: int
-) -> dict[str, Any]:
-    """Return a row of QUESTION_SCHEMA: question i."""
-    n, tokens, ended = scored.n[i], sample.column("tokens"), sample.column("finish_reason")
-    return {
-        "benchmark": name,
-        "question_id": problem.id,
-        "scoring": scoring,
-        "subject": problem.subject or None,
-        "level": problem.level,
-        "n": n,
-        "correct": scored.votes[i].correct,
-        "abstentions": scored.votes[i].abstentions,
-        "votes": scored.votes[i].wrong,
-        "pass_at_k": scored.pass_at[i, :n].tolist(),
-        "maj_at_k": scored.maj_at[i, :n].tolist(),
-        "format_ok": sum(sample.column("format_ok")),
-        "truncated": ended.count("length") if ended else None,
-        "mean_tokens": float(np.mean(tokens)) if tokens else None,
-    }
+    return record.before_samples().model_copy(update=summary), [row for _, rows in scored.values() for row in rows]
 
 
 def score_held_out(problems: Sequence[Problem], completions: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -295,11 +282,10 @@ def score_held_out(problems: Sequence[Problem], completions: Sequence[Sequence[s
     asked = [problem for problem in problems for _ in range(k)]
     verdicts = verify([answer for row in answers for answer in row], asked, "strict", verifier)
     grouped = [[str(verdict) for verdict in verdicts[at : at + k]] for at in range(0, len(verdicts), k)]
-    votes = count_votes(list(zip(answers, grouped, problems, strict=True)), verifier)
-    counts = [v.wrong for v in votes], [v.correct for v in votes], [v.abstentions for v in votes]
+    tables = _tables(count_votes(list(zip(answers, grouped, problems, strict=True)), verifier), [k] * len(problems))
     rates = {
-        "pass@1": pass_at_all_k([k] * len(votes), counts[1])[:, 0],
-        **({f"maj@{k}": maj_at_all_k(*counts)[:, k - 1]} if k > 1 else {}),
+        "pass@1": tables["pass"][:, 0],
+        **({f"maj@{k}": tables["maj"][:, k - 1]} if k > 1 else {}),
         "format": np.array([np.mean([format_ok(text) for text in texts]) for texts in completions]),
     }
     found: dict[str, Any] = {name: mean_interval(values) for name, values in rates.items()}

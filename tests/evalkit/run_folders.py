@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.benchmarks import checksum
-from gtpo.evalkit.evaluation.record import write_results
+from gtpo.evalkit.evaluation.evaluate import write_results
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.rewards.data.problem import Problem

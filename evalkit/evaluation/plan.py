@@ -1,0 +1,284 @@
+"""What a command asks for: all that is known before the run's folder is opened and its engine starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
+from gtpo.common.packages import installed, require
+from gtpo.common.provenance import text_hash
+from gtpo.evalkit.engines.base import Prompt, Reading, Sampling, Task, check_context
+from gtpo.evalkit.engines.local import recommended_sampling
+from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
+from gtpo.evalkit.evaluation.benchmarks import (
+    Benchmark,
+    check_questions,
+    checksum,
+    content_checksum,
+    find_benchmarks,
+    load_problems,
+    select_problems,
+)
+from gtpo.evalkit.evaluation.protocol import Protocol
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
+from gtpo.rewards.golds import find_unverifiable
+from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
+from gtpo.runs.eval_record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, PromptRecord, read_record
+from gtpo.runs.train_run import find_train_run
+
+EVAL_RUNS = Path("results/eval")
+
+# --max-tokens by default: if the context allows it, and if a server does not say what its context allows.
+MOST_TOKENS, SERVER_TOKENS = 32_768, 4096
+
+Problems = dict[str, list[Problem]]  # benchmark -> the problems that are evaluated, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The prompts of a run as its engine reads them."""
+
+    prompts: dict[QuestionKey, Prompt]
+    record: PromptRecord  # What they were made with
+    reading: Reading  # What of a completion is thought, and where it ends
+    context: int | None = None  # Tokens that the model takes, None if unknown
+    servers: Any = field(default=None, repr=False)  # `engines.openai_request.Servers`, if the model is behind servers
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt; an upper bound if a server tokenises."""
+        if any(prompt.ids is None for prompt in self.prompts.values()):
+            texts = ((p.text or "", *(m["content"] + 64 * " " for m in p.messages)) for p in self.prompts.values())
+            return max(sum(len(text.encode()) for text in each) for each in texts)
+        return max(len(prompt.ids or ()) for prompt in self.prompts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a command asks for."""
+
+    name: str  # What the run is called by default
+    # Model, engine, prompt and benchmarks, as eval.json says them; sampling too, if completions are recorded.
+    record: EvalRecord
+    problems: Problems
+    samples: dict[QuestionKey, int]  # Question -> how many samples it is to have
+    protocol: Protocol
+    rendered: Rendered
+    ref: ModelRef | None = None  # None for recorded completions
+    labels: dict[Key, bool] = field(default_factory=dict)  # Recorded completions: the owner's verdicts
+
+    @property
+    def questions(self) -> dict[QuestionKey, Problem]:
+        """(benchmark, question id) -> problem."""
+        return {(name, p.id): p for name, chosen in self.problems.items() for p in chosen}
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Every question with all of its samples."""
+        prompts = self.rendered.prompts
+        return [Task(*key, prompts.get(key, Prompt([])), tuple(range(n))) for key, n in self.samples.items()]
+
+
+def choose_engine(settings: EvalSettings) -> str:
+    """Return what samples; with `auto`, vllm if it is installed (on a CPU too), else transformers.
+
+    `ray` is vllm in several processes: its samples are of one kind with those of one process.
+    """
+    if settings.on_ray:
+        require("--engine ray" if settings.engine == "ray" else "--data-parallel-size", "ray", extra="ray")
+    if settings.engine in ("vllm", "ray"):
+        require(f"--engine {settings.engine}", "vllm", extra="vllm")
+        return "vllm"
+    if settings.engine == "openai":
+        return settings.engine
+    require("gtpo eval MODEL", "torch", "transformers", extra="train")
+    return "vllm" if settings.engine == "auto" and installed("vllm") else "transformers"
+
+
+def find_run(name: str | None, flag: str) -> Path:
+    """Return the folder of an eval run given by path or name. UserError if there is none."""
+    for path in (Path(name or ""), EVAL_RUNS / (name or "")):
+        if name and (path / "eval.json").is_file():
+            return path
+    raise UserError(f'{flag} needs an eval run: no eval.json in "{name}" or {EVAL_RUNS / (name or "")}')
+
+
+def like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]]:
+    """Return settings in which what was not given is as in the run of --like, and its questions as it stored them.
+
+    UserError if there is no such run, or if it does not know how it was sampled.
+    """
+    path = find_run(settings.like, "--like")
+    record, problems = read_record(path), EvalFolder(path).problems()
+    sampling, prompt = record.sampling, record.prompt
+    if sampling.max_tokens is None and "max_tokens" not in settings.given:
+        raise UserError(
+            f"--like {settings.like}: its completions came from a file, which does not say how they were sampled: pass "
+            "--max-tokens, and --temperature, --top-p and what else was not the default"
+        )
+    taken: dict[str, Any] = {name: getattr(sampling, name) for name in (*settings.SAMPLING, "max_tokens", "seed")}
+    taken |= {"k": sampling.n, "prompt": prompt.system, "protocol": prompt.protocol, "scoring": record.scoring}
+    if prompt.chat_template_kwargs:
+        taken["chat_template_kwargs"] = json.dumps(prompt.chat_template_kwargs)
+    if "samples" in settings.given:
+        del taken["k"]
+    return settings.filled(taken), [
+        Benchmark(name, name, partial(lambda problems, folder: problems, stored), record.benchmarks[name].source)
+        for name, stored in problems.items()
+    ]
+
+
+def drop_unverifiable(
+    name: str, source: str, chosen: Sequence[Problem], verifier: Verifier
+) -> tuple[list[Problem], BenchmarkRecord]:
+    """Leave out problems whose gold does not verify against itself; return the rest and the benchmark's record."""
+    excluded = dict(find_unverifiable([(p.id, p.answer) for p in chosen], verifier))  # id -> why
+    for identifier, reason in list(excluded.items())[:5]:
+        LOG.warning("%s %s is left out: %s", name, identifier, reason)
+    if len(excluded) > 5:
+        LOG.warning("%s: %d problems are left out in all (ids in eval.json)", name, len(excluded))
+    kept = [p for p in chosen if p.id not in excluded]
+    if not kept:
+        raise UserError(f"{name}: no problem is left to evaluate")
+    hashes = {"checksum": checksum(kept), "content_checksum": content_checksum(kept)}
+    return kept, BenchmarkRecord(source=source, questions=len(kept), excluded=list(excluded), **hashes)
+
+
+def plan_evaluation(
+    settings: EvalSettings, protocol: Protocol, verifier: Verifier, engine: str, stored: Sequence[Benchmark] = ()
+) -> Plan:
+    """Resolve the model, load and check the problems, and render the prompts for this engine.
+
+    stored: the benchmarks of another run, which are taken if --benchmarks names none.
+    """
+    benchmarks = stored
+    if settings.benchmarks or not stored:
+        benchmarks = find_benchmarks(settings.benchmarks or "", settings.field_names())
+    ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=engine == "openai")
+    run = find_train_run(settings.model or "")
+    loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
+    check_questions(loaded, settings.questions)
+    problems: Problems = {}
+    records: dict[str, BenchmarkRecord] = {}
+    asked: dict[QuestionKey, tuple[Problem, list[Problem]]] = {}
+    for benchmark in benchmarks:
+        every = loaded[benchmark.name]
+        if benchmark.checksum and checksum(every) != benchmark.checksum:
+            LOG.warning(
+                "%s: these ids and golds (%d problems) are not those of the published set; a comparison with numbers "
+                "from elsewhere may not hold", benchmark.name, len(every),
+            )  # fmt: skip
+        chosen = select_problems(every, settings.limit, settings.questions)
+        if not chosen:
+            continue  # the questions of --question are of the other benchmarks
+        kept, entry = drop_unverifiable(benchmark.name, benchmark.source, chosen, verifier)
+        if run is not None and (seen := run.trained_on(p.problem for p in kept)):
+            entry.trained_on = seen
+        problems[benchmark.name], records[benchmark.name] = kept, entry
+        # Drawn from all problems: `--limit` must not change which examples a question has.
+        examples = protocol.examples(every, settings.data_dir)
+        asked |= {(benchmark.name, p.id): (p, examples[p.id]) for p in kept}
+    rendered = render_prompts(settings, protocol, ref, engine, asked)
+    folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
+    model = ModelRecord(
+        source=ref.source,
+        adapter=str(ref.adapter) if ref.adapter else None,
+        # None for a Hub name or a server.
+        fingerprint="-".join(fingerprint(folder) for folder in folders) or None,
+        **content_hashes(ref),
+        **{name: getattr(ref, name) for name in ("train_run", "checkpoint", "method", "preset")},
+    )
+    record = EvalRecord(
+        model=model,
+        engine=EngineRecord(name=engine, dtype=settings.dtype if engine != "openai" else None),
+        prompt=rendered.record,
+        scoring=settings.scoring,
+        benchmarks=records,
+    )
+    return Plan(ref.name, record, problems, dict.fromkeys(asked, settings.n), protocol, rendered, ref)
+
+
+def render_prompts(
+    settings: EvalSettings,
+    protocol: Protocol,
+    ref: ModelRef,
+    engine: str,
+    asked: Mapping[QuestionKey, tuple[Problem, list[Problem]]],
+) -> Rendered:
+    """Render every question, each with its examples. Raises UserError for a model or template that cannot be used."""
+    system = settings.prompt
+    if system is None:
+        system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if ref.system is None else ref.system
+    prompts = {key: protocol.conversation(*question, system) for key, question in asked.items()}
+    kwargs, template_hash, servers = settings.template_kwargs(), None, None
+    thoughts = tuple(protocol.thoughts)
+    if engine == "openai":
+        from gtpo.evalkit.engines.openai_request import Access, Servers
+
+        access = Access(settings.api_key_env, settings.header or (), settings.timeout, settings.total_timeout)
+        servers = Servers(ref, settings.base_url or (), access, settings.wait_for_server)
+        context = servers.context()
+        prompts = servers.rendered(prompts, kwargs)
+    else:
+        from gtpo.evalkit.engines import local
+
+        config = local.load_config(ref, trust_remote_code=settings.trust_remote_code)
+        local.check_adapter(ref, config)
+        tokenizer = local.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
+        context = local.context_length(config)
+        thoughts += local.thought_tokens(tokenizer)
+        if protocol.api == "completions":
+            prompts = {key: p._replace(ids=local.text_ids(tokenizer, p.text or "")) for key, p in prompts.items()}
+        else:
+            template = local.chat_template(tokenizer, settings.chat_template)
+            prompts = {key: local.render(tokenizer, template, p.messages, kwargs) for key, p in prompts.items()}
+            template_hash = text_hash(template)
+    record = PromptRecord(
+        protocol=protocol.name, system=system, chat_template_hash=template_hash, chat_template_kwargs=kwargs,
+        **protocol.model_dump(include={"system_role", "user", "fewshot", "api", "thoughts", "begins_in_thought"}),
+    )  # fmt: skip
+    plain = PromptRecord()
+    other = {key: value for key in ("user", "fewshot", "api") if (value := getattr(record, key)) != getattr(plain, key)}
+    further = [json.dumps(what, sort_keys=True) for what in (kwargs, other) if what]
+    record.hash = text_hash(system, template_hash, *further)
+    return Rendered(prompts, record, Reading(tuple(protocol.stop), thoughts), context, servers)
+
+
+def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None = None) -> Sampling:
+    """Return how a model is sampled: as asked for, as the model recommends if that was asked for, else the defaults.
+
+    max_tokens by default: as the run began, as protocol or training say, or what fits. old: the run's record.
+    """
+    assert plan.ref is not None
+    rendered = plan.rendered
+    most = settings.max_tokens or (old.sampling.max_tokens if old is not None else None)
+    if most is None:
+        wishes = (
+            (plan.protocol.sampling.max_tokens, f"as protocol {plan.protocol.name} says"),
+            (plan.ref.max_tokens, "as the model was trained"),
+            (MOST_TOKENS if rendered.context else None, "default"),
+            (SERVER_TOKENS, "the server does not say what its context allows"),
+        )
+        most, why = next((wish, said) for wish, said in wishes if wish)
+        if rendered.context is not None and 0 < (left := rendered.context - rendered.longest) < most:
+            most, why = left, f"what the context of {rendered.context} tokens leaves"
+        LOG.info("--max-tokens is %d: %s", most, why)
+    if rendered.servers is None:
+        check_context(rendered.prompts, rendered.context, most, plan.ref.source)
+    if settings.sampling == "model":
+        recommended = recommended_sampling(plan.ref)
+        try:
+            settings = settings.filled(recommended)
+        except UserError as error:
+            raise UserError(f"--sampling model: {str(error).removeprefix('--')}") from None
+        LOG.info("sampling: %s", ", ".join(f"{name} {getattr(settings, name):g}" for name in settings.SAMPLING))
+    values: dict[str, Any] = {name: getattr(settings, name) for name in settings.SAMPLING}
+    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, stop=rendered.reading.stop, **values)
