@@ -426,18 +426,13 @@ def _poisson_limit(count: int) -> float:
     return float(special.gammaincinv(count, 1 - LEVEL))
 
 
-def holm(p_values: ArrayLike, owners: Sequence[int] | None = None) -> Array:
-    """Return Holm's step-down adjusted p-values, in the given order: reject if they are <= the level.
-
-    owners: the comparison that each hypothesis belongs to. Of the hypotheses of one comparison at most one can be true
-    (no difference; one beyond the margin), so a step counts the comparisons that are not settled yet (Shaffer 1986).
-    """
-    p = np.asarray(p_values, dtype=np.float64)
-    return np.minimum(p * holm_factors(p, owners), 1.0)
-
-
 def holm_factors(p: Array, owners: Sequence[int] | None = None) -> Array:
-    """What each p-value is multiplied by: the comparison's level is the family's, divided by it."""
+    """Return what Holm's step-down correction multiplies each p-value by: reject if the product is <= the level.
+
+    The level of a comparison's own interval is the family's, divided by it. owners: the comparison that each hypothesis
+    belongs to. Of the hypotheses of one comparison at most one can be true (no difference; one beyond the margin), so a
+    step counts the comparisons that are not settled yet (Shaffer 1986).
+    """
     order, p = np.argsort(p, kind="stable"), np.maximum(p, 1e-300)
     owner = np.arange(p.size) if owners is None else np.asarray(owners)
     open_comparisons = [np.unique(owner[order[i:]]).size for i in range(p.size)]

@@ -216,8 +216,7 @@ def _evaluate_with_base(settings: EvalSettings) -> int:
     train = find_train_run(settings.model or "")
     if train is None:
         raise UserError(f"--with-base compares a train run with what it started from, and {settings.model} is none")
-    base = str(train.base) if train.base.is_dir() else str(train.document.get("base_model"))
-    if base == "built":
+    if (base := train.began_from()) is None:
         raise UserError(f"--with-base: {train.name} built its model itself, and what it started from is not stored")
     resolve_model(base)  # before anything is sampled: is it there?
     out = settings.out or RESULTS / "eval" / train.root.name

@@ -93,7 +93,9 @@ def test_a_run_says_where_it_is_and_its_last_line_is_a_command_that_works(traine
     assert "results/train/mine   follow it: gtpo view results/train/mine" in said
     following = re.search(r"next: gtpo (eval .*)", said)
     assert following
-    assert "pass@1" in gtpo(home, *shlex.split(following[1]), "--limit", "2", "--out", "results/eval/next")
+    assert following[1].endswith(" --with-base"), "training and this command answer: is it better than its base?"
+    told = gtpo(home, *shlex.split(following[1]), "--limit", "2", "--out", "results/eval/next")
+    assert re.search(r"next (is|against) .*next-base.* on arithmetic", told), told
 
 
 def test_a_run_is_compared_with_its_base(trained: tuple[Path, str]) -> None:

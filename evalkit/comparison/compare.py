@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -39,31 +39,14 @@ from gtpo.runs.train_run import TrainFolder
 BASELINE_ORDER = ("grpo", "sft", "")
 
 
-@dataclass(frozen=True)
-class Table:
+@dataclass(frozen=True, kw_only=True)
+class Table(Shared):
     """One benchmark (or one subject of it) compared."""
 
-    benchmark: str
-    group: str
-    """Subject or level; empty for the whole benchmark."""
-    questions: int
-    samples: int
-    """Samples per question: the least over runs."""
-    methods: list[str]
     columns: list[Column]
     cells: dict[tuple[str, Column], Cell] = field(repr=False)
     baseline: str | None
     """None if there is nothing to compare with."""
-    best: dict[Column, tuple[str | None, str | None]]
-    """Best and second best, each if it is shown to be better than the next (see `_ranks`)."""
-    notes: list[str]
-    shared: Shared = field(repr=False)
-    """The per-question scores behind the cells."""
-
-    def rank(self, method: str, column: Column) -> int | None:
-        """1 and 2 for the method that is best and second best in a column, if that is shown."""
-        ranked = self.best.get(column, (None, None))
-        return ranked.index(method) + 1 if method in ranked else None
 
     @property
     def title(self) -> str:
@@ -160,7 +143,7 @@ def compare(
                          scoring, allow_mismatch)
         for name in dict.fromkeys(name for run in runs for name in run.benchmarks)
     ]  # fmt: skip
-    if len(runs) > 1 and all(sum(len(m.runs) for m in shared.methods) < 2 for shared in loaded):
+    if len(runs) > 1 and all(sum(map(len, shared.runs.values())) < 2 for shared in loaded):
         sets = "; ".join(f"{run.name}: {', '.join(run.benchmarks)}" for run in runs)
         raise UserError(
             f"these runs have no question in common ({sets}): evaluate them on the same benchmark. Files of recorded "
@@ -179,23 +162,11 @@ def compare(
         parts.append((shared, columns))
         if per_subject:
             parts += [(part, [c for c in columns if c.k <= part.samples]) for part in shared.groups()]
-    tables = [_table(shared, columns, chosen, shown) for shared, columns in parts]
+    tables = [_table(shared, columns, chosen) for shared, columns in parts]
     tables = _corrected(tables, shown[0], margin)
-    notes += _collapsed_notes(methods)
     trained = [method for method in grouped if method.trains]
     return MethodComparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin,
                       bool(metrics))  # fmt: skip
-
-
-def _collapsed_notes(methods: list[Method]) -> list[str]:
-    """Which training runs collapsed."""
-    notes = []
-    for method in methods:
-        lost = [str(m.train.name) for m in method.members if m.train is not None and m.train.collapsed]
-        if lost:
-            count = f"{len(lost)} of {len(method.members)} training runs"
-            notes.append(f"{method.name}: {count} collapsed ({', '.join(lost)}); they are compared as they are")
-    return notes
 
 
 def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | None, str]:
@@ -228,11 +199,10 @@ def _table(
     shared: Shared,
     columns: list[Column],
     baseline: str | None,
-    shown: list[Column],
     known: Mapping[tuple[str, Column], Cell] = MappingProxyType({}),
 ) -> Table:
     """Fill a table; `known`: cells of the same questions against another baseline, whose means are the same."""
-    names, notes = list(shared.parts), list(shared.notes)
+    names, notes = shared.methods, list(shared.notes)
     if baseline is not None and baseline not in names:
         notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
         baseline = None
@@ -250,22 +220,10 @@ def _table(
                 for column, found in zip(columns, differ(shared, name, baseline, columns), strict=True):
                     moved = _moved(cells[name, column], cells[baseline, column])
                     cells[name, column] = replace(cells[name, column], paired=found, moved=moved)
-                note = pairing_note(shared.method(name), shared.method(baseline), shared.benchmark)
+                note = pairing_note(shared.by_name[name], shared.by_name[baseline], shared.benchmark)
                 notes += [note] if note and not shared.group else []
-    best = {column: _ranks(shared, column, cells) for column in shown} if not shared.group else {}
-    return Table(
-        benchmark=shared.benchmark,
-        group=shared.group,
-        questions=shared.questions,
-        samples=shared.samples,
-        methods=names,
-        columns=columns,
-        cells=cells,
-        baseline=baseline,
-        best=best,
-        notes=notes,
-        shared=shared,
-    )
+    kept = {f.name: getattr(shared, f.name) for f in fields(Shared)} | {"notes": notes}
+    return Table(**kept, columns=columns, cells=cells, baseline=baseline)
 
 
 def _moved(cell: Cell, baseline: Cell) -> tuple[float, float]:
@@ -289,26 +247,10 @@ def _mean_cell(shared: Shared, name: str, column: Column) -> Cell:
 def rebased(comparison: MethodComparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
     """The tables against another baseline: columns[i] of table i, the primary ones corrected anew."""
     tables = [
-        replace(_table(table.shared, chosen, baseline, [], table.cells), notes=table.notes)
+        replace(_table(table, chosen, baseline, table.cells), notes=table.notes)
         for table, chosen in zip(comparison.tables, columns, strict=True)
     ]
     return _corrected(tables, comparison.metrics[0], comparison.margin)
-
-
-def _ranks(shared: Shared, column: Column, cells: dict[tuple[str, Column], Cell]) -> tuple[str | None, str | None]:
-    """(best, second best), each only if its test against the next one shows it, two-sided at ALPHA.
-
-    Comparing the winner with the runner-up only, uncorrected, keeps the level (Hung and Fithian 2019, "Rank
-    verification for exponential families").
-    """
-    order = sorted(shared.parts, key=lambda name: -cells[name, column].value.mean)
-    found: list[str | None] = [None, None]
-    for place in range(min(2, len(order) - 1)):
-        (found_here,) = differ(shared, order[place], order[place + 1], [column])
-        if found_here.shown(_moved(cells[order[place], column], cells[order[place + 1], column])) != 1:
-            break
-        found[place] = order[place]
-    return found[0], found[1]
 
 
 def _corrected(tables: list[Table], primary: Column, margin: float | None) -> list[Table]:

@@ -14,8 +14,8 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.files import flatten
 from gtpo.evalkit.engines.model_ref import fingerprint
-from gtpo.runs.eval_record import EvalRecord
-from gtpo.runs.eval_run import EvalRun, setting
+from gtpo.runs.eval_record import EvalRecord, setting
+from gtpo.runs.eval_run import EvalRun
 
 # What two runs must share to be comparable: name for a reader -> key in eval.json. `n` belongs to a benchmark.
 SETTINGS = {
@@ -29,10 +29,10 @@ SETTINGS = {
 
 # Keys of eval.json that identify a run, count its work, or are compared elsewhere.
 NOT_SETTINGS = (
-    *SETTINGS.values(), "schema_version", "status", "name", "shard", "created", "wall_seconds",
-    "benchmark_seconds", "command", "benchmarks", "model.source", "model.fingerprint", "model.weights",
-    "model.tokenizer", "model.generation_config", "model.train_run", "model.checkpoint", "model.method", "model.preset",
-    "sampling.n", "prompt.protocol", "prompt.hash", "verifier.name", "verifier.math_verify",
+    *SETTINGS.values(), "schema_version", "status", "name", "created", "wall_seconds", "command", "benchmarks",
+    "model.source", "model.fingerprint", "model.weights", "model.tokenizer", "model.generation_config",
+    "model.train_run", "model.checkpoint", "model.method", "model.preset", "sampling.n", "prompt.protocol",
+    "prompt.hash", "verifier.name", "verifier.math_verify",
 )  # fmt: skip
 
 
@@ -85,12 +85,10 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
         benchmark: {run.name: run.entry(benchmark).n for run in runs if benchmark in run.benchmarks}
         for benchmark in dict.fromkeys(name for run in runs for name in run.benchmarks)
     }
-    problems += [f"n of {name} differs ({by_run(n)})" for name, n in counts.items() if len(set(n.values())) > 1]
-    each = {name: next(iter(n.values())) for name, n in counts.items() if len(set(n.values())) == 1}
-    if len(each) == len(counts) > 0:
-        shared["n"] = "; ".join(f"{name}: {n}" for name, n in each.items())
-        if len(set(each.values())) == 1:
-            shared["n"] = next(iter(each.values()))
+    differing = [f"n of {name} differs ({by_run(n)})" for name, n in counts.items() if len(set(n.values())) > 1]
+    problems += differing
+    if counts and not differing:
+        shared["n"] = by_run({name: next(iter(n.values())) for name, n in counts.items()})
     if problems and not allow:
         raise UserError(
             f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them anyway, "
@@ -101,9 +99,8 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     if len(set(kinds.values())) > 1:
         notes.append(f"the checkpoints differ ({by_run(kinds)}): best/ is chosen by accuracy, others are not")
     notes += [note for run in runs for note in _changed_weights(run)]
-    differing = _other_differences(runs)
-    if differing:
-        notes.append("also different, which can move samples: " + "; and ".join(differing))
+    if others := _other_differences(runs):
+        notes.append("also different, which can move samples: " + "; and ".join(others))
     return shared
 
 

@@ -12,6 +12,7 @@ import fnmatch
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,13 @@ class Member:
     config: dict[str, Any] | None = field(repr=False)
     """Flattened config.yaml of the train run; None if there is none."""
 
-    @property
+    @cached_property
     def preset(self) -> str:
         """The preset or method it was trained with; empty for a model that no train run made."""
-        if self.run is not None and self.run.method:
-            return self.run.method
-        return self.train.preset if self.train else ""
+        of_run = (self.run.record.model.preset or self.run.record.model.method) if self.run is not None else None
+        return of_run or (self.train.preset if self.train else "")
 
-    @property
+    @cached_property
     def seed(self) -> str | None:
         """Its training seed; None if unknown."""
         return None if self.train is None or self.train.seed is None else str(self.train.seed)
@@ -249,7 +249,7 @@ def _note_inside(method: Method, *, chosen: bool, notes: list[str]) -> None:
         notes.append(f"{method.name}: its runs differ in more than the seed ({listed})")
     if any(member.config is None for member in method.members):
         notes.append(f"{method.name}: not every run has a config.yaml, so what else differs in it is unknown")
-    packages = [member.train.document.get("packages") if member.train else None for member in method.members]
+    packages = [member.train.run().get("packages") if member.train else None for member in method.members]
     versions = [found if isinstance(found, dict) else {} for found in packages]
     moved = sorted({k for found in versions for k in found if len({str(v.get(k)) for v in versions}) > 1})
     if moved:

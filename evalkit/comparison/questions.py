@@ -14,8 +14,8 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.statistics import clusters_of
-from gtpo.runs.eval_run import EvalRun
-from gtpo.runs.questions import Questions, load_clusters, load_problems, load_questions
+from gtpo.rewards.data.problem import Problem
+from gtpo.runs.eval_run import EvalRun, Questions
 
 # Name of a benchmark that several recorded files have in common.
 SAME = "the same questions"
@@ -27,7 +27,8 @@ class Shared:
 
     benchmark: str
     group: str
-    methods: list[Method]
+    """Subject or level; empty for the whole benchmark."""
+    by_name: dict[str, Method] = field(repr=False)
     parts: dict[str, list[Questions]] = field(repr=False)
     """method -> one entry per run."""
     runs: dict[str, list[EvalRun]] = field(repr=False)
@@ -35,6 +36,11 @@ class Shared:
     scoring: str = "strict"
     clusters: NDArray[np.int64] | None = field(default=None, repr=False)
     """[Q] Questions of the same text have the same number; None if there are none."""
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods."""
+        return list(self.parts)
 
     @property
     def questions(self) -> int:
@@ -63,10 +69,6 @@ class Shared:
             return None
         worst, best = ([mean if end[i] is None else end[i] for mean, *end in ends] for i in (0, 1))
         return float(np.mean(worst)), float(np.mean(best))
-
-    def method(self, name: str) -> Method:
-        """The method of a name."""
-        return next(method for method in self.methods if method.name == name)
 
     def check_k(self, k: int) -> None:
         """UserError if a run has fewer than k samples."""
@@ -100,7 +102,7 @@ def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
         for name, entry in run.record.benchmarks.items():
             if run.record.engine.name != "recorded" or entry.source != run.record.model.source:
                 continue
-            mine = {(question, gold) for question, (_, gold) in (load_problems(run, name) or {}).items()}
+            mine = {(p.id, p.answer) for p in run.problems(name).values()}
             # Most of the smaller one's: a file may have lost rows, or one gold may have been corrected.
             has_most = (n for n, [(_, of), *_] in alike.items() if 2 * len(mine & of) > min(len(mine), len(of)))
             first = firsts[-1][name] = next(has_most, name)
@@ -124,7 +126,7 @@ def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
 def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow: bool) -> Shared:
     """Load a benchmark; UserError if the runs' questions or golds differ, unless `allow` takes what they share."""
     runs = {m.name: [run for run in m.runs if benchmark in run.benchmarks] for m in methods}
-    loaded = [(name, run, load_questions(run, benchmark, scoring)) for name, found in runs.items() for run in found]
+    loaded = [(name, run, run.questions(benchmark, scoring)) for name, found in runs.items() for run in found]
     notes = [
         f"{m.name}: only {len(runs[m.name])} of its {len(m.runs)} runs were evaluated on {benchmark}"
         for m in methods
@@ -164,8 +166,10 @@ def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow:
     parts: dict[str, list[Questions]] = {name: [] for name in runs}
     for name, _, part in loaded:
         parts[name].append(part if part.ids.size == common.size else part.take(np.isin(part.ids, common)))
-    clusters = clusters_of(*load_clusters(loaded[0][1], benchmark, next(iter(parts.values()))[0].ids.tolist()))
-    shared = Shared(benchmark, "", methods, parts, runs, notes, scoring, clusters)
+    known, unknown = loaded[0][1].problems(benchmark), Problem("", "", "")
+    asked = [known.get(question, unknown) for question in next(iter(parts.values()))[0].ids.tolist()]
+    clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked])
+    shared = Shared(benchmark, "", {m.name: m for m in methods}, parts, runs, notes, scoring, clusters)
     if clusters is not None:
         notes.append(
             f"{clusters.size} questions have {clusters.max() + 1} texts or clusters: those of one count as one question"
@@ -198,15 +202,16 @@ def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
     if same_golds and len(known) <= 1:
         return ""
     first, *rest = runs
-    golds = load_problems(first, benchmark)
+    golds = first.problems(benchmark)
     for run in rest:
-        theirs = load_problems(run, benchmark)
+        theirs = run.problems(benchmark)
         if not golds or not theirs:
             return f"checksums {by_run(sums if not same_golds else contents)}"
         for question in sorted(golds.keys() & theirs.keys()):
-            if golds[question][1] != theirs[question][1]:
-                return f"{question}: {first.name} {golds[question][1]}, {run.name} {theirs[question][1]}"
-            texts = golds[question][0], theirs[question][0]
+            one, other = golds[question], theirs[question]
+            if one.answer != other.answer:
+                return f"{question}: {first.name} {one.answer}, {run.name} {other.answer}"
+            texts = one.problem, other.problem
             if all(texts) and texts[0] != texts[1]:
                 return f"{question}: the text of {run.name} is another than that of {first.name}"
     return f"answers are compared as text in one and not in another ({by_run(contents)})" if same_golds else ""

@@ -29,6 +29,7 @@ class Metric(NamedTuple):
 METRICS = (
     Metric("reward/accuracy", "Accuracy reward", "points", 0.0),
     Metric("reward/format", "Format reward", "points", 0.0),
+    Metric("validation/pass@1", "Accuracy on held-out problems", "share", 0.0, 1.0),
     Metric("entropy/mean", "Mean token entropy", "nats", 0.0),
     Metric("entropy/above_ln2", "Completions with entropy above ln 2", "share", 0.0, 1.0),
     Metric("gate/kept", "Kept by the entropy gate", "share", 0.0, 1.0),
@@ -39,8 +40,10 @@ METRICS = (
     Metric("completions/length", "Completion length", "tokens", 0.0),
     Metric("completions/truncated", "Truncated completions", "share", 0.0, 1.0),
     Metric("kl", "KL to the reference", "nats", 0.0),
+    Metric("kl/untrained", "KL to the untrained model", "nats", 0.0),
     Metric("loss", "Loss", ""),
     Metric("grad_norm", "Gradient norm", "", 0.0),
+    Metric("time/step", "Time of a step", "seconds", 0.0),
 )
 
 
@@ -131,11 +134,11 @@ def summary(train: TrainFolder) -> dict[str, float | None]:
 
 def initial_entropy(train: TrainFolder) -> float | None:
     """H_ini of the untrained policy in nats, as run.json stores it; None if the gate did not need it."""
-    found = train.document.get("initial_entropy")
+    found = train.run().get("initial_entropy")
     return None if found is None else float(found["nats"])
 
 
 def gate(train: TrainFolder) -> str:
     """What the entropy gate did, for the reader: `auto: on`, `never: off`; empty if there is none."""
-    found = train.document.get("gate")
+    found = train.run().get("gate")
     return f"{found['filter']}: {'on' if found['active'] else 'off'}" if found else ""

@@ -123,7 +123,7 @@ def pairing_note(a: Method, b: Method, benchmark: str) -> str | None:
 
 def differ(shared: Shared, a: str, b: str, columns: Sequence[Column]) -> list[PairedDifference]:
     """Return the differences of two methods in several columns, each as its own 95 % comparison."""
-    first, second = shared.method(a), shared.method(b)
+    first, second = shared.by_name[a], shared.by_name[b]
     pair = pairing(first, second, shared.benchmark) if first.trained and second.trained else None
     found = []
     for column in columns:

@@ -129,14 +129,14 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
         max_tokens = whole - config["training.max_prompt_length"]
     name = run.root.name
     if run.status != "finished":
-        why = f" ({run.document['stopped_because']})" if run.collapsed else ""
+        why = f" ({run.run()['stopped_because']})" if run.collapsed else ""
         LOG.warning("train run %s is %s%s: evaluating %s/ as it is", name, run.status, why, chosen.name)
     return _weights(
         chosen,
         name=name,
         train_run=name,
-        method=run.document.get("method"),
-        preset=run.document.get("preset"),
+        method=run.run().get("method"),
+        preset=run.run().get("preset"),
         checkpoint=chosen.name if chosen.parent in (run.root, run.checkpoints) else str(chosen),
         system=config.get("dataset.system_instruction"),
         max_tokens=max_tokens,

@@ -244,7 +244,7 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
     parts = [f"{title} {100 * rate:.1f} %" for title, rate in shares.items() if rate is not None]
     if entry.prompt_tokens is not None:
         parts.append(f"{entry.prompt_tokens:,} prompt and {entry.completion_tokens or 0:,} completion tokens")
-    parts.append(f"pass@1 under {other} scoring {100 * entry.by_scoring(other).pass_at_k[1].mean:.1f} %")
+    parts.append(f"pass@1 under {other} scoring {100 * getattr(entry, other).pass_at_k[1].mean:.1f} %")
     counts = {
         "answers could not be verified and count as wrong": sum(
             entry.verdicts.get(verdict, 0) for verdict in ("TIMEOUT", "REJECTED")

@@ -35,7 +35,7 @@ from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier, usable_cpus
-from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey, StoredPrompt
+from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import (
     EVAL_SCHEMA_VERSION,
     SCORINGS,
@@ -45,8 +45,9 @@ from gtpo.runs.eval_record import (
     LabelAgreement,
     SamplingRecord,
     VerifierRecord,
+    check_identity,
 )
-from gtpo.runs.eval_run import check_identity
+from gtpo.runs.tables import Key, QuestionKey, StoredPrompt, read_prompts
 
 # When a run stops, requests in flight may still be answered for so long; after Ctrl-C for `pipeline.INTERRUPT_S`.
 DRAIN_S = 30.0
@@ -273,7 +274,7 @@ def _changed(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> 
 
 def check_prompts(folder: EvalFolder, prompts: Mapping[QuestionKey, StoredPrompt]) -> None:
     """Raise UserError if a question that has samples would now be asked in other words."""
-    stored = folder.prompts()
+    stored = read_prompts(folder.path)
     for key in stored.keys() & prompts.keys():
         (messages, one, _), (messages_now, other, _) = stored[key], prompts[key]
         if one is None or other is None:

@@ -17,8 +17,8 @@ from gtpo.evalkit.evaluation.scoring import Judges, score
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_folder import EvalFolder, QuestionKey
-from gtpo.runs.tables import Sample
+from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.tables import QuestionKey, Sample
 
 # A part is written when it has this many rows, this much text, or its first row is this old.
 PART_ROWS, PART_CHARACTERS, PART_SECONDS = 2048, 32_000_000, 20.0

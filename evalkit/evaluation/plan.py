@@ -30,8 +30,9 @@ from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
+from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, PromptRecord, read_record
+from gtpo.runs.tables import Key, QuestionKey
 from gtpo.runs.train_run import find_train_run
 
 EVAL_RUNS = Path("results/eval")

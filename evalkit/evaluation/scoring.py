@@ -16,9 +16,9 @@ from gtpo.rewards.extract import Scoring, extract_both
 from gtpo.rewards.functions import math_verify_text
 from gtpo.rewards.thoughts import closes_unopened, unfinished_thought
 from gtpo.rewards.verify import Verdict, Verifier
-from gtpo.runs.eval_folder import EvalFolder, QuestionKey
+from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import SCORINGS
-from gtpo.runs.tables import Sample
+from gtpo.runs.tables import QuestionKey, Sample
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
 RULES_VERSION = 14

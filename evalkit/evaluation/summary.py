@@ -18,9 +18,9 @@ from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier
-from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey
+from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, Interval, ScoringMetrics
-from gtpo.runs.tables import Sample
+from gtpo.runs.tables import Key, QuestionKey, Sample
 
 Array = npt.NDArray[np.float64]
 

@@ -166,25 +166,21 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
     if settings.format == "csv":  # a file of numbers has no place for them
         for note in comparison.all_notes:
             print(f"note: {visible(note)}", file=sys.stderr)
-    failed: UserError | None = None
-    if settings.figures is not None:
-        try:
-            require("--figures", "matplotlib", extra="report")
-            from gtpo.evalkit.report.figures import write_figures
-
-            written = write_figures(comparison, settings.figures)
-            print(f"figures: {len(written)} files in {settings.figures}", file=sys.stderr)
-        except UserError as error:  # the page is written nevertheless
-            failed = error
-        except ImportError as error:
-            failed = UserError(f"--figures: matplotlib cannot be imported ({error}); pip install 'gtpo[report]'")
     if settings.html is not None:
         from gtpo.evalkit.report.payload import write_page
 
         size = write_page(comparison, settings.html, samples_bytes=int(settings.samples_mb * 1e6))
         print(f"page: {settings.html} ({size / 1e6:.1f} MB), open it in any browser", file=sys.stderr)
-    if failed is not None:
-        raise failed
+    # After the page: figures that fail do not cost it.
+    if settings.figures is not None:
+        require("--figures", "matplotlib", extra="report")
+        try:
+            from gtpo.evalkit.report.figures import write_figures
+
+            written = write_figures(comparison, settings.figures)
+        except ImportError as error:
+            raise UserError(f"--figures: matplotlib cannot be imported ({error}); pip install 'gtpo[report]'") from None
+        print(f"figures: {len(written)} files in {settings.figures}", file=sys.stderr)
     return 0 if settings.fail_if_worse is None else _gate(comparison, settings.fail_if_worse / 100)
 
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from gtpo.evalkit.report.page import segments
 from gtpo.evalkit.report.text import visible
+from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_run import EvalRun
-from gtpo.runs.questions import AGAIN, load_problems, load_prompts, sample_files
-from gtpo.runs.tables import read_table
+from gtpo.runs.tables import read_table, sample_parts
 from gtpo.runs.train_run import read_completions
 
 # Completions shown of a question and run if not all fit.
@@ -97,11 +97,11 @@ def choose_samples(
     each run.
     """
     runs = [run for found in methods.values() for run in found]
-    problems: dict[str, tuple[str, str]] = {}
+    problems: dict[str, Problem] = {}
     prompts: dict[str, tuple[str, int | None]] = {}
     for run in runs:
-        problems = load_problems(run, benchmark) | problems
-        prompts = load_prompts(run, benchmark) | prompts
+        problems = run.problems(benchmark) | problems
+        prompts = run.prompts(benchmark) | prompts
     overhead = 60
     size = min(_completion_size(runs, benchmark), LONGEST) + overhead
     affordable = int(budget / (size * len(methods) * len(ids)))
@@ -117,10 +117,10 @@ def choose_samples(
     heavy = ["sample_index", f"verdict_{scoring}", f"answer_{scoring}", "format_ok", "tokens", "finish_reason"]
     heavy.append("completion")
     for method, run in ((str(m), run) for m, its_runs in enumerate(methods.values()) for run in its_runs):
-        for batch in (read_table(path, light + heavy, remedy=AGAIN) for path in sample_files(run)):
+        for batch in (read_table(path, light + heavy) for path in sample_parts(run.folder)):
             names = zip(batch["benchmark"].to_pylist(), batch["question_id"].to_pylist(), strict=True)
             for row, (b, question) in enumerate(names):
-                if b == run.stored.get(benchmark, benchmark) and question in wanted:
+                if b == run.stored_name(benchmark) and question in wanted:
                     index, verdict, answer, form, *ending, text = (batch[name][row].as_py() for name in heavy)
                     verdict = verdict or "UNSCORED"
                     answers[question].setdefault(method, Counter())[answer, verdict] += 1
@@ -136,13 +136,13 @@ def choose_samples(
             continue  # no run kept its completions of this question
         problem, prompt = problems.get(question), prompts.get(question)
         cost = sum(len(s["text"]) + overhead for part in found[question].values() for s in part)
-        cost += sum(map(len, problem or ())) + len(prompt[0] if prompt else "")
+        cost += len(problem.problem + problem.answer if problem else "") + len(prompt[0] if prompt else "")
         if shown and spent + cost > budget and not everything:
             break
         spent += cost
         shown.append(q)
         if problem is not None:
-            block["problems"][key] = [*problem, segments(problem[0])]
+            block["problems"][key] = [problem.problem, problem.answer, segments(problem.problem)]
         if prompt is not None:
             block["prompts"][key] = prompt
         block["answers"][key] = {method: _classes(counted) for method, counted in answers[question].items()}

@@ -38,7 +38,7 @@ def _short(value: float | None, digits: int = 5) -> float | None:
 
 
 def _cells(table: Table) -> dict[str, list[list[Any]]]:
-    """method -> [mean, low, high, sd over seeds, seed means] of each column, unrounded: the page rounds once."""
+    """method -> [mean, low, high, sd over seeds, seed means, bounds] of each column, unrounded: the page rounds."""
     return {
         name: [
             [*cell.value[:3], cell.value.seed_sd, [_short(v) for v in cell.value.seed_means], cell.bounds]
@@ -79,7 +79,7 @@ def key_columns(comparison: MethodComparison, table: Table) -> list[Column]:
 
 def curve_ks(table: Table) -> list[int]:
     """The k of a curve's points: all up to 64; beyond, 64 of them, evenly spaced on a logarithmic axis."""
-    largest = table.shared.samples
+    largest = table.samples
     if largest <= 64:
         return list(range(1, largest + 1))
     return [int(k) for k in np.unique(np.round(np.geomspace(1, largest, 64)))]
@@ -90,13 +90,12 @@ def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
 
     def point(name: str, column: Column) -> tuple[float, float, float]:
         cell = table.cells.get((name, column))
-        found = cell.value if cell else method_mean(scores(table.shared, name, column))
+        found = cell.value if cell else method_mean(scores(table, name, column))
         return found.mean, found.low, found.high
 
     ks = curve_ks(table)
     return {
-        name: {metric: [point(name, Column(metric, k)) for k in ks] for metric in (PASS, MAJ)}
-        for name in table.shared.parts
+        name: {metric: [point(name, Column(metric, k)) for k in ks] for metric in (PASS, MAJ)} for name in table.methods
     }
 
 
@@ -128,7 +127,6 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
             "methods": table.methods,
             "columns": [[column.metric, column.k, column.label] for column in table.columns],
             "cells": _cells(table),
-            "best": {column.label: list(found) for column, found in table.best.items()},
             "versus": {
                 base: _differences(comparison, versus[base][i], table.columns)
                 for base in (method.name for method in comparison.methods)
@@ -138,7 +136,7 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
         }
         if not table.group:
             points = curves_over_k(table)
-            entry["ks"] = dict.fromkeys(points, curve_ks(table))
+            entry["ks"] = curve_ks(table)
             entry["curves"] = {
                 name: {metric: [[_short(v) for v in point] for point in line] for metric, line in found.items()}
                 for name, found in points.items()
@@ -232,14 +230,13 @@ def training_payload(trains: list[TrainFolder], metrics: Iterable[Metric] = METR
 
 def _explorer(comparison: MethodComparison, table: Table, budget: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what the question list needs, the block with the completions) of one benchmark."""
-    shared = table.shared
-    first = next(iter(shared.parts.values()))[0]
+    first = next(iter(table.parts.values()))[0]
     ids = [str(i) for i in first.ids]
-    n = {name: np.sum([part.n for part in parts], axis=0) for name, parts in shared.parts.items()}
-    correct = {name: np.sum([part.correct for part in parts], axis=0) for name, parts in shared.parts.items()}
+    n = {name: np.sum([part.n for part in parts], axis=0) for name, parts in table.parts.items()}
+    correct = {name: np.sum([part.correct for part in parts], axis=0) for name, parts in table.parts.items()}
     rates = np.stack([correct[name] / n[name] for name in table.methods])
     excerpt = choose_samples(
-        shared.runs, table.benchmark, ids, rates, scoring=comparison.scoring, samples=table.samples, budget=budget
+        table.runs, table.benchmark, ids, rates, scoring=comparison.scoring, samples=table.samples, budget=budget
     )
     subjects = sorted(set(first.subject))
     listing = {
@@ -248,7 +245,7 @@ def _explorer(comparison: MethodComparison, table: Table, budget: int) -> tuple[
         "correct": {name: values.tolist() for name, values in correct.items()},
         "truncated": {
             name: _constant(np.sum([part.truncated for part in parts], axis=0).tolist())
-            for name, parts in shared.parts.items()
+            for name, parts in table.parts.items()
         },
         "subjects": subjects if subjects != [""] else [],
         "subject": [subjects.index(s) for s in first.subject] if subjects != [""] else [],

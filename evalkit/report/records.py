@@ -16,7 +16,7 @@ from gtpo.evalkit.comparison.verdicts import ALPHA
 from gtpo.evalkit.report.summary import legend, sentences
 from gtpo.evalkit.report.text import covers, visible
 
-JSON_SCHEMA_VERSION = 5
+JSON_SCHEMA_VERSION = 6
 
 # Name in a record -> field of PairedDifference.
 _DIFFERENCE = {
@@ -37,7 +37,7 @@ def records(comparison: MethodComparison) -> list[dict[str, Any]]:
                 "group": table.group or None,
                 "method": name,
                 "preset": method.preset or None,
-                "runs": len(table.shared.parts[name]),
+                "runs": len(table.parts[name]),
                 "metric": column.metric,
                 "k": column.k or None,
                 "scoring": comparison.scoring,
@@ -50,7 +50,6 @@ def records(comparison: MethodComparison) -> list[dict[str, Any]]:
                 "worst": cell.bounds[0] if cell.bounds else None,
                 "best": cell.bounds[1] if cell.bounds else None,
                 "seed_sd": cell.value.seed_sd,
-                "rank_shown": table.rank(name, column),
                 "baseline": table.baseline if d else None,
                 "family": ("primary" if cell.primary else "exploratory") if d else None,
                 "verdict": cell.verdict,

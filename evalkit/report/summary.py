@@ -1,4 +1,4 @@
-"""What a comparison says in words: the verdicts, what the numbers mean, every test, the end of training."""
+"""What a comparison says in words: the verdicts, and what the numbers mean."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.training_curves import summary
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell, Column
 from gtpo.evalkit.report.text import covers, difference, p_text, points, visible
 from gtpo.evalkit.statistics import METHODS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 
-Rows = tuple[list[str], list[list[str]]]
 # Without a margin: the half width of an interval that an undecided comparison is told how to reach.
 TARGET = 0.02
 
@@ -169,8 +167,7 @@ def legend(comparison: MethodComparison) -> list[str]:
     lines = [
         f"Percent, scoring {comparison.scoring}. [a, b]: 95 % interval over questions and samples, and over training "
         f"from {SEEDS_NEEDED} seeds on. ±: standard deviation over training seeds. pass@k is unbiased; maj@k is "
-        "the exact expectation over all k-subsets of the n samples, ties shared evenly. Bold: best, and shown to be "
-        "better than the second; underlined: second, and shown to be better than the third."
+        "the exact expectation over all k-subsets of the n samples, ties shared evenly."
     ]
     if any(cell.bounds for table in comparison.benchmarks for cell in table.cells.values()):
         lines[0] += " {a, b}: the figure if every missing sample were wrong, and if it were right."
@@ -190,47 +187,3 @@ def legend(comparison: MethodComparison) -> list[str]:
     if any(method.given for method in comparison.methods):
         lines[-1] += " All other runs began from the baseline, so that its own training seed does not matter."
     return lines
-
-
-def test_rows(comparison: MethodComparison) -> Rows:
-    """Header and rows of the table of primary comparisons: every test, and what it covers."""
-    head = ["method", "benchmark", "verdict", "difference", "p, Holm", "p", "p, equivalent", "covers", "t, df", "seeds"]
-    rows = []
-    for method in comparison.methods:
-        for table in comparison.benchmarks:
-            cell = table.cells.get((method.name, comparison.metrics[0]))
-            if cell is None or cell.paired is None or cell.verdict is None:
-                continue
-            d = cell.paired
-            given = [str(count) if count else "given" for count in d.seeds]
-            rows.append([
-                visible(method.name), visible(table.benchmark), cell.verdict, difference(d),
-                *("–" if p is None else p_text(p)[2:] for p in (cell.p_corrected, float(d.p_value), cell.p_equivalent)),
-                covers(d), f"{d.freedom:.1f}", f"{given[0]} against {given[1]}{', paired' * d.seeds_paired}",
-            ])  # fmt: skip
-    return head, [[cell.removeprefix("= ") for cell in row] for row in rows]
-
-
-def training_rows(comparison: MethodComparison) -> Rows:
-    """Header and rows of the table of training runs: the mean of the last tenth of the steps."""
-    head = ["method", "run", "seed", "preset", "steps", "accuracy reward", "best (step)", "format reward",
-            "entropy, nats", "kept %", "conflict %"]  # fmt: skip
-    rows = []
-    for method in comparison.trained:
-        for member in method.members:
-            if member.train is None:
-                continue
-            end = summary(member.train)
-
-            def show(key: str, scale: float = 1.0, digits: int = 2, end: dict[str, float | None] = end) -> str:
-                value = end.get(key)
-                return "–" if value is None else f"{scale * value:.{digits}f}"
-
-            best = "–" if end.get("best accuracy") is None else f"{show('best accuracy')} ({show('best step', 1, 0)})"
-            rows.append([
-                visible(method.name), visible(member.train.name) + " (collapsed)" * member.train.collapsed,
-                member.seed or "–", member.train.preset, show("steps", 1, 0),
-                show("reward/accuracy"), best, show("reward/format"), show("entropy/mean", 1, 3),
-                show("gate/kept", 100, 1), show("conflict/fraction", 100, 1),
-            ])  # fmt: skip
-    return head, rows

@@ -1,16 +1,27 @@
-"""A comparison in the terminal and as Markdown: the table for a paper first, then, if asked for, the details."""
+"""A comparison in tables: each is made once, and written for the terminal, as Markdown and (latex.py) as LaTeX."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from textwrap import fill, wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gtpo.common.terminal import stacked
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
+from gtpo.evalkit.comparison.training_curves import summary
 from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, FORMAT, MAJ, PASS, WORSE, Cell, Column
-from gtpo.evalkit.report.summary import Rows, answer, caption, legend, short_legend, test_rows, training_rows
-from gtpo.evalkit.report.text import bounds, change, header, interval, p_text, percent, spread, visible
+from gtpo.evalkit.report.summary import answer, caption, legend, short_legend
+from gtpo.evalkit.report.text import (
+    bounds,
+    change,
+    covers,
+    difference,
+    header,
+    interval,
+    p_text,
+    percent,
+    spread,
+    visible,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -20,10 +31,90 @@ STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
 SECTIONS = {PASS: "pass@k", MAJ: "maj@k", FORMAT: "format rate"}
 
 
-def sections(table: Table) -> list[tuple[str, list[Column]]]:
-    """(metric, its columns): pass@k, maj@k, format rate, as far as there are any."""
-    found = [(metric, [column for column in table.columns if column.metric == metric]) for metric in SECTIONS]
-    return [(metric, columns) for metric, columns in found if columns]
+class Grid(NamedTuple):
+    """One table: a name, a title, the head, and rows of texts and cells; None is a cell that has no value."""
+
+    name: str
+    title: str
+    head: list[str]
+    rows: list[list[str | Cell | None]]
+
+
+def paper_grids(comparison: MethodComparison) -> list[Grid]:
+    """The tables for a paper: one a metric, methods by benchmarks."""
+    found = []
+    tables = comparison.benchmarks
+    average = ["average"] * (len(tables) > 1)
+    head = ["method", *(f"{visible(table.benchmark)} ({table.questions:,})" for table in tables), *average]
+    for column in comparison.metrics if comparison.tables else []:
+        rows: list[list[str | Cell | None]] = [
+            [name_text(comparison, method.name), *(table.cells.get((method.name, column)) for table in tables),
+             *(average_text(comparison, method.name, column) for _ in average)]
+            for method in comparison.methods
+        ]  # fmt: skip
+        found.append(Grid(column.label, caption(comparison, column), head, rows))
+    return found
+
+
+def detail_grids(comparison: MethodComparison, details: bool) -> list[Grid]:
+    """The tables behind them: every test, every column of a benchmark, the end of training; else what was asked for."""
+    found = [grid] if details and (grid := _test_grid(comparison)).rows else []
+    for table in comparison.tables if details else [table for table in comparison.tables if table.group]:
+        for metric, title in SECTIONS.items():
+            columns = [column for column in table.columns if column.metric == metric]
+            rows: list[list[str | Cell | None]] = [
+                [name_text(comparison, name), *(table.cells[name, column] for column in columns)]
+                for name in table.methods
+            ]
+            if columns:
+                head = ["method", *(column.label for column in columns)]
+                found.append(Grid(f"{table.title} {title}", f"{header(table)}: {title}", head, rows))
+    if comparison.trained and (details or not comparison.tables):
+        found.append(_training_grid(comparison))
+    return found
+
+
+def _test_grid(comparison: MethodComparison) -> Grid:
+    head = ["method", "benchmark", "verdict", "difference", "p, Holm", "p", "p, equivalent", "covers", "t, df", "seeds"]
+    rows: list[list[str | Cell | None]] = []
+    for method in comparison.methods:
+        for table in comparison.benchmarks:
+            cell = table.cells.get((method.name, comparison.metrics[0]))
+            if cell is None or cell.paired is None or cell.verdict is None:
+                continue
+            d = cell.paired
+            given = [str(count) if count else "given" for count in d.seeds]
+            rows.append([
+                visible(method.name), visible(table.benchmark), cell.verdict, difference(d),
+                *("–" if p is None else p_text(p).removeprefix("p ").removeprefix("= ")
+                  for p in (cell.p_corrected, float(d.p_value), cell.p_equivalent)),
+                covers(d), f"{d.freedom:.1f}", f"{given[0]} against {given[1]}{', paired' * d.seeds_paired}",
+            ])  # fmt: skip
+    return Grid("tests", "Primary comparisons: what each test covers", head, rows)
+
+
+def _training_grid(comparison: MethodComparison) -> Grid:
+    head = ["method", "run", "seed", "preset", "steps", "accuracy reward", "best (step)", "format reward",
+            "entropy, nats", "kept %", "conflict %"]  # fmt: skip
+    rows: list[list[str | Cell | None]] = []
+    for method in comparison.trained:
+        for member in method.members:
+            if member.train is None:
+                continue
+            end = summary(member.train)
+
+            def show(key: str, scale: float = 1.0, digits: int = 2, end: dict[str, float | None] = end) -> str:
+                value = end.get(key)
+                return "–" if value is None else f"{scale * value:.{digits}f}"
+
+            best = "–" if end.get("best accuracy") is None else f"{show('best accuracy')} ({show('best step', 1, 0)})"
+            rows.append([
+                visible(method.name), visible(member.train.name) + " (collapsed)" * member.train.collapsed,
+                member.seed or "–", member.train.preset, show("steps", 1, 0),
+                show("reward/accuracy"), best, show("reward/format"), show("entropy/mean", 1, 3),
+                show("gate/kept", 100, 1), show("conflict/fraction", 100, 1),
+            ])  # fmt: skip
+    return Grid("training", "Training: mean of the last tenth of the steps", head, rows)
 
 
 def average_text(comparison: MethodComparison, method: str, column: Column) -> str:
@@ -59,15 +150,8 @@ def as_rich(comparison: MethodComparison, width: int = 160, *, details: bool = F
     metrics = comparison.metrics if details or comparison.metrics_chosen else comparison.metrics[:1]
     for column in metrics if comparison.tables else []:
         parts += _short_grids(comparison, column, width)
-    if details:
-        head, rows = test_rows(comparison)
-        if rows:
-            parts += [Text(""), _grid("primary comparisons: what each test covers", head, rows, width, keep=2)]
-    for table in comparison.tables if details else [table for table in comparison.tables if table.group]:
-        parts += [Text(""), *_details_grid(comparison, table, width)]
-    if comparison.trained and (details or not comparison.tables):
-        title = "training: mean of the last tenth of the steps"
-        parts += [Text(""), _grid(title, *training_rows(comparison), width, keep=2)]
+    for grid in detail_grids(comparison, details):
+        parts += [Text(""), _rich_grid(grid, width)]
     if comparison.tables:
         lines = legend(comparison) if explain else [short_legend(comparison)]
         more = " --explain" * (not explain)
@@ -108,6 +192,27 @@ def _short_grids(comparison: MethodComparison, column: Column, width: int) -> li
     return parts
 
 
+def _rich_grid(grid: Grid, width: int) -> Group:
+    """A table in pieces that fit, each with what the rows are."""
+    from rich.console import Group
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    figures = any(isinstance(value, Cell) for row in grid.rows for value in row)
+    keep = 1 if figures else 2
+    drawn = Grid(title=grid.title, title_justify="left", title_style="bold")
+    for place, name in enumerate(grid.head):
+        right = figures and place >= keep
+        drawn.add_column(name, overflow="fold", justify="right" if right else "left", no_wrap=right)
+    for row in grid.rows:
+        drawn.add_row(*(
+            _rich_cell(value) if isinstance(value, Cell)
+            else Text(fill(value or "–", max(20, width - 40)) if figures else value or "–")
+            for value in row
+        ))  # fmt: skip
+    return Group(*stacked(drawn, width, keep=keep))
+
+
 def _rich_cell(cell: Cell) -> Text:
     from rich.text import Text
 
@@ -119,43 +224,6 @@ def _rich_cell(cell: Cell) -> Text:
     if cell.paired is not None:
         text.append(f"\n{change(cell)}", style=style or "dim")
     return text
-
-
-def _details_grid(comparison: MethodComparison, table: Table, width: int) -> list[Group]:
-    """Every column of one benchmark: pass@k, maj@k, format rate, each as wide as it may be."""
-    grids: list[Group] = []
-    for metric, columns in sections(table):
-        rows: list[list[Text | str]] = [
-            [name_text(comparison, name), *(_rich_cell(table.cells[name, column]) for column in columns)]
-            for name in table.methods
-        ]
-        title = header(table) if not grids else ""
-        grids.append(_grid(title, [SECTIONS[metric], *(column.label for column in columns)], rows, width, numbers=True))
-    return grids
-
-
-def _grid(
-    title: str,
-    head: Sequence[str],
-    rows: Sequence[Sequence[Text | str]],
-    width: int,
-    *,
-    keep: int = 1,
-    numbers: bool = False,
-) -> Group:
-    """A table in pieces that fit, the first `keep` columns in each. numbers: the others are figures."""
-    from rich.console import Group
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    grid = Grid(title=title or None, title_justify="left", title_style="bold")
-    for place, name in enumerate(head):
-        figures = numbers and place >= keep
-        grid.add_column(name, overflow="fold", justify="right" if figures else "left", no_wrap=figures)
-    for row in rows:
-        texts = (fill(value, max(20, width - 40)) if numbers and isinstance(value, str) else value for value in row)
-        grid.add_row(*(Text(value) if isinstance(value, str) else value for value in texts))
-    return Group(*stacked(grid, width, keep=keep))
 
 
 def escaped(text: str) -> str:
@@ -170,53 +238,26 @@ def as_markdown(comparison: MethodComparison, *, details: bool = False) -> str:
     """GitHub-flavoured Markdown, as for a pull request: the verdicts, one table a metric, details folded away."""
     lines = [f"- {f'**{escaped(line)}**' if verdict else escaped(line)}" for verdict, line in answer(comparison)]
     lines += [f"\n> **Note:** {escaped(note)}" for note in comparison.all_notes]
-    for column in comparison.metrics if comparison.tables else []:
-        heads = [f"{escaped(table.benchmark)} ({table.questions:,})" for table in comparison.benchmarks]
-        average = len(heads) > 1
-        heads += ["average"] * average
-        lines += ["", f"**{escaped(caption(comparison, column))}**", "", *_rows(["method", *heads])]
-        for method in comparison.methods:
-            cells = [_markdown_cell(table, method.name, column) for table in comparison.benchmarks]
-            cells += [average_text(comparison, method.name, column)] * average
-            lines.append(_row([escaped(name_text(comparison, method.name)), *cells]))
-    parts: list[tuple[str, Rows]] = []
-    head, rows = test_rows(comparison)
-    if details and rows:
-        parts.append(("Primary comparisons: what each test covers", (head, [list(map(escaped, row)) for row in rows])))
-    for table in comparison.tables if details else [table for table in comparison.tables if table.group]:
-        for metric, columns in sections(table):
-            rows = [
-                [escaped(name_text(comparison, name)), *(_markdown_cell(table, name, column) for column in columns)]
-                for name in table.methods
-            ]
-            title = f"{escaped(header(table))}: {SECTIONS[metric]}"
-            parts.append((title, (["method", *(column.label for column in columns)], rows)))
-    if comparison.trained and (details or not comparison.tables):
-        head, rows = training_rows(comparison)
-        title = "Training: mean of the last tenth of the steps"
-        parts.append((title, (head, [list(map(escaped, row)) for row in rows])))
-    for title, (head, rows) in parts:
-        lines += ["", f"<details><summary>{title}</summary>", "", *_rows(head), *map(_row, rows), "", "</details>"]
+    for grid in paper_grids(comparison):
+        lines += ["", f"**{escaped(grid.title)}**", "", *_markdown_grid(grid)]
+    for grid in detail_grids(comparison, details):
+        summary = f"<details><summary>{escaped(grid.title)}</summary>"
+        lines += ["", summary, "", *_markdown_grid(grid), "", "</details>"]
     if comparison.tables:
         lines += ["", escaped(short_legend(comparison))]
     return "\n".join(lines).strip() + "\n"
 
 
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _markdown_grid(grid: Grid) -> list[str]:
+    rows = [[_markdown_cell(v) if isinstance(v, Cell) else escaped(v or "–") for v in row] for row in grid.rows]
+    head, *body = (f"| {' | '.join(row)} |" for row in ([*map(escaped, grid.head)], *rows))
+    return [head, f"|:--|{'--:|' * (len(grid.head) - 1)}", *body]
 
 
-def _rows(head: list[str]) -> list[str]:
-    return [_row(head), f"|:--|{'--:|' * (len(head) - 1)}"]
-
-
-def _markdown_cell(table: Table, method: str, column: Column) -> str:
-    cell = table.cells.get((method, column))
-    if cell is None:
-        return "–"
-    value, rank = percent(cell.value.mean), table.rank(method, column)
-    value = f"**{value}**" if rank == 1 else f"<u>{value}</u>" if rank == 2 else value
-    text = " ".join(part for part in (value, spread(cell.value), interval(cell.value), bounds(cell)) if part)
+def _markdown_cell(cell: Cell) -> str:
+    text = " ".join(
+        part for part in (percent(cell.value.mean), spread(cell.value), interval(cell.value), bounds(cell)) if part
+    )
     if cell.paired is None:
         return text
     p = f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""

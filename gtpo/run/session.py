@@ -447,7 +447,7 @@ class TrainingRun(TrainerCallback):
             LOG.error(f"{self.folder.root}: collapsed at step {step} of {total}; it keeps the weights of {kept}")
             return
         took = duration(self.folder.run().get("wall_time_s", 0.0))
-        words = held_out_benchmark(self.config.dataset)
+        words = held_out_benchmark(self.config.dataset) + " --with-base" * (self.folder.began_from() is not None)
         LOG.info(
             f"{self.folder.root}: finished at step {step} after {took}\nnext: gtpo eval {self.folder.root} {words}"
         )

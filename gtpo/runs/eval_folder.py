@@ -16,36 +16,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import LOCK_FILES, NewerSchema, lock_folder, read_json, write_parquet
+from gtpo.common.files import LOCK_FILES, NewerSchema, lock_folder, write_parquet
 from gtpo.common.log import LOG
 from gtpo.rewards.data.problem import Problem
-from gtpo.runs.eval_record import EvalRecord, parse_record
-from gtpo.runs.eval_run import check_identity
+from gtpo.runs.eval_record import EvalRecord, check_identity, parse_record, read_record
 from gtpo.runs.tables import (
     PROBLEM_SCHEMA,
     PROMPT_SCHEMA,
     QUESTION_SCHEMA,
     SAMPLE_SCHEMA,
+    Key,
+    QuestionKey,
     Sample,
-    read_rows,
+    StoredPrompt,
+    read_problems,
+    read_prompts,
     read_table,
+    sample_parts,
 )
 
-# (benchmark, question id)
-QuestionKey = tuple[str, str]
-# (benchmark, question id, sample index)
-Key = tuple[str, str, int]
-
-# Messages, text as the model reads it, its tokens: `engines.base.Prompt`.
-StoredPrompt = tuple[list[dict[str, str]], str | None, list[int] | None]
-
-# Metadata of a part: the record of its run (`EvalRecord.header`).
+# Metadata of a part: the record of its run as it was then, without metrics.
 RUN = b"gtpo_run"
-# Metadata of a part: wall time of the run when it was written, which outlives a kill.
-WALL = b"gtpo_wall_seconds"
-
-
-REMEDY = "move it away and run the same command, which samples only what it held"
 
 
 class EvalFolder:
@@ -58,14 +49,14 @@ class EvalFolder:
             raise UserError(f"{path} exists and is not an eval run; choose another --out")
         self._lock = lock_folder(path)
         self._writing = threading.Lock()
-        self._metadata = dict(SAMPLE_SCHEMA.metadata)
-        self._clock: Callable[[], float] | None = None
+        self._header = EvalRecord()
+        self._clock: Callable[[], float | None] = lambda: None
         self.samples = path / "samples"
         # A writer that was killed; its part was never renamed.
         for leftover in self.samples.glob(".*.tmp"):
             leftover.unlink()
         # The largest, not their count: if a part is missing, the count is another's number.
-        numbers = [int(p.stem.removeprefix("part-")) for p in self.parts()]
+        numbers = [int(p.stem.removeprefix("part-")) for p in sample_parts(self.path)]
         self._next = max(numbers, default=-1) + 1
 
     def close(self) -> None:
@@ -87,50 +78,39 @@ class EvalFolder:
 
         UserError if a part is of another run, or cannot say, and on a newer schema.
         """
-        path, record, fault = self.path / "eval.json", None, "is missing"
-        if path.is_file():
-            try:
-                record = parse_record(read_json(path), path)
-            except NewerSchema:
-                raise
-            except UserError as error:
-                fault = f"is damaged ({error})"
-        headers: dict[bytes, tuple[Path, EvalRecord]] = {}
-        wall = 0.0
-        for part in self.parts():
-            metadata = read_table(part, [], remedy=REMEDY).schema.metadata or {}
-            wall = max(wall, float(metadata.get(WALL, b"0")))
-            if (found := metadata.get(RUN)) is None:
-                raise UserError(f"{part} does not say of which run it is: move it away, or choose another --out")
-            if found not in headers:
-                headers[found] = part, parse_record(json.loads(found), part)
-        if record is None and self.parts():
-            _, record = headers[next(reversed(headers))]
-            LOG.warning("%s %s: rebuilt from the samples", path, fault)
-        for part, header in headers.values():
+        path, record = self.path / "eval.json", None
+        try:
+            record = read_record(self.path) if path.is_file() else None
+        except NewerSchema:
+            raise
+        except UserError as error:
+            LOG.warning("%s", error)
+        headers = [(part, _header(part)) for part in sample_parts(self.path)]
+        if record is None and headers:
+            record = headers[-1][1]
+            LOG.warning("%s is missing or damaged: rebuilt from the samples", path)
+        for part, header in headers:
             assert record is not None
             check_identity(part, header, record)
-        if record is not None and wall > (record.wall_seconds or 0.0):  # it was killed
-            record.wall_seconds = wall
+            if header.wall_seconds is not None:  # of a session that was killed, eval.json knows none
+                record.wall_seconds = max(header.wall_seconds, record.wall_seconds or 0.0)
         return record
 
-    def parts(self) -> list[Path]:
-        """Return the sample parts in the order in which they were written."""
-        return sorted(self.samples.glob("part-*.parquet"))
-
-    def begin(self, record: EvalRecord, clock: Callable[[], float] | None = None) -> None:
+    def begin(self, record: EvalRecord, clock: Callable[[], float | None] = lambda: None) -> None:
         """Write eval.json of a run that goes on; parts written from now on carry it, and the wall time of the run."""
+        benchmarks = {name: entry.before_samples() for name, entry in record.benchmarks.items()}
+        self._header = record.model_copy(update={"status": "incomplete", "benchmarks": benchmarks})
         self._clock = clock
-        self._metadata[RUN] = json.dumps(record.header().as_json()).encode()
         record.write(self.path)
 
     def append(self, samples: Sequence[Sample]) -> None:
         """Write samples as one more part."""
         if not samples:
             return
-        wall = {} if self._clock is None else {WALL: str(self._clock()).encode()}
+        header = self._header.model_copy(update={"wall_seconds": self._clock()}).as_json()
+        metadata = {**SAMPLE_SCHEMA.metadata, RUN: json.dumps(header).encode()}
         with self._writing:
-            _write_part(self.samples / f"part-{self._next:06d}.parquet", samples, self._metadata | wall)
+            _write_part(self.samples / f"part-{self._next:06d}.parquet", samples, metadata)
             # After the rename: a write that failed leaves no gap.
             self._next += 1
 
@@ -152,32 +132,28 @@ class EvalFolder:
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[tuple[Path, pa.Table]]:
         """Yield (part, its table) with the given columns, one part in memory at a time."""
-        for part in self.parts():
-            yield part, read_table(part, columns, remedy=REMEDY)
+        for part in sample_parts(self.path):
+            yield part, read_table(part, columns)
 
     def part(self, path: Path) -> list[Sample]:
         """Return the samples of a part."""
-        return [Sample(**row) for row in read_table(path, remedy=REMEDY).to_pylist()]
+        return [Sample(**row) for row in read_table(path).to_pylist()]
 
     def problems(self, *, everything: bool = False) -> dict[str, list[Problem]]:
         """Return the problems that the last command asked for, by benchmark; everything: all that have samples."""
         found: dict[str, list[Problem]] = {}
-        for name, problem, asked in self._problems():
+        for name, problem, asked in read_problems(self.path):
             if asked or everything:
                 found.setdefault(name, []).append(problem)
         return found
 
     def questions(self) -> dict[QuestionKey, Problem]:
         """Return every problem that has samples, by benchmark and id."""
-        return {(name, problem.id): problem for name, problem, _ in self._problems()}
-
-    def _problems(self) -> list[tuple[str, Problem, bool]]:
-        rows = read_rows(self.path / "problems.parquet", remedy=REMEDY)
-        return [(row.pop("benchmark"), Problem(**row), asked) for row in rows for asked in [row.pop("asked", True)]]
+        return {(name, problem.id): problem for name, problem, _ in read_problems(self.path)}
 
     def add_problems(self, problems: dict[str, list[Problem]]) -> None:
         """Write problems.parquet: these as what is asked for of their benchmarks, before the others that are there."""
-        before = {(name, p.id): (p, asked) for name, p, asked in self._problems()}
+        before = {(name, p.id): (p, asked) for name, p, asked in read_problems(self.path)}
         now = {(name, p.id): p for name, chosen in problems.items() for p in chosen}
         rows = {key: (p, True) for key, p in now.items()}
         rows |= {key: (p, asked and key[0] not in problems) for key, (p, asked) in before.items() if key not in now}
@@ -188,18 +164,11 @@ class EvalFolder:
         ]
         write_parquet(self.path / "problems.parquet", pa.Table.from_pylist(table, schema=PROBLEM_SCHEMA))
 
-    def prompts(self) -> dict[QuestionKey, StoredPrompt]:
-        """Return what the model read of each question, as far as the run holds it."""
-        return {
-            (row["benchmark"], row["id"]): (json.loads(row["messages"] or "[]"), row["prompt"], row["tokens"])
-            for row in read_rows(self.path / "prompts.parquet", remedy=REMEDY)
-        }
-
     def add_prompts(self, prompts: Mapping[QuestionKey, StoredPrompt]) -> None:
         """Write prompts.parquet: these beside those that are there."""
         rows = [
             (*key, json.dumps(prompt[0], ensure_ascii=False) if prompt[0] else None, *prompt[1:])
-            for key, prompt in {**self.prompts(), **prompts}.items()
+            for key, prompt in {**read_prompts(self.path), **prompts}.items()
         ]
         columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * len(PROMPT_SCHEMA)
         write_parquet(self.path / "prompts.parquet", pa.table(columns, schema=PROMPT_SCHEMA))
@@ -207,6 +176,13 @@ class EvalFolder:
     def write_questions(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write questions.parquet."""
         write_parquet(self.path / "questions.parquet", pa.Table.from_pylist(list(rows), schema=QUESTION_SCHEMA))
+
+
+def _header(part: Path) -> EvalRecord:
+    found = (read_table(part, []).schema.metadata or {}).get(RUN)
+    if found is None:
+        raise UserError(f"{part} does not say of which run it is: move it away, or choose another --out")
+    return parse_record(json.loads(found), part)
 
 
 def _write_part(path: Path, samples: Sequence[Sample], metadata: Mapping[bytes, bytes]) -> None:

@@ -5,6 +5,8 @@ Rates and metrics are fractions in [0, 1]. A key that a file of this schema vers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -101,12 +103,6 @@ class BenchmarkRecord(ScoringMetrics):
         fields.add("finish_with")
         return BenchmarkRecord(**self.model_dump(include=fields, exclude_unset=True))
 
-    def by_scoring(self, scoring: Scoring) -> ScoringMetrics:
-        """Return the metrics under one scoring."""
-        found = self.strict if scoring == "strict" else self.lenient
-        assert found is not None, "asked for before the benchmark was complete"
-        return found
-
 
 class ModelRecord(_Block):
     """What was evaluated; None if unknown."""
@@ -131,14 +127,6 @@ class ModelRecord(_Block):
         return self.fingerprint is not None and self.fingerprint.count("-") == (self.adapter is not None)
 
 
-class EarlierEngine(_Block):
-    """What earlier sessions of a run sampled on, if it was something else."""
-
-    versions: dict[str, str] = {}
-    """Package -> version, in a list: of each earlier session if they were others."""
-    hardware: str | None = Field(None, description="The GPU or processor there.")
-
-
 class EngineRecord(_Block):
     """What sampled: `Engine.describe`, and the dtype as it was asked for."""
 
@@ -152,13 +140,13 @@ class EngineRecord(_Block):
     canaries: dict[str, Any] | None = None
     """Servers: which models answer, whether seeds matter, and hashes of first texts."""
     parameters_left_out: list[str] = Field([], description="Servers: sampling parameters that they do not take.")
-    earlier: list[EarlierEngine] = []
+    earlier: list[dict[str, Any]] = []
     """What else the run's samples were made on: versions and hardware of earlier sessions."""
 
-    def followed_by(self, now: EngineRecord) -> list[EarlierEngine]:
+    def followed_by(self, now: EngineRecord) -> list[dict[str, Any]]:
         """Return what samples were made on before a session on `now`, without what it has itself."""
-        before = [*self.earlier, EarlierEngine(versions=self.versions, hardware=self.hardware)]
-        current = EarlierEngine(versions=now.versions, hardware=now.hardware)
+        current, last = (one.model_dump(include={"versions", "hardware"}) for one in (now, self))
+        before = [*self.earlier, last]
         return [one for i, one in enumerate(before) if one != current and one not in before[:i]]
 
 
@@ -236,11 +224,6 @@ class EvalRecord(_Block):
         """Return the content of eval.json; what was never set is left out."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
-    def header(self) -> EvalRecord:
-        """Return the record of the run as it is before any metric: what every part of its samples carries."""
-        benchmarks = {name: entry.before_samples() for name, entry in self.benchmarks.items()}
-        return self.model_copy(update={"status": "incomplete", "benchmarks": benchmarks})
-
     def write(self, folder: Path) -> None:
         """Write eval.json in the run's folder."""
         self.schema_version = EVAL_SCHEMA_VERSION  # whatever version it was read from
@@ -267,3 +250,49 @@ def parse_record(document: Any, path: Path) -> EvalRecord:
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+# Settings that a refusal names; it counts the others.
+SHOWN = 3
+# Settings that a run keeps for life: samples drawn under others would not be of one kind.
+IDENTITY = (
+    "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",
+    "model.generation_config", "engine.name", "engine.dtype",
+    *(f"sampling.{name}" for name in SamplingRecord.model_fields if name != "n"),
+    *(f"prompt.{name}" for name in PromptRecord.model_fields if name not in ("protocol", "hash")),
+)  # fmt: skip
+
+
+def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence[str] = ()) -> None:
+    """Raise UserError that names the settings in which a run and a command differ. also: other differences, in words.
+
+    The questions are none of them: a subset is a view on what is stored.
+    """
+    found: list[tuple[str, str]] = []
+    for key in IDENTITY:
+        before, now = setting(old, key), setting(new, key)
+        if key in ("model.source", "model.adapter") and old.model.has_fingerprint and new.model.has_fingerprint:
+            continue  # where the weights lie counts only if their content is not known
+        if key == "engine.dtype":  # what `auto` came to counts, not the word
+            known = old.engine.compute_dtype, new.engine.compute_dtype
+            if all(known):
+                key, (before, now) = "engine.compute_dtype", known
+            elif before == "auto" and now == known[0]:
+                continue
+        if before != now:
+            found.append((key.partition(".")[0], f"{key} ({str(before):.48} there, {str(now):.48} now)"))
+    # The first of each section says most: another model differs in five keys of one section.
+    sections = [section for section, _ in found]
+    order = sorted(range(len(found)), key=lambda i: sections[:i].count(sections[i]))
+    differing = [found[i][1] for i in order] + list(also)
+    if differing:
+        rest = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+        other = "choose another --out" + " (in gtpo compare NAME=FILE)" * (new.engine.name == "recorded")
+        raise UserError(
+            f"{where} was made with other settings: {'; '.join(differing[:SHOWN])}{rest}. Repeat those, or {other}"
+        )
+
+
+def setting(record: EvalRecord, key: str) -> Any:
+    """Return the value of a dotted key, e.g. `model.fingerprint`."""
+    return reduce(getattr, key.split("."), record)

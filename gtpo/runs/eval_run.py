@@ -1,28 +1,25 @@
-"""An eval run as a reader sees it; and whether two records are of one kind of samples."""
+"""An eval run as a reader sees it: its record, scores by question, problems and prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
 from gtpo.common.errors import UserError
-from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, PromptRecord, SamplingRecord
+from gtpo.rewards.data.problem import Problem
+from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord
+from gtpo.runs.tables import read_problems, read_prompts, read_table
 from gtpo.runs.train_run import TrainFolder
 
-# Settings that a run keeps for life: samples drawn under others would not be of one kind.
-IDENTITY = (
-    "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",
-    "model.generation_config", "engine.name", "engine.dtype",
-    *(f"sampling.{name}" for name in SamplingRecord.model_fields if name != "n"),
-    *(f"prompt.{name}" for name in PromptRecord.model_fields if name not in ("protocol", "hash")),
-)  # fmt: skip
-# Where the weights were: this counts only for weights without a fingerprint.
-PLACES = ("model.source", "model.adapter", "model.train_run", "model.checkpoint")
-
-# Settings that a refusal names; it counts the others.
-SHOWN = 3
+RESCORE = "write it again with gtpo eval --rescore"
 
 
 @dataclass(frozen=True)
@@ -36,14 +33,6 @@ class EvalRun:
     stored: dict[str, str] = field(default_factory=dict, repr=False)
     """Name of a benchmark here -> its name in the run's files, if the two differ."""
 
-    @property
-    def method(self) -> str:
-        """The preset or method it was trained with; empty for a model that no train run made."""
-        name = self.record.model.preset or self.record.model.method
-        if not name and self.train is not None:
-            name = self.train.preset
-        return str(name or "")
-
     def entry(self, benchmark: str) -> BenchmarkRecord:
         """Return what its record says of a benchmark; an empty record if it was not run."""
         return self.record.benchmarks.get(benchmark, BenchmarkRecord())
@@ -53,51 +42,90 @@ class EvalRun:
         """Names of its benchmarks, in the order they were run; those without metrics yet are left out."""
         return [name for name, entry in self.record.benchmarks.items() if entry.pass_at_k]
 
+    def stored_name(self, benchmark: str) -> str:
+        """Return the name of a benchmark in the run's files."""
+        return self.stored.get(benchmark, benchmark)
 
-def unlike(a: EvalRecord, b: EvalRecord, keys: Sequence[str] = IDENTITY) -> list[tuple[str, Any, Any]]:
-    """Return (key, value of a, value of b) of each setting by which samples of the two are not of one kind."""
-    found = []
-    moved = a.model.has_fingerprint and b.model.has_fingerprint
-    for key in keys:
-        one, other = setting(a, key), setting(b, key)
-        # What `auto` came to counts, not the word.
-        if key == "engine.dtype":
-            known = a.engine.compute_dtype, b.engine.compute_dtype
-            if all(known):
-                key, (one, other) = "engine.compute_dtype", known
-            elif one == "auto" and other == known[0]:
-                continue
-        if one != other and not (moved and key in PLACES):
-            found.append((key, one, other))
-    return found
+    def questions(self, benchmark: str, scoring: str) -> Questions:
+        """Return the figures of each question under one scoring. Raises UserError if the file does not hold them."""
+        file = self.folder / "questions.parquet"
+        # In one process another folder may be current, and a run may be resumed.
+        keys, every = _questions(file.resolve(), file.stat().st_mtime_ns if file.exists() else 0)
+        rows = np.flatnonzero(keys == f"{scoring} {self.stored_name(benchmark)}")
+        if not rows.size:
+            raise UserError(f"{file}: no {scoring} scores of {self.stored_name(benchmark)}; {RESCORE}")
+        found = every.take(rows[np.argsort(every.ids[rows])])
+        k = slice(int(found.n.max()))
+        return replace(found, pass_at_k=found.pass_at_k[:, k], maj_at_k=found.maj_at_k[:, k])
+
+    def problems(self, benchmark: str) -> dict[str, Problem]:
+        """Return the problems of a benchmark by id, as far as the run holds them."""
+        return {p.id: p for name, p, _ in read_problems(self.folder) if name == self.stored_name(benchmark)}
+
+    def prompts(self, benchmark: str) -> dict[str, tuple[str, int | None]]:
+        """Return id -> (what the model read, its tokens); a conversation if a server did not show the text."""
+        return {
+            question: (text or json.dumps(messages, ensure_ascii=False), None if tokens is None else len(tokens))
+            for (name, question), (messages, text, tokens) in read_prompts(self.folder).items()
+            if name == self.stored_name(benchmark)
+        }
 
 
-def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence[str] = ()) -> None:
-    """Raise UserError that names the settings in which a run and a command differ. also: other differences, in words.
+@dataclass(frozen=True)
+class Questions:
+    """Per-question figures of one run on one benchmark under one scoring, sorted by question id.
 
-    The questions are none of them: a subset is a view on what is stored.
+    ids [Q] str; subject [Q] str; level [Q] int (0: none); n, correct, format_ok, truncated [Q] counts;
+    pass_at_k, maj_at_k [Q, K] for k = 1..K, K the largest n of a question; NaN if a question has fewer than k.
     """
-    found = unlike(old, new)
-    sections = [key.partition(".")[0] for key, *_ in found]
-    # The first of each section says most: another model differs in five keys of one section.
-    found = [found[i] for i in sorted(range(len(found)), key=lambda i: sections[:i].count(sections[i]))]
-    differing = [f"{key} ({_short(before)} there, {_short(now)} now)" for key, before, now in found] + list(also)
-    if differing:
-        rest = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
-        other = "choose another --out" + " (in gtpo compare NAME=FILE)" * (new.engine.name == "recorded")
-        raise UserError(
-            f"{where} was made with other settings: {'; '.join(differing[:SHOWN])}{rest}. Repeat those, or {other}"
-        )
+
+    ids: NDArray[np.object_]
+    subject: NDArray[np.object_]
+    level: NDArray[np.int32]
+    n: NDArray[np.int32]
+    correct: NDArray[np.int32]
+    format_ok: NDArray[np.int32]
+    truncated: NDArray[np.int32]
+    pass_at_k: NDArray[np.float64]
+    maj_at_k: NDArray[np.float64]
+
+    def take(self, rows: NDArray[Any]) -> Questions:
+        """Return the questions at `rows` (indices or mask)."""
+        return Questions(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
-def setting(record: EvalRecord, key: str) -> Any:
-    """Return the value of a dotted key, e.g. `model.fingerprint`."""
-    value: Any = record
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+_TEXTS = ("benchmark", "scoring", "subject")
+_COUNTS = ("level", "n", "correct", "format_ok", "truncated")
+_BY_K = ("pass_at_k", "maj_at_k")
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 48 else f"{text[:45]}..."
+@cache
+def _questions(path: Path, changed: int) -> tuple[NDArray[np.object_], Questions]:
+    """One questions.parquet: `scoring benchmark` of each row, and the rows. Raises UserError if it lacks any.
+
+    Without filters and scalars of Arrow, which import pandas: a quarter of a second.
+    """
+    columns = [*_TEXTS, "question_id", *_COUNTS, *_BY_K]
+    table = read_table(path, columns, remedy=RESCORE, dictionary=_TEXTS).combine_chunks()
+    benchmarks, scorings, subjects = (
+        np.array([*column.dictionary.to_pylist(), ""], dtype=object)[_numbers(column.indices, -1)]
+        for column in (table[name].combine_chunks() for name in _TEXTS)
+    )
+    counts = {name: _numbers(table[name], 0) for name in _COUNTS}
+    n, most = counts["n"], int(counts["n"].max(initial=1))
+    by_k = {}
+    for name in _BY_K:
+        if np.any(_numbers(pc.list_value_length(table[name]), 0) < n):
+            raise UserError(f"{path}: {name} is shorter than n; {RESCORE}")
+        flat = pc.list_slice(table[name], 0, most, return_fixed_size_list=True).combine_chunks().flatten()
+        by_k[name] = np.where(np.arange(most) < n[:, None], _numbers(flat, np.nan).reshape(-1, most), np.nan)
+    ids = np.array(table["question_id"].to_pylist(), dtype=object)
+    return scorings + " " + benchmarks, Questions(ids=ids, subject=subjects, **counts, **by_k)
+
+
+def _numbers(column: Any, null: float) -> NDArray[Any]:
+    """A column of numbers, nulls replaced."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    whole = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
+    values = np.from_dlpack(whole)
+    return np.where(np.from_dlpack(array.is_null().cast("uint8")), null, values) if array.null_count else values

@@ -10,6 +10,7 @@ results/eval/<run>/
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,7 +21,17 @@ import pyarrow.parquet as pq
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import check_schema_version
+from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION
+
+# (benchmark, question id)
+QuestionKey = tuple[str, str]
+# (benchmark, question id, sample index)
+Key = tuple[str, str, int]
+# Messages, text as the model reads it, its tokens: `engines.base.Prompt`.
+StoredPrompt = tuple[list[dict[str, str]], str | None, list[int] | None]
+# What to do about a file that cannot be read.
+REMEDY = "move it away and run the same gtpo eval command, which makes again what it held"
 
 # (name, type, meaning); docs/files.md is written from these.
 Columns = tuple[tuple[str, pa.DataType, str], ...]
@@ -60,7 +71,7 @@ class Sample:
     )
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> Key:
         """Return its benchmark, question and index."""
         return self.benchmark, self.question_id, self.sample_index
 
@@ -121,7 +132,6 @@ def _schema(columns: Columns) -> pa.Schema:
     return pa.schema(named, metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()})
 
 
-# Every sample part's metadata also holds, as `gtpo_run`, the eval.json of its run as it was then, without metrics.
 SAMPLE_SCHEMA, QUESTION_SCHEMA, PROBLEM_SCHEMA, PROMPT_SCHEMA = map(
     _schema, (SAMPLE_COLUMNS, QUESTION_COLUMNS, PROBLEM_COLUMNS, PROMPT_COLUMNS)
 )
@@ -131,7 +141,7 @@ def read_table(
     path: Path,
     columns: Sequence[str] | None = None,
     *,
-    remedy: str,
+    remedy: str = REMEDY,
     newest: int = EVAL_SCHEMA_VERSION,
     dictionary: Sequence[str] = (),
 ) -> pa.Table:
@@ -154,6 +164,27 @@ def read_table(
     return table.replace_schema_metadata(metadata)
 
 
-def read_rows(path: Path, columns: Sequence[str] | None = None, *, remedy: str) -> list[dict[str, Any]]:
-    """Read a Parquet file as rows; none if there is no such file. Raises UserError as `read_table` does."""
-    return read_table(path, columns, remedy=remedy).to_pylist() if path.is_file() else []
+def sample_parts(folder: Path) -> list[Path]:
+    """Return the sample parts of an eval run in the order in which they were written."""
+    return sorted((folder / "samples").glob("part-*.parquet"))
+
+
+def read_problems(folder: Path) -> list[tuple[str, Problem, bool]]:
+    """Return (benchmark, problem, whether the last command asked for it) of all questions of an eval run."""
+    return [
+        (row.pop("benchmark"), Problem(**row), asked)
+        for row in _rows(folder / "problems.parquet")
+        for asked in [row.pop("asked", True)]
+    ]
+
+
+def read_prompts(folder: Path) -> dict[QuestionKey, StoredPrompt]:
+    """Return what the model read of each question, as far as the run holds it."""
+    return {
+        (row["benchmark"], row["id"]): (json.loads(row["messages"] or "[]"), row["prompt"], row["tokens"])
+        for row in _rows(folder / "prompts.parquet")
+    }
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return read_table(path).to_pylist() if path.is_file() else []

@@ -9,17 +9,18 @@ base/            only if an adapter, TRL's KL term or vLLM refers to weights tha
 completions/     parquet, one file per logged step, one row per completion (`COMPLETION_COLUMNS`)
 problems.txt     a hash of each problem's text that is trained on
 
-A folder of TRL's own trainers has none of these: its metrics are those of the trainer_state.json of its last checkpoint.
+A folder of TRL's own trainers has none of these: its metrics are those of its last checkpoint's trainer_state.json.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -120,36 +121,31 @@ class TrainFolder:
         check_schema_version(self.run_json, int(run.get("schema_version", 0)), SCHEMA_VERSION)
         return run
 
-    @cached_property
-    def document(self) -> dict[str, Any]:
-        """run.json as it was when a reader first asked for it."""
-        return self.run()
-
     @property
     def name(self) -> str:
         """Return the name of the run."""
-        return str(self.document.get("run_name") or self.root.resolve().name)
+        return str(self.run().get("run_name") or self.root.resolve().name)
 
     @property
     def method(self) -> str:
         """Return gtpo, grpo or sft; empty if unknown."""
-        return str(self.document.get("method") or "")
+        return str(self.run().get("method") or "")
 
     @property
     def preset(self) -> str:
         """Return the objective's preset, or the method if there is none."""
-        return str(self.document.get("preset") or self.method)
+        return str(self.run().get("preset") or self.method)
 
     @property
     def seed(self) -> int | None:
         """Return its seed; None if unknown."""
-        seed = self.document.get("seed")
+        seed = self.run().get("seed")
         return None if seed is None else int(seed)
 
     @property
     def status(self) -> str:
         """Return the status in run.json; `unknown` if there is none."""
-        return str(self.document.get("status") or "unknown")
+        return str(self.run().get("status") or "unknown")
 
     @property
     def collapsed(self) -> bool:
@@ -191,48 +187,29 @@ class TrainFolder:
         A last line without its newline, which a writer or a kill has cut short, is left out. Raises UserError with its
         number for any other line that is no JSON object with a step.
         """
-        path = self.metrics_file()
         rows: dict[float, dict[str, Any]] = {}
-        if path is None:
-            return rows
-        if path != self.metrics_jsonl:
-            for row in read_json_object(path).get("log_history") or []:
-                if isinstance(row, dict) and isinstance(row.get("step"), int):
-                    named = {str(_IN_STATE.get(key, key)): value for key, value in row.items()}
-                    rows[row["step"]] = rows.get(row["step"], {}) | named
-            return rows
-        *whole, last = path.read_bytes().split(b"\n")
-        with suppress(ValueError):
-            json.loads(last)
-            whole.append(last)
-        for number, line in enumerate(whole, start=1):
-            if line.strip():
-                step, row = _metrics_line(line, f"{path}:{number}")
+        if (path := self.metrics_file()) is not None:
+            for step, row in _metrics_lines(path) if path == self.metrics_jsonl else _log_history(path):
                 rows[step] = rows.get(step, {}) | row
         return rows
 
+    def began_from(self) -> str | None:
+        """Return the weights that it began from, a folder or a Hub name; None if it built them and did not keep them."""
+        base = str(self.run().get("base_model") or "built")
+        return str(self.base) if self.base.is_dir() else None if base == "built" else base
+
     def base_run(self) -> TrainFolder | None:
-        """Return the train run whose weights it began from, of its own project or of this one; None if there is none."""
-        base = Path(str(self.document.get("base_model") or ""))
-        for home in (*self.root.resolve().parents[2:3], Path()):  # of results/train/NAME
-            path = home / base
-            of_checkpoint = [path.parents[1]] if path.parent.name == "checkpoints" else []
-            for place in (home / RESULTS / "train" / base, path, path.parent, *of_checkpoint):
-                if base.name and (place / "run.json").is_file():
-                    return TrainFolder(place)
-        return None
+        """Return the train run whose weights it began from; None if there is none."""
+        return train_run_of([self.run().get("base_model")], self.root)
 
     def trained_on(self, texts: Iterable[str]) -> int:
         """Return how many of these problems the run was trained on, or the run that it began from, by their texts."""
-        known: set[str] = set()
-        folder: TrainFolder | None = self
-        seen: set[Path] = set()
-        while folder is not None and folder.root.resolve() not in seen:
-            seen.add(folder.root.resolve())
-            path = folder.root / PROBLEMS
-            known |= set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
-            folder = folder.base_run()
-        return sum(_text_key(text) in known for text in texts) if known else 0
+        runs = [self]
+        while (base := runs[-1].base_run()) is not None and base.root.resolve() not in [r.root.resolve() for r in runs]:
+            runs.append(base)
+        files = [path for run in runs if (path := run.root / PROBLEMS).is_file()]
+        known = {key for path in files for key in path.read_text(encoding="utf-8").split()}
+        return sum(_text_key(text) in known for text in texts)
 
     def has_begun(self) -> bool:
         """Return whether the run made a step that anything is left of."""
@@ -310,27 +287,60 @@ def _text_key(text: str) -> str:
 
 def read_completions(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a logged rollout. Raises UserError if it is no file that gtpo train wrote."""
-    remedy = "remove it to go on"
-    needed = [name for name in COMPLETION_COLUMNS if name not in ("completion_index", "prompt")]
-    read_table(path, needed, remedy=remedy, newest=COMPLETIONS_SCHEMA)
-    rows: list[dict[str, Any]] = read_table(path, remedy=remedy, newest=COMPLETIONS_SCHEMA).to_pylist()
+    table = read_table(path, remedy="remove it to go on", newest=COMPLETIONS_SCHEMA)
+    for name in COMPLETION_COLUMNS:
+        if name not in ("completion_index", "prompt", *table.column_names):
+            raise UserError(f"{path}: column {name} is missing; remove it to go on")
+    rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 
-def _metrics_line(line: bytes, where: str) -> tuple[float, dict[str, Any]]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where}: not a JSON object ({error})") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
-    step = row.get("step")
-    if isinstance(step, bool) or not isinstance(step, (int, float)) or not math.isfinite(step):
-        raise UserError(f"{where}: step is {step!r}, expected a number")
-    return step, row
+def _metrics_lines(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
+    *whole, last = path.read_bytes().split(b"\n")
+    with suppress(ValueError):
+        json.loads(last)
+        whole.append(last)
+    for number, line in enumerate(whole, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: not a JSON object ({error})") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+        step = row.get("step")
+        if isinstance(step, bool) or not isinstance(step, (int, float)) or not math.isfinite(step):
+            raise UserError(f"{path}:{number}: step is {step!r}, expected a number")
+        yield step, row
+
+
+def _log_history(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
+    for row in read_json_object(path).get("log_history") or []:
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            yield row["step"], {str(_IN_STATE.get(key, key)): value for key, value in row.items()}
 
 
 def find_train_run(name: str, results: Path = RESULTS) -> TrainFolder | None:
     """Return the train run of a path or of a name under results/train; None if there is none."""
     places = (Path(name), results / "train" / name)
     return next((TrainFolder(place) for place in places if (place / "run.json").is_file()), None)
+
+
+def train_run_of(given: Iterable[str | None], folder: Path) -> TrainFolder | None:
+    """Return the train run that a run's files mean by its name or by the path of its weights; None if there is none.
+
+    given: names and paths, the surest first. They are looked up in the project of the run's folder, and in the working
+    directory if that holds the folder: a run of that name in another project is another run.
+    """
+    # As given and as links lead to it: results/ or its parts may be links to a larger disk.
+    places = Path(os.path.abspath(folder)), folder.resolve()
+    homes = [place.parent.parent for place in places]
+    homes += [RESULTS] if any(place.is_relative_to(Path.cwd()) for place in places) else []
+    for results, name in itertools.product(homes, filter(None, given)):
+        weights = results.parent / name
+        of_checkpoint = [weights.parents[1]] if weights.parent.name == "checkpoints" else []
+        for place in (weights, weights.parent, *of_checkpoint, results / "train" / name):
+            if (place / "run.json").is_file():
+                return TrainFolder(place)
+    return None

@@ -79,10 +79,11 @@ import os, signal, sys
 import gtpo.evalkit.evaluation.pipeline as pipeline
 from gtpo import cli
 from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.tables import sample_parts
 pipeline.PART_ROWS = 1  # parts of one batch each
 append = EvalFolder.append
 def killed(self, rows):
-    if rows and len(self.parts()) == 2:
+    if rows and len(sample_parts(self.path)) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     append(self, rows)
 EvalFolder.append = killed

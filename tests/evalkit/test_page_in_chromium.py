@@ -18,7 +18,6 @@ from test_compare import gtpo
 from test_view import until
 
 from gtpo.runs.find import find_runs
-from gtpo.runs.questions import load_questions
 
 pytestmark = pytest.mark.chromium
 RUNS = ("base", "grpo", "gtpo", "<b>x</b>")
@@ -97,7 +96,7 @@ def test_hostile_text_is_shown_as_text(page: Any) -> None:
 
 def test_filters_count_what_the_files_hold(page: Any, home: Path) -> None:
     runs, _, _ = find_runs([str(home / f"results/eval/{name}-1") for name in RUNS])
-    parts = [load_questions(run, "arithmetic", "strict") for run in runs]
+    parts = [run.questions("arithmetic", "strict") for run in runs]
     rates = [part.correct / part.n for part in parts]
     by_question = list(zip(*rates, strict=True))
     wanted = {

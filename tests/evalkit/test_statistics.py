@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy import stats
 
 from gtpo.evalkit.statistics import (
@@ -21,7 +22,7 @@ from gtpo.evalkit.statistics import (
     by_cluster,
     clusters_of,
     differences,
-    holm,
+    holm_factors,
     mean_interval,
     method_mean,
     paired_difference,
@@ -372,6 +373,11 @@ def test_seeds_that_would_narrow_an_interval() -> None:
 
 
 # --- corrections ----------------------------------------------------------------------------------------------------
+
+
+def holm(p: list[float], owners: list[int] | None = None) -> NDArray[np.float64]:
+    """The adjusted p-values."""
+    return np.minimum(np.array(p) * holm_factors(np.array(p), owners), 1.0)
 
 
 def test_a_margin_joins_the_family() -> None:

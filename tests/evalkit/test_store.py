@@ -20,8 +20,7 @@ from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import EvalFolder
-from gtpo.runs.eval_record import EvalRecord
-from gtpo.runs.eval_run import check_identity
+from gtpo.runs.eval_record import EvalRecord, check_identity
 
 PROBLEM = Problem("q", "", "4")
 PROBLEMS = {("b", "q"): PROBLEM}

@@ -17,7 +17,7 @@ from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS
 from gtpo.evalkit.evaluation.evaluate import evaluate
 from gtpo.evalkit.evaluation.pipeline import Incomplete
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.runs.eval_record import EarlierEngine, EvalRecord, read_record
+from gtpo.runs.eval_record import EvalRecord, read_record
 
 GOLDS = {p.id: p.answer for p in BENCHMARKS["arithmetic"].load(None)}
 
@@ -171,8 +171,8 @@ def test_another_machine(sample) -> None:  # type: ignore[no-untyped-def]
         sample(Scripted(compute_dtype="bfloat16", **elsewhere))
     record = sample(Scripted(**elsewhere), dtype="float32")
     assert (record.status, record.engine.dtype, record.engine.hardware) == ("complete", "auto", "H200")
-    assert [(e.hardware, e.versions) for e in record.engine.earlier] == [("cpu", {"torch": "1"})]
-    assert sample(Scripted(), k=3).engine.earlier == [EarlierEngine(**elsewhere)]
+    assert record.engine.earlier == [{"hardware": "cpu", "versions": {"torch": "1"}}]
+    assert sample(Scripted(), k=3).engine.earlier == [elsewhere]
 
 
 def test_the_limit_may_grow(sample, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -214,10 +214,11 @@ def test_the_wall_time_survives_a_kill(sample, tmp_path: Path) -> None:  # type:
     sample(Scripted(right))
     document = json.loads((tmp_path / "run/eval.json").read_text())
     (part,) = (tmp_path / "run/samples").glob("*.parquet")
-    in_part = float(pq.read_schema(part).metadata[b"gtpo_wall_seconds"])
-    assert 0 < in_part <= document["wall_seconds"]
     table = pq.read_table(part)
-    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"gtpo_wall_seconds": b"700.0"}), part)
+    header = json.loads(table.schema.metadata[b"gtpo_run"])
+    assert 0 < header["wall_seconds"] <= document["wall_seconds"]
+    killed = json.dumps(header | {"wall_seconds": 700.0})
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"gtpo_run": killed}), part)
     (tmp_path / "run/eval.json").write_text(json.dumps(document | {"wall_seconds": None}))
     assert sample(Scripted(right), k=3).wall_seconds > 700
 

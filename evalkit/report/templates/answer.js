@@ -20,8 +20,7 @@ const shownP = (d) => (d.holm === null ? pText(d.p) : pText(d.holm));
 
 function valueCell(table, name, i) {
   const [mean, low, high, sd, , bounds] = table.cells[name][i];
-  const [best, second] = table.best[table.columns[i][2]] || [];
-  return [el("span", { class: `v ${name === best ? "best" : name === second ? "second" : ""}` }, percent(mean)), sd === null ? null : el("span", { class: "soft" }, ` ±${percent(sd)}`),
+  return [el("span", { class: "v" }, percent(mean)), sd === null ? null : el("span", { class: "soft" }, ` ±${percent(sd)}`),
     el("small", {}, `[${percent(low)}, ${percent(high)}]`), bounds && el("small", {}, `missing samples: {${percent(bounds[0])}, ${percent(bounds[1])}}`)];
 }
 function changeText(d) {
