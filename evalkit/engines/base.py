@@ -71,6 +71,10 @@ class Reading(NamedTuple):
         end = prompt.rstrip()
         return opened_thought(prompt) or any(end.endswith(opening) for opening, _ in self.thoughts)
 
+    def ends_in_thought(self, text: str, prompt: str | None) -> bool:
+        """Return whether what there is of a completion ends inside a thought."""
+        return unfinished(self.plain(text, prompt))
+
     def stop_at(self, plain_text: str) -> int | None:
         """Return where a `plain` completion ends early: before the first stop text behind its thoughts."""
         if unfinished(plain_text):

@@ -41,7 +41,6 @@ from gtpo.evalkit.engines.base import (
     sample_seed,
 )
 from gtpo.evalkit.engines.openai_request import Server, Servers, apart
-from gtpo.rewards.thoughts import unfinished
 
 # Between two looks at the queue; within what time a server must say its version.
 TICK_S, PROBE_S = 0.1, 5.0
@@ -463,7 +462,7 @@ class OpenAIEngine(Engine):
         server.succeeded()
         text = answer.text()
         stopped = answer.finish_reason == "stop" and request.stop and self._reading.stop
-        if stopped and unfinished(self._reading.plain(text, request.task.prompt.text)):
+        if stopped and self._reading.ends_in_thought(text, request.task.prompt.text):
             # A stop text ended it in its thought: from now on they are applied here only.
             self._sends_stop = False
             self._waiting.appendleft(request)

@@ -109,18 +109,19 @@ def server_urls(ref: ModelRef, given: Sequence[str], key_name: str) -> list[str]
 
 
 def _checked(url: str, key_name: str) -> str:
+    if "@" in url or "?" in url:
+        raise UserError(f"--base-url must hold no credentials: put the key in the environment variable {key_name}")
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise UserError(f"--base-url: {one_line(url)} is no URL ({error})") from None
-    if parts.username or parts.password or parts.query:
-        raise UserError(f"--base-url must hold no credentials: put the key in the environment variable {key_name}")
-    if parts.scheme not in ("http", "https") or not host or any(c.isspace() for c in url):
+        # A port that is no number raises.
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and len(url.split()) == 1
+    except ValueError:
+        usable = False
+    if not usable:
         hint = "" if "://" in url else ", and there is no file of that name"
-        # The part before an @ may be a password.
-        found = "" if "@" in url else f"; found {one_line(url)}{hint}"
-        raise UserError(f"--base-url is http:// or https:// and a host, e.g. http://127.0.0.1:8000/v1{found}")
+        raise UserError(
+            f"--base-url is http:// or https:// and a host, e.g. http://127.0.0.1:8000/v1; found {one_line(url)}{hint}"
+        )
     return url.rstrip("/")
 
 

@@ -18,7 +18,6 @@ from gtpo.evalkit.engines.base import Engine, Generation, Reading, Sampling, Tas
 from gtpo.evalkit.engines.local import check_all_loaded, load_config
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.rewards.completions import decode_completion
-from gtpo.rewards.thoughts import unfinished
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +70,7 @@ class TransformersEngine(Engine):
         tokenizer: Any,
         sampling: Sampling,
         *,
+        thoughts: tuple[tuple[str, str], ...] = (),
         rows: int | None = None,
         dtype: str = "auto",
         trust_remote_code: bool = False,
@@ -84,6 +84,7 @@ class TransformersEngine(Engine):
         # Not the table of missing weights: `check_all_loaded` says it in a sentence.
         logging.set_verbosity_error()
         self.ref, self.tokenizer, self.sampling = ref, tokenizer, sampling
+        self.reading = Reading(sampling.stop, thoughts)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.config = load_config(ref, trust_remote_code=trust_remote_code)
         if dtype == "auto" and self.device.type == "cuda":
@@ -221,7 +222,7 @@ class _Watch:
         import torch
 
         self._engine, self._tasks, self._width = engine, tasks, width
-        self._reading, self._reach = Reading(engine.sampling.stop), max(map(len, engine.sampling.stop), default=0) + 1
+        self._reading, self._reach = engine.reading, max(map(len, engine.sampling.stop), default=0) + 1
         self._ends = torch.tensor(engine.end_ids or [-1], device=engine.device)
         self.lengths = torch.full((len(tasks),), engine.sampling.max_tokens)
         self._done, self._step = torch.zeros(len(tasks), dtype=torch.bool), 0
@@ -249,7 +250,7 @@ class _Watch:
             return False
         text = decode(tokens, skip_special_tokens=False)
         begins = [text[:at] for stop in self._reading.stop if (at := text.rfind(stop)) >= 0]
-        return any(not unfinished(self._reading.plain(before, prompt)) for before in begins)
+        return any(not self._reading.ends_in_thought(before, prompt) for before in begins)
 
     def running(self) -> tuple[int, int]:
         """Return the rows that have not ended, and their tokens so far."""

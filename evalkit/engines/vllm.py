@@ -22,9 +22,10 @@ from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vll
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Reading, Sampling, Task, one_line, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
-from gtpo.rewards.thoughts import unfinished
 
-BLOCK = 16  # Most samples in one request: a request is handed on when its last sample is done
+# Most samples in one request, which is handed on when its last sample is done. A request for each sample gives the same
+# completions and costs 0.4 ms more for each of them.
+BLOCK = 16
 
 # Requests that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
 IN_FLIGHT = 2048
@@ -33,13 +34,10 @@ IN_FLIGHT = 2048
 def requests(tasks: Sequence[Task]) -> Iterator[tuple[Task, int, int]]:
     """Yield (task, first sample, count): runs of missing samples, at most BLOCK in one."""
     for task in tasks:
-        run: list[int] = []
-        for index in task.missing:
-            if run and (index != run[-1] + 1 or len(run) == BLOCK):
-                yield task, run[0], len(run)
-                run = []
-            run.append(index)
-        if run:
+        places = enumerate(task.missing)
+        # In a run of consecutive samples, index minus place stays the same.
+        for _, found in itertools.groupby(places, key=lambda pair: (pair[1] - pair[0], pair[0] // BLOCK)):
+            run = [index for _, index in found]
             yield task, run[0], len(run)
 
 
@@ -54,6 +52,7 @@ class VLLMEngine(Engine):
         sampling: Sampling,
         longest_prompt: int,
         *,
+        thoughts: tuple[tuple[str, str], ...] = (),
         dtype: str = "auto",
         tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.9,
@@ -102,7 +101,7 @@ class VLLMEngine(Engine):
             raise UserError(f"vLLM does not start with {ref.source}: {one_line(error, 400)}") from error
         self._waiting: deque[tuple[Task, int, int]] = deque()
         self._known: dict[str, tuple[Task, int, int]] = {}  # Request -> question, first sample and its seed
-        self._sends_stop = bool(sampling.stop)
+        self._reading, self._sends_stop = Reading(sampling.stop, thoughts), bool(sampling.stop)
         self._numbers = itertools.count()
         self._adapter: Any = None
         if ref.adapter is not None:
@@ -159,7 +158,9 @@ class VLLMEngine(Engine):
                 if output.finished:
                     task, first, seed = self._known.pop(output.request_id)
                     for sample in output.outputs:
-                        if self._stopped_in_thought(task, sample):  # once more, without stop texts, as from now on
+                        stopped = isinstance(sample.stop_reason, str)
+                        if stopped and self._reading.ends_in_thought(sample.text, task.prompt.text):
+                            # Once more, without stop texts, as from now on.
                             self._sends_stop = False
                             self._waiting.appendleft((task, first + sample.index, 1))
                         else:
@@ -191,12 +192,6 @@ class VLLMEngine(Engine):
         number = str(next(self._numbers))
         self._engine.add_request(number, prompt, params, lora_request=self._adapter)
         self._known[number] = (task, first, seed)
-
-    def _stopped_in_thought(self, task: Task, sample: Any) -> bool:
-        """Return whether a stop text ended a sample before its answer."""
-        if not isinstance(sample.stop_reason, str):
-            return False
-        return unfinished(Reading(self.sampling.stop).plain(sample.text, task.prompt.text))
 
     @staticmethod
     def _generation(task: Task, first: int, seed: int, sample: Any) -> Generation:

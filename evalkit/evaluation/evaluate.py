@@ -162,7 +162,7 @@ def still_missing(tasks: list[Task], have: Set[Key], failed: Set[Key]) -> list[T
 def make_engine(settings: EvalSettings, plan: Plan, sampling: Sampling, rows: int | None = None) -> Engine:
     """Start the engine, which is imported now. rows: the batch size that the run was begun with, for transformers."""
     assert plan.ref is not None
-    ref, rendered = plan.ref, plan.rendered
+    ref, rendered, thoughts = plan.ref, plan.rendered, plan.rendered.reading.thoughts
     if rendered.servers is not None:
         from gtpo.evalkit.engines.openai import OpenAIEngine
 
@@ -173,11 +173,11 @@ def make_engine(settings: EvalSettings, plan: Plan, sampling: Sampling, rows: in
             retries=settings.retries,
             body=settings.request_body(),
             first=plan.tasks,
-            thoughts=rendered.reading.thoughts,
+            thoughts=thoughts,
         )
     if plan.record.engine.name == "vllm":
         names = ("dtype", "tensor_parallel_size", "gpu_memory_utilization", "trust_remote_code")
-        options: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        options: dict[str, Any] = {"thoughts": thoughts, **{name: getattr(settings, name) for name in names}}
         if settings.on_ray:
             from gtpo.evalkit.engines.ray import RayEngine
 
@@ -191,7 +191,9 @@ def make_engine(settings: EvalSettings, plan: Plan, sampling: Sampling, rows: in
 
     trust = settings.trust_remote_code
     tokenizer, rows = load_tokenizer(ref, trust_remote_code=trust), settings.batch_size or rows
-    return TransformersEngine(ref, tokenizer, sampling, rows=rows, dtype=settings.dtype, trust_remote_code=trust)
+    return TransformersEngine(
+        ref, tokenizer, sampling, thoughts=thoughts, rows=rows, dtype=settings.dtype, trust_remote_code=trust
+    )
 
 
 # -- what a run records ------------------------------------------------------------------------------------------------

@@ -180,9 +180,9 @@ def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog) -> None: 
 MISTAKES = [
     ("http://a/v1,htp://b/v1", "--base-url is http:// or https://.*; found htp://b/v1$"),
     ("servers.txt", "found servers.txt, and there is no file of that name"),
-    ("http://a:80x0/v1", "is no URL"),
+    ("http://a:80x0/v1", "--base-url is http://"),
     ("http://u:secret@a/v1", "must hold no credentials"),
-    ("u:secret@a:80/v1", "--base-url is http"),
+    ("u:secret@a:80/v1", "must hold no credentials"),
     ("list.txt", "--base-url is http://.*; found gpu2:8000/v1"),
     ("empty.txt", "needs --base-url"),
 ]

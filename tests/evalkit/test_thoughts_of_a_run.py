@@ -50,9 +50,10 @@ def test_an_unfinished_thought_in_special_tokens(gtpo, tmp_path: Path, opening: 
     assert (row["verdict_lenient"], row["unfinished"], row["finish_reason"]) == ("NO_ANSWER", True, "length")
 
 
-def test_stop_texts(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("pair", [THINKS, ("<|my_thoughts|>", "<|/my_thoughts|>")])
+def test_stop_texts(gtpo, tmp_path: Path, pair: tuple[str, str]) -> None:  # type: ignore[no-untyped-def]
     """One that is a special token stops; one in a thought does not."""
-    model = scripted(tmp_path / "m", "<think> Q: </think> 42 <|stop|> 43 44", (*THINKS, "<|stop|>"))
+    model = scripted(tmp_path / "m", f"{pair[0]} Q: {pair[1]} 42 <|stop|> 43 44", (*pair, "<|stop|>"))
     row = evaluated(gtpo, tmp_path, model, "scoring: lenient\nstop: ['Q:', '<|stop|>']\n")
     assert (row["completion"], row["verdict_lenient"]) == ("<think> Q: </think> 42", "CORRECT")
     assert (row["tokens"], row["finish_reason"]) == (5, "stop")
