@@ -190,7 +190,7 @@ _LEAD_IN_ELSEWHERE = re.compile(
     r"|\b[Jj]ibu|\b[Oo]dpowied[zź]|\b[Aa]ntwoord|\b[Cc]evap|\b[Yy]anıt"
     r"|(?:ال)?إجابة|(?:ال)?جواب|उत्तर|[Αα]πάντηση|תשובה)"
     r"(?:\s+(?:final|finale|correcta|correcte|correta|ni|ist|est|es|è|é|هي|هو|है|είναι|היא|الصحيحة|النهائية|là|jest|is)\b)*"
-    r"\s*(?:选项|选|是|为|は|은|는|คือ|হল|হলো)?\s*[:=]?[\s*]*"
+    r"\s*(?:选项|选|是|为|は|은|는|คือ|হল|হলো)*\s*[:=]?[\s*]*"
 )
 _UNSEEN = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x2060, 0x2065), *range(0x2066, 0x206A), 0xFEFF)
 # Full-width forms of ASCII; the ideographic space and full stop, the danda; joiners and marks of direction go.
@@ -198,9 +198,10 @@ _PUNCTUATION: dict[int, int | str | None] = {
     **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}, 0x3000: " ", 0x3002: ".", 0x0964: ".",
     **dict.fromkeys(_UNSEEN),
 }  # fmt: skip
-# Words in another script than formulas use, where two Greek letters side by side are a product.
+# Words in another script than formulas use, where two Greek letters side by side are a product. The vowel signs of
+# Hindi and its neighbours are no letters to `re`.
 _OTHER_SCRIPT = re.compile(
-    r"[^\W\da-zA-Z_\u0370-\u03ff]{2}|[\u0370-\u03ff]{3}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+    r"[^\W\da-zA-Z_\u0370-\u03ff](?:[^\W\da-zA-Z_\u0370-\u03ff]|[\u0900-\u0e7f])|[\u0370-\u03ff]{3}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 )
 _NEXT_QUESTION = re.compile(r"\n[#*\s]*(?:Question|Q|Problem|Human|User|Instruction)(?: ?\d+)?[*]*:", re.IGNORECASE)
 _ANSWERED = re.compile(r"####\s*\S|\\boxed|</answer>|\banswer\b[^.\n]{0,80}?(?:is|=|:)\s*\S", re.IGNORECASE)
@@ -232,8 +233,21 @@ _PERCENT_AFTER = re.compile(r"[\s$]*(?:\\?%|percent(?:age)?\b|pct\b)")
 _FINAL_SENTENCE = re.compile(
     r"the final answer is\s*:?\s*(.{1,400}?)\.?\s*I hope it is correct", re.IGNORECASE | re.DOTALL
 )
-_ONLY_ANSWER = re.compile(r"[A-Za-z]{1,20}|\([A-Za-z]\)|\\[a-zA-Z]+(?:\{[^{}]{0,40}\})?")
+_ONLY_ANSWER = re.compile(
+    r"[A-Za-z]{1,20}|∅|[Nn]o (?:real |integer )?solutions?|[Dd]oes not exist"
+    r"|\([A-Za-z]\)|\\[a-zA-Z]+(?:\{[^{}]{0,40}\})?"
+)
 _OPEN_BOX = re.compile(r"\\boxed\s*\{")
+# What plain text writes with more than one number: `2π/3`, `5√2`, `(1 + √5)/2`; `3:4`, `12:30`; `2.5 million`.
+_DIGITS = r"\d+(?:\.\d+)?"
+_TERM = rf"(?:{_DIGITS}\s?)?(?:π|[√∛]\s?(?:{_DIGITS}|\([^()\n]{{1,30}}\)))+(?:\s?/\s?{_DIGITS})?"
+_SUM = rf"(?:(?:{_DIGITS}|{_TERM})\s?[-+−]\s?)?{_TERM}(?:\s?[-+−]\s?(?:{_TERM}|{_DIGITS}))?"
+_PLAIN_VALUE = re.compile(
+    rf"(?<![\w.])[-−]?(?:\({_SUM}\)\s?/\s?{_DIGITS}|{_SUM})"
+    rf"|(?<![\d:.]){_DIGITS}(?:(?::|\s:\s){_DIGITS})+(?![\d:])"
+    rf"|(?<=\bratio )[^.\n]{{0,60}}?\b({_DIGITS}(?: to {_DIGITS})+)"
+    rf"|(?<![\w.,])\$?\s?(?:\d{{1,3}}(?:,\d{{3}})+|{_DIGITS})\s?(?:million|billion|trillion)\b"
+)
 _BARE_FRACTION = re.compile(r"[-−]?\s*\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}]{1,200}\}(?:\s*\\?%)?")
 
 
@@ -270,6 +284,8 @@ def _last_value(text: str) -> str | None:
     numbers = [match for match in _NUMBER.finditer(text) if any(c.isdigit() for c in match.group())]
     formulas = _formulas(text)
     fractions = [(m.start(), m.end(), m.group()) for m in _BARE_FRACTION.finditer(text)]
+    for m in _PLAIN_VALUE.finditer(text):
+        fractions.append((m.start(m.lastindex or 0), m.end(m.lastindex or 0), m[m.lastindex or 0].strip()))
     numbers += _DECIMAL_COMMA.finditer(text)
     last = max(numbers, key=lambda match: (match.end(), -match.start())) if numbers else None
     fractions = [f for f in fractions if not any(start <= f[0] < end for start, end, _ in formulas)]

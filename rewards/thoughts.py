@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 
-_TAG = r"(?:\w+[:_])?(?:think|thinking|thoughts?)"
+_TAG = r"(?:\w+[:_])?(?:think|thinking|thoughts?|scratch_?pad)"
 
 _OPENING = (
     rf"<\s*{_TAG}\s*>",  # DeepSeek-R1, Qwen3 and most others; EXAONE <thought>, Seed-OSS <seed:think>, <longcat_think>
     r"\[THINK\]",  # Magistral
-    r"<[|｜](?:begin_of_thought|START_THINKING|think|thinking)[|｜]>",  # OpenThinker, Command A
+    # OpenThinker, Command A, Apertus
+    r"<[|｜](?:begin_of_thought|START_THINKING|think|thinking|thoughts?|inner_prefix)[|｜]>",
+    r"\A\s*Here is my thought process:",  # Granite 3.2
     r"◁think▷",  # Kimi
     r"<\|channel>\s*thought\b\n?",  # Gemma 4
     r"<unused94>(?:\s*thought\b\n?)?",  # MedGemma
@@ -21,7 +23,9 @@ _OPENING = (
 _CLOSING = (
     rf"<\s*/\s*{_TAG}\s*>",
     r"\[/THINK\]",
-    r"<[|｜](?:end_of_thought|END_THINKING|/think|/thinking)[|｜]>(?:\s*<[|｜](?:begin_of_solution|START_RESPONSE)[|｜]>)?",
+    r"<[|｜](?:end_of_thought|END_THINKING|/think|/thinking|/thoughts?|inner_suffix)[|｜]>"
+    r"(?:\s*<[|｜](?:begin_of_solution|START_RESPONSE)[|｜]>)?",
+    r"(?:^|\n)\s*Here is my response:",
     r"◁/think▷",
     r"<channel\|>",
     r"<unused95>",
@@ -32,7 +36,7 @@ _CLOSE = re.compile("|".join(_CLOSING), re.IGNORECASE)
 _OPENED_AT_END = re.compile(
     rf"(?:{'|'.join(_OPENING)}|(?-i:<\|channel\|>\s*analysis\s*<\|message\|>))\s*\Z", re.IGNORECASE
 )
-_MAYBE = re.compile(r"th(?:ink|ought)|channel|<unused9|\[BEGIN FINAL", re.IGNORECASE)
+_MAYBE = re.compile(r"th(?:ink|ought)|channel|<unused9|\[BEGIN FINAL|scratch|inner_|my response", re.IGNORECASE)
 
 # gpt-oss (harmony): the answer is the channel `final`; a server without its parser drops the tokens and leaves the
 # words, `analysis…assistantfinal…`.
@@ -65,6 +69,8 @@ def plain(text: str) -> str:
 
     A closing delimiter whose opening stood in the prompt stays without one.
     """
+    if "<|begin_of_box|>" in text:  # GLM's vision models box an answer so
+        text = text.replace("<|begin_of_box|>", r"\boxed{").replace("<|end_of_box|>", "}")
     if "<|channel|>" in text and (_HARMONY.search(text) or _HARMONY_FINAL.search(text)):
         finals = list(_HARMONY_FINAL.finditer(text))
         if not finals:

@@ -21,6 +21,9 @@ FAMILIES = {
     "Command A": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
     "Kimi": ("◁think▷", "◁/think▷"),
     "Gemma 4": ("<|channel>thought\n", "<channel|>"),
+    "Apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
+    "scratchpad": ("<scratchpad>", "</scratchpad>"),
+    "Granite 3.2": ("Here is my thought process:", "\nHere is my response:"),
     "MedGemma": ("<unused94>thought\n", "<unused95>"),
     "gpt-oss": (
         "<|channel|>analysis<|message|>",
@@ -40,7 +43,7 @@ def test_families(family: str) -> None:
     assert extract_answer(f"{thought}{closing}The answer is 42.", "lenient") == "42"
     assert unfinished_thought(thought)
     assert not unfinished_thought(thought + closing)
-    if "analysis" not in opening:  # its opening is a header of the completion
+    if "analysis" not in opening and "Here" not in opening:  # the completion begins with these
         assert opened_thought(f"<|user|>What is it?<|assistant|>{opening}\n")
         assert closes_unopened(plain(f"It is 7.{closing}42"))
     assert not opened_thought(f"{opening}\n\n{closing}\n")
