@@ -53,12 +53,12 @@ _LOGGED = {
 }
 
 
-def format_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float | None]:
+def format_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float]:
     """Return 10 (both tag pairs, in order, once each, answer last), 1 (a part of the tags) or 0 per completion."""
     return [format_score(completion_text(completion)) for completion in completions]
 
 
-def format_reward_filled(completions: Sequence[Completion], **kwargs: Any) -> list[float | None]:
+def format_reward_filled(completions: Sequence[Completion], **kwargs: Any) -> list[float]:
     """Return `format_reward`, with 10 only if both blocks hold something and nothing stands outside them.
 
     The paper's pays 10 of 20 for empty blocks, and for any amount of text between and before them.
@@ -152,11 +152,10 @@ def math_verify_reward(
     Beside `accuracy_reward`, or to compare with others' runs. It does not see the problem: what is copied from it pays.
     Raises ValueError if the lengths differ.
     """
-    if len(completions) != len(answer):
-        raise ValueError(f"{len(completions)} completions but {len(answer)} gold answers")
+    golds = _golds(completions, answer, {})
     texts = [completion_text(completion) for completion in completions]
     verdicts = default_verifier().math_verify_many(
-        [(math_verify_text(text, extract_answer(text)), gold) for text, gold in zip(texts, answer, strict=True)]
+        [(math_verify_text(text, extract_answer(text)), gold) for text, gold in zip(texts, golds, strict=True)]
     )
     return [_SCORES[verdict] for verdict in verdicts]
 
@@ -165,12 +164,11 @@ def final_reward(
     completions: Sequence[Completion], answer: Sequence[AnswerText] | None = None, **kwargs: Any
 ) -> list[float | None]:
     """Return `format_reward` + `accuracy_reward`; None if the accuracy could not be scored."""
-    return [
-        None if accuracy is None or form is None else form + accuracy
-        for form, accuracy in zip(
-            format_reward(completions), accuracy_reward(completions, answer, **kwargs), strict=True
-        )
-    ]
+    return _added(format_reward(completions), accuracy_reward(completions, answer, **kwargs))
+
+
+def _added(forms: Sequence[float], scores: Sequence[float | None]) -> list[float | None]:
+    return [None if score is None else form + score for form, score in zip(forms, scores, strict=True)]
 
 
 for _function in (accuracy_reward, boxed_reward, math_verify_reward, final_reward):
@@ -238,8 +236,4 @@ def published_final_reward(
     completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any
 ) -> list[float | None]:
     """Return published format + correctness: one of 0, 1, 1.5, 10, 20; None if there is no gold."""
-    scores = published_correctness_reward(completions, answer)
-    return [
-        None if score is None else score + form
-        for score, form in zip(scores, published_format_reward(completions), strict=True)
-    ]
+    return _added(published_format_reward(completions), published_correctness_reward(completions, answer))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import count, islice
 from typing import Literal, NamedTuple
 
 from gtpo.rewards.completions import AnswerText, as_text, is_no_gold, without_spaces
@@ -305,37 +305,33 @@ class Verifier:
             return None if answers == "text" or "." in answer else plain_number(answer)
 
         labels: list[int | None] = []
-        known: dict[str | Fraction, int] = {}
-        equal: dict[Verdict, int] = {}
+        # Class of each text, of the value of an integer, and of what equals the gold with the same verdict.
+        known: dict[str | Fraction | tuple[Verdict], int] = {}
         representatives: list[tuple[int, str]] = []
-        classes = 0
+        numbers = count()
         for answer, verdict in zip(given, verdicts, strict=True):
             if answer is None or verdict is Verdict.NO_ANSWER:
                 labels.append(None)
                 continue
-            label = known.get(answer)
-            if label is None and verdict in _EQUAL:
-                label = equal.get(verdict)
-            elif label is None and verdict is Verdict.INCORRECT:
-                value = whole(answer)
-                label = None if value is None else known.get(value)
+            value = whole(answer) if verdict is Verdict.INCORRECT else None
+            key = (verdict,) if verdict in _EQUAL else value
+            label = known.get(answer, None if key is None else known.get(key))
+            if label is None and verdict is Verdict.INCORRECT:
+                # Integers that differ need no verifier, and most wrong answers are integers.
                 others = [(at, other) for at, other in representatives if value is None or whole(other) is None]
-                if label is None and others:
-                    pairs = [(answer, other) for _, other in others] + [(other, answer) for _, other in others]
-                    same = [v in _EQUAL for v in self.verify_many(pairs, [problem] * len(pairs), answers=answers)]
-                    both = zip(others, same, same[len(others) :], strict=False)
-                    label = next((at for (at, _), ahead, back in both if ahead or back), None)
-                if label is None:
-                    representatives.append((classes, answer))
-                if value is not None:
-                    known[value] = classes if label is None else label
+                pairs = [(answer, other) for _, other in others] + [(other, answer) for _, other in others]
+                same = [v in _EQUAL for v in self.verify_many(pairs, [problem] * len(pairs), answers=answers)]
+                both = zip(others, same, same[len(others) :], strict=False)
+                label = next((at for (at, _), ahead, back in both if ahead or back), None)
             if label is None:
-                label, classes = classes, classes + 1
-                if verdict in _EQUAL:
-                    equal[verdict] = label
+                label = next(numbers)
+                if verdict is Verdict.INCORRECT:
+                    representatives.append((label, answer))
             known[answer] = label
+            if key is not None:
+                known[key] = label
             labels.append(label)
-        return AnswerClasses(labels, equal.get(Verdict.CORRECT), verdicts)
+        return AnswerClasses(labels, known.get((Verdict.CORRECT,)), verdicts)
 
     def close(self) -> None:
         """Stop the workers now; they also stop when the program ends."""

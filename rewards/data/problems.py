@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -52,10 +53,6 @@ def parse_level(value: Any) -> int | None:
     return int(digits.group()) if digits else None
 
 
-def _gold(row: dict[str, Any]) -> str:
-    return plain_integer(str(row["answer"]))
-
-
 FIELDS = ("id", "problem", "answer", "solution", "subject", "level", "cluster")
 RECORDED_FIELDS = ("gold", "completion", "completions", "finish_reason", "tokens", "label", "reasoning_content")
 
@@ -91,6 +88,16 @@ def renamed(row: dict[str, Any], fields: Mapping[str, str], where: str) -> dict[
     return found
 
 
+# How the gold stands in a row of the Hub.
+_GOLDS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "number": lambda row: plain_integer(str(row["answer"])),
+    "text": lambda row: str(row["answer"]),
+    "after hashes": lambda row: plain_integer(gsm8k_gold(str(row["answer"])) or ""),
+    "last box": lambda row: math_gold(str(row["solution"])),
+    "list": lambda row: ", ".join(row["final_answer"]),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class HubSource:
     """Where a named source lies on the Hub, and how one of its rows becomes a Problem."""
@@ -99,15 +106,14 @@ class HubSource:
     split: str
     count: int
     id: str  # with the fields of a row, `position` in the whole set, and `paper` of an AIME
-    configs: tuple[str, ...] = ("default",)
-    gold: Callable[[dict[str, Any]], str] = _gold
-    fields: tuple[tuple[str, str], ...] = ()
-    """(Ours, theirs) for fields that have other names there."""
+    configs: Sequence[str] = ("default",)
+    gold: str = "number"  # One of _GOLDS
+    fields: Mapping[str, str] | None = None  # Ours -> theirs, for fields that have other names there
 
     def parse(self, row: dict[str, Any], position: int) -> Problem:
         """Return the problem that a row is. Raises KeyError for a field that is not there."""
         where = f"{self.repository}, row {position + 1}"
-        row = renamed(row, dict(self.fields), where)
+        row = renamed(row, self.fields or {}, where)
         place = re.search(r"2024_AIME_(I+)_Problems/Problem_(\d+)", str(row.get("url", "")))
         paper = "-".join(place.groups()) if place else f"{'I' if position < 15 else 'II'}-{position % 15 + 1}"
         known = {"position": position, "paper": paper, "id": position, "problem_idx": position + 1}
@@ -116,12 +122,12 @@ class HubSource:
             "problem": row.get("question") or row["problem"],
             "solution": row.get("solution") or str(row.get("answer", "")).rpartition("####")[0].strip(),
             "subject": row.get("subject") or row.get("type"),
-            "answer": self.gold(row),
+            "answer": _GOLDS[self.gold](row),
         }
         return problem_of(row, position, "", where)
 
 
-# Hub config -> subject, in the order in which the ids count.
+# Hub config -> subject.
 MATH_SUBJECTS = {
     "algebra": "Algebra",
     "counting_and_probability": "Counting & Probability",
@@ -132,39 +138,8 @@ MATH_SUBJECTS = {
     "precalculus": "Precalculus",
 }
 
-SOURCES: dict[str, HubSource] = {
-    **{
-        f"gsm8k_{split}": HubSource(
-            "openai/gsm8k", split, count, f"gsm8k/{split}/{{position}}", ("main",),
-            lambda row: plain_integer(gsm8k_gold(str(row["answer"])) or ""),
-        )
-        for split, count in (("train", 7473), ("test", 1319))
-    },
-    **{
-        f"math_{split}": HubSource(
-            "EleutherAI/hendrycks_math", split, count, f"math/{split}/{{position}}", tuple(MATH_SUBJECTS),
-            lambda row: math_gold(str(row["solution"])),
-        )
-        for split, count in (("train", 7500), ("test", 5000))
-    },
-    "math500": HubSource("HuggingFaceH4/MATH-500", "test", 500, "{unique_id}", gold=lambda row: str(row["answer"])),
-    "aime24": HubSource("HuggingFaceH4/aime_2024", "train", 30, "aime/2024-{paper}"),
-    "aime25": HubSource("math-ai/aime25", "test", 30, "aime/2025-{paper}"),
-    "aime26": HubSource("MathArena/aime_2026", "train", 30, "aime/2026-{problem_idx}"),
-    "hmmt_feb25": HubSource("MathArena/hmmt_feb_2025", "train", 30, "hmmt/2025-feb-{problem_idx}"),
-    "hmmt_nov25": HubSource("MathArena/hmmt_nov_2025", "train", 30, "hmmt/2025-nov-{problem_idx}"),
-    "hmmt_feb26": HubSource("MathArena/hmmt_feb_2026", "train", 33, "hmmt/2026-feb-{problem_idx}"),
-    "brumo25": HubSource("MathArena/brumo_2025", "train", 30, "brumo/2025-{problem_idx}"),
-    "minerva": HubSource("math-ai/minervamath", "test", 272, "minerva/{position}"),
-    "olympiadbench": HubSource(
-        "math-ai/olympiadbench", "test", 675, "olympiadbench/{id}", gold=lambda row: ", ".join(row["final_answer"])
-    ),
-    "imo_answerbench": HubSource(
-        "Hwilner/imo-answerbench", "train", 400, "{id}",
-        fields=(("id", "Problem ID"), ("problem", "Problem"), ("answer", "Short Answer"), ("subject", "Category")),
-    ),
-    "amc23": HubSource("math-ai/amc23", "test", 40, "amc23/{id}"),
-}  # fmt: skip
+_TABLE = tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
+SOURCES = {name: HubSource(**source) for name, source in _TABLE.items()}
 # Splits of the embedded task, generated when they are asked for.
 GENERATED = {f"arithmetic_{split}": partial(arithmetic_problems, split) for split in DEFAULT_COUNTS}
 

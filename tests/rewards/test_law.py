@@ -12,7 +12,7 @@ from bench.rewritings import LETTERS, LOOKS, REWRITINGS, WRAPPERS
 from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier
 from gtpo.rewards.equality.comparing.decide import decide
-from gtpo.rewards.equality.comparing.simplified import Work, work_left
+from gtpo.rewards.equality.comparing.work import Work, work_left
 from gtpo.rewards.equality.reading.grammar import parse
 from gtpo.rewards.golds import contradiction, read_contract
 

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise, permutations
-from typing import Any
+from itertools import permutations
 
 import mpmath
-from mpmath import mp
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.arithmetic import (
-    ZERO,
-    NoValue,
-    Term,
-    Value,
-    canonical,
-    contains,
-    evaluate,
-    number_of,
-    substitute,
-    symbols,
-)
+from gtpo.rewards.equality.arithmetic import NoValue, evaluate, number_of
 from gtpo.rewards.equality.comparing.numeric import (
     agree_as_decimals,
-    close,
     equal_as_matrices,
     equal_terms,
     hundredth,
@@ -36,6 +22,7 @@ from gtpo.rewards.equality.comparing.numeric import (
     proportional,
     stable,
 )
+from gtpo.rewards.equality.comparing.sets import FLIPPED, RealSets
 from gtpo.rewards.equality.reading.answers import (
     Answer,
     Based,
@@ -53,13 +40,12 @@ from gtpo.rewards.equality.reading.answers import (
     time_of_day,
 )
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
-from gtpo.rewards.equality.reading.problem import Contract, ProblemText, plain_name
+from gtpo.rewards.equality.reading.problem import UNKNOWN, ProblemText, plain_name
 from gtpo.rewards.equality.reading.units import is_noun, singular
+from gtpo.rewards.equality.terms import ZERO, Term, canonical, contains, substitute, symbols
+
 
 # -- equations, chains that give a value, and names of values ---------------------------------------------------------
-FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
-
-
 def difference(relation: Relation) -> tuple[str, Term]:
     """Bring a relation to `term op 0` with op one of = != > >=."""
     op, (left, right) = relation.ops[0], relation.terms
@@ -68,7 +54,7 @@ def difference(relation: Relation) -> tuple[str, Term]:
     return op, ("add", left, ("neg", right))
 
 
-def value_of_chain(chain: Relation, problem: ProblemText | None) -> Term | None:
+def value_of_chain(chain: Relation, problem: ProblemText) -> Term | None:
     """Return the last term of a chain that gives an expression its value, as `m + n = 12 + 19 = 31` does, else None.
 
     It gives one if all its terms are equal, or if its first is a sum of names or what the problem asks for, and the
@@ -82,7 +68,7 @@ def value_of_chain(chain: Relation, problem: ProblemText | None) -> Term | None:
         if not symbols(first) and contains(first, "bind"):
             return last  # `\sum_{n=1}^\infty 2^{-n} = 1`
         names = first[0] == "add" and all(part[0] == "sym" for part in first[1:])
-        asked = problem is not None and canonical(first) in problem.asked
+        asked = canonical(first) in problem.asked
         computed = not symbols(first) and equal_terms(first, last)
         return last if names or asked or computed else None
     return last if equal_terms(first, last) else None
@@ -134,114 +120,13 @@ def indexed(names: Sequence[str]) -> bool:
     return len({re.sub(r"_.*|\d+$", "", name) for name in names}) == 1
 
 
-# -- sets of reals, compared by what belongs to them: at each of their ends, between two ends, and beyond all ---------
-Has = Callable[[Any], bool]  # Whether a number, or an infinity, belongs to a set
-
-
-class RealSets:
-    """Compares answers as real sets at one point of their symbols."""
-
-    def __init__(self, point: Mapping[str, Value]) -> None:
-        self._point = point
-        self._ends: list[Any] = []
-
-    def same(self, p: Answer, g: Answer) -> bool | None:
-        """Return whether two answers are one set of reals, None if one of them is no such set."""
-        self._ends = []
-        try:
-            first, second = self._read(p), self._read(g)
-        except (NoValue, TypeError):
-            return None
-        return all(first(x) == second(x) for x in self._places())
-
-    def _places(self) -> Iterator[Any]:
-        """Yield where sets with the ends that were read may differ."""
-        ends = sorted(end for end in self._ends if mp.isfinite(end))
-        yield from (-mp.inf, mp.mpf(0), mp.inf, *ends)
-        yield from (sign * (1 + 2 * abs(end)) for sign in (1, -1) for end in ends)
-        yield from ((a + b) / 2 for a, b in pairwise(ends) if not close(a, b))
-
-    def _end(self, term: Term) -> Any:
-        value = evaluate(term, self._point)
-        if isinstance(value, Fraction):
-            value = mp.mpf(value.numerator) / value.denominator
-        if not isinstance(value, mp.mpf):
-            raise NoValue
-        self._ends += [value, -value]  # of |x| < 3 both
-        return value
-
-    def _read(self, answer: Answer) -> Has:
-        """Return the set that an answer is. Raises NoValue if it is none."""
-        if isinstance(answer, Named):
-            return self._read(answer.value)
-        if isinstance(answer, Scalar):
-            value = self._end(answer.term)
-            return lambda x: _holds("=", x, value)
-        if isinstance(answer, Listing) and answer.kind == "tuple" and len(answer.items) == 2:
-            ends = [self._end(item.term) for item in answer.items if isinstance(item, Scalar)]
-            if len(ends) != 2 or ends[0] > ends[1]:
-                raise NoValue
-            low, high = (">=" if answer.brackets[0] == "[" else ">"), ("<=" if answer.brackets[1] == "]" else "<")
-            return lambda x: _holds(low, x, ends[0]) and _holds(high, x, ends[1])
-        if isinstance(answer, Listing) and answer.kind in ("set", "list"):
-            parts = [self._read(item) for item in answer.items]
-            if not parts or not all(isinstance(item, Relation) for item in answer.items) or answer.joint == "or":
-                return lambda x: any(part(x) for part in parts)
-            both = answer.joint == "and" or any(all(part(x) for part in parts) for x in self._places())
-            # A comma between inequalities means both of them, unless nothing fulfills both.
-            return lambda x: (all if both else any)(part(x) for part in parts)
-        if isinstance(answer, Relation):
-            return self._relation(answer)
-        if not isinstance(answer, Union):
-            raise NoValue
-        joined = [(operation, self._read(part)) for operation, part in answer.parts]
-
-        def has(x: Any) -> bool:
-            found = False
-            for operation, part in joined:
-                if operation == "cup":
-                    found = found or part(x)
-                else:
-                    found = found and (part(x) if operation == "cap" else mp.isfinite(x) and not part(x))
-            return found
-
-        return has
-
-    def _relation(self, answer: Relation) -> Has:
-        at, *others = [i for i, term in enumerate(answer.terms) if symbols(term) or contains(term, "opaque")] or [-1]
-        term = answer.terms[at]
-        absolute = term[:2] == ("fn", "abs")
-        if others or at < 0 or (term[2] if absolute else term)[0] not in ("sym", "opaque"):
-            raise NoValue
-        bounds: list[tuple[str, Any]] = []
-        for index, op in enumerate(answer.ops):
-            if at not in (index, index + 1):
-                raise NoValue
-            bound = self._end(answer.terms[index + 1 if at == index else index])
-            bounds.append((op if at == index else FLIPPED[op], bound))
-
-        def fulfills(x: Any, op: str, bound: Any) -> bool:
-            if not absolute:
-                return _holds(op, x, bound)
-            both = (_holds(op, x, bound), _holds(FLIPPED[op], x, -bound))
-            return all(both) if op[0] in "<!" else any(both)
-
-        return lambda x: mp.isfinite(x) and all(fulfills(x, *each) for each in bounds)
-
-
-def _holds(op: str, x: Any, bound: Any) -> bool:
-    if x == bound or (mp.isfinite(x) and mp.isfinite(bound) and close(x, bound)):
-        return op in ("=", "<=", ">=")
-    return op == "!=" or (op[0] == "<" and x < bound) or (op[0] == ">" and x > bound)
-
-
 # -- the policy -------------------------------------------------------------------------------------------------------
 class Comparison:
     """One policy, applied to two answers that have been read; `problem` is what is known of their problem."""
 
-    def __init__(self, problem: ProblemText | None = None) -> None:
+    def __init__(self, problem: ProblemText = UNKNOWN) -> None:
         self.problem = problem
-        self.contract = problem.contract if problem else Contract()
+        self.contract = problem.contract
 
     def matching(self, p: Answer, g: Answer) -> Answer | None:
         """Return prediction `p` if it equals gold `g`, with the gold's names for parameters of its own, else None."""
@@ -249,7 +134,7 @@ class Comparison:
             return p
         ours, theirs = symbols_of(p), symbols_of(g)
         mine, its = sorted(ours - theirs), sorted(theirs - ours)
-        if self.problem is None or not 0 < len(mine) == len(its) <= 2 or not isinstance(g, (Scalar, Named, Listing)):
+        if not (self.problem.is_known and 0 < len(mine) == len(its) <= 2 and isinstance(g, (Scalar, Named, Listing))):
             return None
         # Of a tuple the gold's parameter may have any letter; elsewhere x is a coordinate, and z another.
         free = isinstance(g.value if isinstance(g, Named) else g, Listing)
@@ -324,17 +209,16 @@ class Comparison:
         """Return whether an equation gives something of an unknown (`|x| = 5`) and not the unknown asked for."""
         letters = set(re.findall(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z(])", p.name))
         unknowns = self.contract.unknowns
-        if self.problem is not None and self._names_another(p):
+        if self.problem.is_known and self._names_another(p):
             return True
-        if len(unknowns) == 1 and self.problem and re.fullmatch("[a-z]", p.name) and p.name not in unknowns:
+        if len(unknowns) == 1 and re.fullmatch("[a-z]", p.name) and p.name not in unknowns:
             return p.name in self.problem.tokens  # `y = 5` for "solve for x"
         if p.name in letters or p.relation is None or letters.isdisjoint(unknowns):
             return False
-        return self.problem is None or canonical(p.relation.terms[0]) not in self.problem.asked
+        return canonical(p.relation.terms[0]) not in self.problem.asked
 
     def _names_another(self, p: Named) -> bool:
         """Return whether a name is another than those of its kind in the question: `AB`, `AC^2`, `f` for f^{-1}."""
-        assert self.problem is not None
         names = self.problem.asked_names
         name = plain_name(f"{p.name}({p.variables[0]})" if p.variables else p.name)
         if re.fullmatch(r"[A-Z]{2}\^\d", name) and not occurs(tokens_of(p.name), self.problem.tokens):
@@ -362,25 +246,23 @@ class Comparison:
             if contains(degrees.term, "const", "pi"):
                 return False  # an angle in radians
             if contains(plain.term, "const", "pi") or plain.unit.name:  # if the problem fixes no unit
-                free = self.problem is not None and "angles" not in self.problem.topics and not self.contract.units
+                free = self.problem.is_known and "angles" not in self.problem.topics and not self.contract.units
                 radians = ("mul", degrees.term, ("div", ("const", "pi"), ("num", Fraction(180))))
                 return free and equal_terms(radians, plain.term)
         if not self._units_agree(p.unit, g.unit) or (p.percent and g.unit.name) or (g.percent and p.unit.name):
             return False
-        counted = self.problem.counted if self.problem else frozenset()
-        if p.unscaled is not None and counted.issuperset(map(singular, p.scales)):
+        if p.unscaled is not None and self.problem.counted.issuperset(map(singular, p.scales)):
             p = replace(p, term=p.unscaled)  # `5 dozen` if the problem asks how many dozen
         if p.percent == g.percent:
             return self._values(p, g)
-        asked = None if self.problem is None else self.problem.asks_percent
+        asked = self.problem.asks_percent
         if p.percent:  # 60 % and 60 are one answer if a percentage is asked for; 0.6 is never 60
-            return self._values(p, g) if asked else self._values(hundredth(p), g)
-        return self._values(p, hundredth(g)) or (asked is not False and self._values(p, g))
+            return self._values(p if asked else hundredth(p), g)
+        return self._values(p, hundredth(g)) or ((asked or not self.problem.is_known) and self._values(p, g))
 
     def _units_agree(self, p: Unit, g: Unit) -> bool:
         """Return whether the units fit: a measure that only one side names is left out, a word needs a reason."""
-        vocabulary = self.problem.vocabulary if self.problem else frozenset()
-        counted = self.problem.counted if self.problem else frozenset()
+        vocabulary, counted = self.problem.vocabulary, self.problem.counted
         if not p.nouns <= vocabulary | g.nouns or not p.amounts <= counted | g.amounts:
             return False
         if p.things and not g.things and p.things <= vocabulary - counted and any(map(is_noun, counted)):
@@ -399,7 +281,7 @@ class Comparison:
         head, _, below = given.partition("/")
         if head in _MONEY and contract.currencies and head not in contract.currencies:
             return False
-        if given and self.problem is not None and self.problem.asks_percent:
+        if given and self.problem.asks_percent:
             return False  # `25°` for a percentage
         if given.startswith("mod "):
             return not contract.moduli or given[4:] in contract.moduli
@@ -417,11 +299,11 @@ class Comparison:
 
     def _values(self, p: Scalar, g: Scalar) -> bool:
         if equal_terms(p.term, g.term):
-            return self.problem is None or "matrices" not in self.problem.topics or equal_as_matrices(p.term, g.term)
+            return "matrices" not in self.problem.topics or equal_as_matrices(p.term, g.term)
         if not (p.digits or g.digits) or symbols(p.term) or symbols(g.term):
             return False
         try:
-            return agree_as_decimals(p, g, None if self.problem is None else self.contract)
+            return agree_as_decimals(p, g, self.contract if self.problem.is_known else None)
         except NoValue:
             return False
 
@@ -454,7 +336,7 @@ class Comparison:
             return kinds == {"ratio"} and self._ratios(p, g)
         if kinds == {"tuple"}:
             # With two entries the brackets tell an open interval (or a point) from a closed one.
-            either = len(p.items) > 2 or (self.problem is not None and "monotony" in self.problem.topics)
+            either = len(p.items) > 2 or "monotony" in self.problem.topics
             same_brackets = p.brackets == g.brackets or (either and "(" not in p.brackets[1:] + g.brackets[1:])
             return same_brackets and self._ordered(p.items, g.items)
         if kinds == {"tuple", "list"}:  # `y = 2, x = 1` beside (1, 2)
@@ -493,7 +375,7 @@ class Comparison:
         return replace(listing, items=tuple(named[name] for name in self._order(named)))
 
     def _order(self, names: Collection[str]) -> Sequence[str]:
-        return self.problem.order if self.problem and set(self.problem.order) == set(names) else sorted(names)
+        return self.problem.order if set(self.problem.order) == set(names) else sorted(names)
 
     def _ordered(self, p: Sequence[Answer], g: Sequence[Answer]) -> bool:
         return len(p) == len(g) and all(self.equal(a, b) for a, b in zip(p, g, strict=True))
@@ -525,7 +407,7 @@ class Comparison:
         whole, part = (p, g) if isinstance(p, Listing) else (g, p)
         if not isinstance(whole, Listing) or not isinstance(part, Scalar):
             return False
-        spoken = frozenset() if self.problem is None else self.problem.vocabulary
+        spoken = self.problem.vocabulary
         is_time = is_clock(whole.brackets) and (not spoken or not _TIMES.isdisjoint(spoken))
         if whole.kind == "ratio" and len(whole.items) == 2 and not is_time:
             quotient = Scalar(("div", *_terms(whole)))

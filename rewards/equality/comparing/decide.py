@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from mpmath import mp
 
-from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate, symbols
+from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.simplified import finding
 from gtpo.rewards.equality.reading.answers import Answer, Scalar, same_name, same_words
@@ -19,6 +19,7 @@ from gtpo.rewards.equality.reading.clean import PRICE, clean, typed_thousands, u
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
 from gtpo.rewards.equality.reading.statements import cores
+from gtpo.rewards.equality.terms import symbols
 from gtpo.rewards.extract import boxed_together, extract_answer
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 from gtpo.rewards.thoughts import plain, without_thoughts
@@ -88,25 +89,25 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     answer must be within what can be evaluated.
     """
     mp.dps = DIGITS
-    known = read_problem(problem) if problem else None
-    if known is not None and known.contract.counts and PRICE.fullmatch(prediction.strip()):
+    known = read_problem(problem or "")
+    if known.contract.counts and PRICE.fullmatch(prediction.strip()):
         return "INCORRECT"  # `$5` for "how many apples"
-    several = re.search("[①-⑳]", gold) or (known is not None and known.options and not known.contract.order)
+    several = re.search("[①-⑳]", gold) or (known.options and not known.contract.order)
     if several and len(wanted := selected(gold)) > 1 and (named := selected(prediction)):
         return "CORRECT" if wanted == named else "INCORRECT"
-    spoken = (known.asking, known.others) if known is not None and " " in prediction else ()
+    spoken = (known.asking, known.others) if " " in prediction else ()
     texts = _texts(prediction, False, *spoken)
-    if known is not None and known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])):
+    if known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])):
         texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, if a measure is asked for
-    if known is not None and (name := name_in(gold, known)) is not None:
+    if (name := name_in(gold, known)) is not None:
         if any(same_name(clean(text), name) for text in texts) or name_in(prediction, known) == name:
             return "CORRECT"
         if name == gold.strip():
             return "INCORRECT"
-    golds = [reading for text in _texts(gold, gold=True) for reading in _readings(text, True, known is not None)]
+    golds = [reading for text in _texts(gold, gold=True) for reading in _readings(text, True, known.is_known)]
     chosen = [choice for reading in golds if (choice := split_choice(reading)) is not None]
-    letters = bool(chosen) or known is None or bool(known.options)
-    if known is not None and known.options and re.fullmatch(r"\(?[A-H]\)?", gold.strip()):
+    letters = bool(chosen or known.options) or not known.is_known
+    if known.options and re.fullmatch(r"\(?[A-H]\)?", gold.strip()):
         texts = tuple(_OPTION_LETTER.sub(lambda m: m.group().upper(), text) for text in texts)
     judge = _Judge(known, golds, [rest for _, rest, _ in chosen if rest], letters, by_text)
     try:
@@ -127,7 +128,7 @@ class _UnusableGold(Exception):
 class _Judge:
     """What one gold and its problem make of the readings of an answer."""
 
-    known: ProblemText | None
+    known: ProblemText
     golds: list[str]
     bodies: list[str]  # what stands beside the letters of golds that are choices
     letters: bool  # whether letters choose something here
@@ -140,7 +141,7 @@ class _Judge:
             if choice is not None and choice[1]:
                 return self._chosen(*choice)
         found = self._judged(predictions, [*self.golds, *self.bodies])
-        if found == "INCORRECT" and self.known is not None and self.known.options:
+        if found == "INCORRECT" and self.known.options:
             # The option for its letter, or the letter for its option.
             options = self.known.options
             wanted = [clean(o) for g in self.golds if (o := options.get(g.strip("()").upper())) is not None]
@@ -153,7 +154,7 @@ class _Judge:
 
     def _chosen(self, letter: str, body: str, marked: bool) -> str:
         """Return what a letter with an answer beside it comes to: the answer must be the option's, and no less done."""
-        option = self.known.options.get(letter.upper()) if self.known is not None else None
+        option = self.known.options.get(letter.upper())
         of_option = None if option is None else self._judged([body], [clean(option)])
         if of_option == "INCORRECT":
             return of_option

@@ -23,20 +23,16 @@ from gtpo.rewards.equality.arithmetic import (
     Magnitudes,
     Matrix,
     NoValue,
-    Term,
     TooBig,
     Value,
-    contains,
     evaluate,
     integer,
     noise,
     number_of,
-    parts,
-    subterms,
-    symbols,
 )
 from gtpo.rewards.equality.reading.answers import Scalar
 from gtpo.rewards.equality.reading.problem import Contract
+from gtpo.rewards.equality.terms import Term, contains, parts, subterms, symbols
 from gtpo.rewards.limits import COMPARISON_DIGITS
 
 POINTS_NEEDED, POINTS_TRIED = 4, 24

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gtpo.rewards.completions import without_spaces
-from gtpo.rewards.equality.arithmetic import Term, symbols
 from gtpo.rewards.equality.reading import WORDS
+from gtpo.rewards.equality.terms import Term, symbols
 
 
 class Unit(NamedTuple):

@@ -12,8 +12,9 @@ from fractions import Fraction
 from itertools import accumulate
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.arithmetic import FUNCTIONS, NO_BASE, Term, TooBig
+from gtpo.rewards.equality.arithmetic import FUNCTIONS, TooBig
 from gtpo.rewards.equality.reading import TABLES, WORDS
+from gtpo.rewards.equality.terms import NO_BASE, Term
 from gtpo.rewards.limits import MAX_DECIMAL_EXPONENT
 
 
@@ -347,7 +348,8 @@ class Parser:
         while self._take("'") or (self._peek() == "^" and self._peek(1) in ("\\prime", "'") and self._take("^")):
             name += "'"
         if self._peek() == "(" and (name != letter or letter in CALLED):
-            return self._call(name)
+            self._at += 1
+            return ("opaque", name, *self._listed("("))
         return ("const" if name in ("e", "i") else "sym", name)
 
     def _subscripted(self, letter: str) -> Term:
@@ -360,10 +362,6 @@ class Parser:
         if index[0] == "num":
             return ("sym", f"{letter}_{index[1]}")
         return ("opaque", f"{letter}_", index)
-
-    def _call(self, name: str) -> Term:
-        self._need("(")
-        return ("opaque", name, *self._listed("("))
 
     def _command(self, name: str) -> Term:
         if name in _OF_TWO:
@@ -459,23 +457,18 @@ class Parser:
             if self._take("^"):
                 high = self._atom()
             elif self._take("_"):
-                variable, low = self._range()
+                self._need("{")
+                kind, variable = self._tokens[self._at]
+                self._at += 1
+                if kind != "let":
+                    raise NotMathematics("a range without a variable")
+                self._need("=")
+                low = self._sum()
+                self._need("}")
         body = self._product()
         if not variable:
             raise NotMathematics(f"\\{head} without a variable")
         return ("bind", head, variable, body, low, high)
-
-    def _range(self) -> tuple[str, Term]:
-        self._need("{")
-        kind, name = self._tokens[self._at]
-        if kind != "let":
-            raise NotMathematics("a range without a variable")
-        self._at += 1
-        if not self._take("="):
-            raise NotMathematics("a range without a start")
-        low = self._sum()
-        self._need("}")
-        return name, low
 
     def _matrix(self) -> Term:
         name = self._environment()

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.arithmetic import Term, TooBig, canonical, is_literal, subterms
+from gtpo.rewards.equality.arithmetic import TooBig
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse, tokens_of
 from gtpo.rewards.equality.reading.units import NUMBER_WORDS, is_noun, is_unit_word, read_unit, singular
+from gtpo.rewards.equality.terms import Term, canonical, is_literal, subterms
 from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 
 # -- what it asks its answer to be; what it does not say asks for nothing ---------------------------------------------
@@ -144,9 +145,13 @@ _SPOKEN = [
 
 
 class ProblemText:
-    """What a problem's text says, looked up again and again for its answers; what is not understood says nothing."""
+    """What a problem's text says, looked up again and again for its answers; what is not understood says nothing.
+
+    No text is a problem that is not known: it asks for nothing, and nothing can be copied from it.
+    """
 
     def __init__(self, text: str) -> None:
+        self.is_known = bool(text)
         self._text = text[-PROBLEM_CHARACTERS:]
         self._question = _last_shot(self._text)
         self._formulas, self._prose = _split(self._text)
@@ -331,3 +336,6 @@ def name_in(gold: str, problem: ProblemText) -> str | None:
     named = set(re.findall(r"\b[A-Z][a-z]+\b", gold)) & problem.names
     stated = WORDS.negations.isdisjoint(re.findall(r"[a-z']+", gold.lower()))
     return named.pop() if stated and len(named) == 1 else None
+
+
+UNKNOWN = ProblemText("")

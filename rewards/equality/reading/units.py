@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from gtpo.rewards.equality.arithmetic import Term
 from gtpo.rewards.equality.reading import TABLES, WORDS
 from gtpo.rewards.equality.reading.answers import NO_UNIT, Based, Scalar, Unit, Words
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
+from gtpo.rewards.equality.terms import Term
 from gtpo.rewards.limits import UNIT_WORDS
 
 _CANONICAL = {spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()}

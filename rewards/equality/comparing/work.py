@@ -1,0 +1,311 @@
+"""What an expression leaves to compute, counted by kind: an answer must leave nothing that its gold does not leave."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import chain
+from typing import NamedTuple
+
+from gtpo.rewards.equality.arithmetic import NoValue, evaluate, number_of, whole_root
+from gtpo.rewards.equality.terms import ONE, ZERO, Term, canonical, contains, parts, subterms, symbols
+
+
+class Work(enum.Enum):
+    """Kinds of operations that an expression leaves."""
+
+    SUM = "numbers that are added"
+    LIKE = "terms of a sum that can be put together"
+    PRODUCT = "factors that can be put together"
+    POWER = "a power of a power, an exponent of 0 or 1"
+    SIGN = "a sign that cancels another"
+    FUNCTION = "a function of numbers, or of its own inverse"
+    BOUND = "a sum, product, integral or limit over a variable"
+    REDUCTION = "a fraction or root that can be reduced, within an expression"
+    FRACTION = "a number that is one fraction or root and can be reduced"
+    LITERAL_POWER = "a number that is a power"
+    ROOT = "a root with a square in it, in a denominator, or of a sum"
+
+
+Count = Counter[Work]
+# What no answer may leave that its gold does not leave; the others depend on the problem.
+ALWAYS = frozenset(Work) - {Work.FRACTION, Work.ROOT, Work.LITERAL_POWER}
+_INVERSES = {"ln": "exp", "exp": "ln", "sin": "arcsin", "cos": "arccos", "tan": "arctan", "arcsin": "sin",
+             "arccos": "cos", "arctan": "tan"}  # fmt: skip
+
+
+def work_left(term: Term) -> Count:
+    """Return how many operations of each kind an expression leaves."""
+    found: Count = Counter()
+    _visit(term, found, whole=not symbols(term))
+    return found
+
+
+def _visit(term: Term, found: Count, whole: bool = False) -> None:
+    """Count what one term leaves; `whole`: it is a number by itself."""
+    kind = term[0]
+    if kind in ("add", "mul"):
+        matrices = sum(_unsigned(part)[0] == "mat" for part in term[1:])
+        found[Work.PRODUCT] += max(0, matrices - 1)
+    if kind == "mat":
+        for cell in parts(term):
+            _visit(cell, found, not symbols(cell))
+    elif kind == "bind":
+        found[Work.BOUND] += 1
+    elif kind == "add":
+        added = list(addends(term))
+        if not symbols(term):
+            found[Work.SUM] += len(added) - 1
+        found[Work.LIKE] += len(added) - len(set(map(_kind_of, added))) + added.count(ZERO)
+        for part in added:
+            _visit(part, found)
+    elif kind in ("mul", "div", "neg", "pow") or term[:2] in (("fn", "sqrt"), ("fn", "root")):
+        _product(term, found, whole)
+    elif kind == "fn":
+        _function(term, found)
+    else:
+        for part in parts(term):
+            _visit(part, found)
+
+
+# -- sums ----------------------------------------------------------------------------------------------------------
+def addends(term: Term) -> Iterator[Term]:
+    """Yield the terms of a sum, those of sums within it too, each with its sign."""
+    if term[0] == "add":
+        for part in term[1:]:
+            yield from addends(part)
+    elif term[0] == "neg" and term[1][0] == "add":
+        for part in addends(term[1]):
+            yield ("neg", part)
+    else:
+        yield term
+
+
+def _kind_of(addend: Term) -> str:
+    """Return an addend without its rational coefficient: two of one kind can be put together."""
+    above, below, *_ = factors(addend)
+    above, below = ([f for f in side if not is_rational(f)] for side in (above, below))
+    inverted: list[Term] = [("pow", factor, ("neg", ONE)) for factor in below]
+    return repr(canonical(("mul", ONE, *above, *inverted)))
+
+
+# -- products and powers -------------------------------------------------------------------------------------------
+class Factors(NamedTuple):
+    """Of a product or quotient; 1/2 and 2^3 are one factor."""
+
+    above: list[Term]
+    below: list[Term]
+    signs: int
+    nested: int  # Fractions within denominators
+
+
+def factors(term: Term) -> Factors:
+    """Return the factors above and below the fraction line, with the signs and fractions that were between them."""
+    sides: tuple[list[Term], list[Term]] = ([], [])
+    signs = nested = 0
+
+    def collect(part: Term, side: int) -> None:
+        nonlocal signs, nested
+        if part[0] == "mul":
+            for each in part[1:]:
+                collect(each, side)
+        elif part[0] == "neg":
+            signs += 1
+            collect(part[1], side)
+        elif part[0] == "div" and not is_rational(part):
+            nested += side
+            signs += part[1][0] == "neg"
+            top = _unsigned(part[1])
+            if top != ONE:
+                collect(top, side)
+            collect(part[2], 1 - side)
+        elif part[0] == "pow" and part[2] == ("neg", ONE) and not is_rational(part):
+            collect(part[1], 1 - side)
+        else:
+            sides[side].append(part)
+
+    collect(term, 0)
+    return Factors(*sides, signs, nested)
+
+
+def _unsigned(term: Term) -> Term:
+    return term[1] if term[0] == "neg" else term
+
+
+def _is_integer(term: Term) -> bool:
+    return bool(term[0] == "num" and term[1].denominator == 1)
+
+
+def is_rational(term: Term) -> bool:
+    """Return whether a term is one rational number as written: 3, 0.5, 2/3, 1 1/2, 2^10."""
+    term = _unsigned(term)
+    if term[0] == "div":
+        return all(_is_integer(_unsigned(part)) for part in term[1:])
+    if term[0] == "pow":
+        return is_rational(term[1]) and _is_integer(_unsigned(term[2]))
+    return bool(term[0] == "num" or term[:2] == ("fn", "mixed"))
+
+
+def _base(factor: Term) -> Term:
+    return factor[1] if factor[0] == "pow" and _is_integer(_unsigned(factor[2])) else factor
+
+
+def _root_of(factor: Term) -> tuple[Term, Term] | None:
+    """Return (radicand, degree) of a root, None for anything else."""
+    if factor[:2] == ("fn", "sqrt"):
+        return factor[2], ("num", Fraction(2))
+    if factor[:2] == ("fn", "root"):
+        return factor[2], factor[3]
+    if factor[0] == "pow" and factor[2][0] == "div" and is_rational(factor[2]):
+        return factor[1], factor[2][2]
+    return None
+
+
+def _product(term: Term, found: Count, whole: bool) -> None:
+    above, below, signs, nested = factors(term)
+    found[Work.SIGN] += max(0, signs - 1)
+    found[Work.PRODUCT] += nested
+    tops, bottoms = ([f for f in side if is_rational(f)] for side in (above, below))
+    others = [[f for f in side if not is_rational(f)] for side in (above, below)]
+    alone = len(above) + len(below) == 1
+    scientific = any(f[0] == "pow" and f[1] == ("num", Fraction(10)) for f in tops) and not below
+    found[Work.PRODUCT] += max(0, len(tops) - 1 - scientific) + max(0, len(bottoms) - 1)
+    if not alone:
+        found[Work.PRODUCT] += sum(f in (ONE, ZERO) for f in tops)
+    reduction = Work.FRACTION if whole else Work.REDUCTION
+    found[reduction] += sum(_is_reducible(f) for f in tops + bottoms) + bottoms.count(ONE)
+    for top in tops:
+        for bottom in bottoms:
+            a, b = _whole_base(top), _whole_base(bottom)
+            if a is None or b is None:
+                found[Work.PRODUCT] += 1
+            elif math.gcd(a, b) > 1:
+                # `2x/2` is x in disguise, and what x would be paid it must not earn; `6x/4` may stay as it is.
+                found[Work.PRODUCT if a == b and any(others) else reduction] += 1
+    bases = [repr(canonical(_base(f))) for f in others[0] + others[1]]
+    found[Work.PRODUCT] += len(bases) - len(set(bases))
+    for side in others:
+        degrees = [root[1] for f in side if (root := _root_of(f)) is not None]
+        found[Work.PRODUCT] += len(degrees) - len(set(degrees))
+    if not symbols(term):
+        sums = sum(_base(f)[0] == "add" for f in others[0] + others[1])
+        powers = sum(f[0] == "pow" and f[1][0] == "add" for f in others[0] + others[1])
+        found[Work.PRODUCT] += powers + max(0, sums - 1)
+    for factor in map(_unsigned, tops + bottoms):
+        if factor[0] == "pow" and (factor[2] == ZERO or _unsigned(factor[1]) != ("num", Fraction(10))):
+            base, exponent = _unsigned(factor[1]), factor[2]
+            small = exponent in (ZERO, ONE) or base in (ZERO, ONE) or base[0] == "pow" or _is_reducible(base)
+            found[Work.POWER if small else Work.LITERAL_POWER if whole else Work.REDUCTION] += 1
+    for number, side in enumerate(others):
+        for factor in side:
+            if (root := _root_of(factor)) is not None:
+                _root(*root, found, whole, number == 1)
+                if factor[0] == "pow":
+                    _visit(factor[2], found)
+            elif factor[0] == "pow":
+                _power(factor[1], factor[2], found)
+            else:
+                _visit(factor, found)
+
+
+def _power(base: Term, exponent: Term, found: Count) -> None:
+    bare = _unsigned(base)
+    whole_exponent = _is_integer(_unsigned(exponent))
+    if exponent in (ZERO, ONE) or bare in (ZERO, ONE) or bare[0] == "pow" or (bare[0] == "fn" and exponent == ONE):
+        found[Work.POWER] += 1
+    if whole_exponent:
+        root = _root_of(bare)
+        found[Work.SIGN] += base[0] == "neg"
+        found[Work.POWER] += root is not None and (not symbols(root[0]) or _divides(root[1], exponent))
+        found[Work.POWER] += bare[:2] == ("fn", "abs") and _divides(("num", Fraction(2)), exponent)
+        found[Work.POWER] += bare[0] in ("mul", "div") and any(map(is_rational, chain(*factors(bare)[:2])))
+        found[Work.POWER] += base == ("const", "i")
+    if base == ("const", "e"):
+        found[Work.FUNCTION] += contains(exponent, "const", "i") and not symbols(exponent) and is_turn(exponent)
+        found[Work.FUNCTION] += any(part[:2] in (("fn", "ln"), ("fn", "log")) for part in addends(exponent))
+    _visit(base, found)
+    _visit(exponent, found)
+
+
+def is_turn(exponent: Term) -> bool:
+    """Return whether an exponent of e is a whole multiple of i pi / 2: then the power is 1, -1, i or -i."""
+    try:
+        quarters = number_of(evaluate(("div", exponent, ("mul", ("const", "i"), ("const", "pi"))), {})) * 2
+        return bool(abs(quarters - round(quarters.real)) < 1e-30)
+    except (NoValue, AttributeError):
+        return False
+
+
+def _divides(divisor: Term, number: Term) -> bool:
+    number = _unsigned(number)
+    return _is_integer(divisor) and _is_integer(number) and divisor[1] != 0 and number[1] % divisor[1] == 0
+
+
+def _is_reducible(unit: Term) -> bool:
+    """Return whether a fraction of integers is not in lowest terms."""
+    unit = _unsigned(unit)
+    if unit[0] != "div":
+        return False
+    top, bottom = (int(_unsigned(part)[1]) for part in unit[1:])
+    return math.gcd(top, bottom) != 1 or bottom in (0, 1)
+
+
+def _whole_base(unit: Term) -> int | None:
+    """Return an integer, or that of which it is a power; None for other rationals."""
+    unit = _unsigned(unit)
+    base = _unsigned(unit[1]) if unit[0] == "pow" else unit
+    return int(base[1]) if _is_integer(base) else None
+
+
+def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) -> None:
+    bare = _unsigned(radicand)
+    if degree == ONE:
+        found[Work.POWER] += 1
+    if symbols(radicand):
+        above, under, *_ = factors(radicand)
+        if all(f[0] == "pow" and _divides(degree, f[2]) for f in above + under):
+            found[Work.FUNCTION] += 1
+    elif _is_integer(bare) and _is_integer(degree):
+        perfect, composed = _perfect(abs(int(bare[1])), int(degree[1]))
+        found[Work.FRACTION if whole else Work.REDUCTION] += perfect
+        found[Work.ROOT] += composed or below
+    elif is_rational(bare) and bare[0] != "pow":
+        found[Work.ROOT] += 1
+    else:
+        nested = any(part[0] == "add" for part in subterms(radicand)) and radicand[0] != "pow"
+        found[Work.ROOT if nested else Work.FUNCTION] += 1
+    _visit(radicand, found)
+    _visit(degree, found)
+
+
+def _perfect(number: int, index: int) -> tuple[bool, bool]:
+    """Say of an integer whether it is a power of this index, and whether a factor of it is."""
+    if not 2 <= index <= 64 or number > 10**12:
+        return False, False
+    if whole_root(number, index) is not None:
+        return True, False
+    return False, any(number % n**index == 0 for n in range(2, min(round(number ** (1 / index)) + 2, 1000)))
+
+
+def _function(term: Term, found: Count) -> None:
+    name, arguments = term[1], term[2:]
+    if name == "mixed":
+        return
+    first = arguments[0]
+    if name == "exp" and is_rational(first):
+        return
+    if name == "det" and first[0] == "mat":
+        found[Work.FUNCTION] += 1
+    numbers = not symbols(term) and not any(part[0] == "opaque" for part in subterms(term))
+    undone = first[0] in ("fn", "pow") and (
+        first[1] == _INVERSES.get(name) or (name == "ln" and first[1] == ("const", "e"))
+    )
+    kept = name == "abs" and (
+        first[:2] == ("fn", "abs") or (first[0] == "pow" and _divides(("num", Fraction(2)), first[2]))
+    )
+    found[Work.FUNCTION] += numbers or undone or kept
+    for part in arguments:
+        _visit(part, found)
