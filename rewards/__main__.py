@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gtpo.common.errors import UserError
 from gtpo.rewards import Verifier, extract_answer
+from gtpo.rewards.extract import Scoring
 
 PREDICTIONS, GOLDS = ("prediction", "pred", "completion"), ("gold", "answer", "ground_truth")
 
@@ -27,6 +28,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8")
+        # Not splitlines(), which breaks at U+2028 too: texts of GSM8K hold it.
         rows = [_row(line, f"{args.file}:{at}") for at, line in enumerate(text.split("\n"), 1) if line.strip()]
     except (OSError, UnicodeDecodeError, UserError) as error:
         print(f"gtpo.rewards: {error}", file=sys.stderr)
@@ -50,11 +52,10 @@ def _row(line: str, where: str) -> dict[str, str]:
     return row
 
 
-def _prediction(row: dict[str, str], scoring: str) -> str | None:
+def _prediction(row: dict[str, str], scoring: Scoring) -> str | None:
     """Return the answer of a row, extracted if it is a whole completion."""
     given = next(row[name] for name in PREDICTIONS if name in row)
-    lenient = scoring == "lenient"
-    return extract_answer(given, "lenient" if lenient else "strict") if "completion" in row else given
+    return extract_answer(given, scoring) if "completion" in row else given
 
 
 if __name__ == "__main__":

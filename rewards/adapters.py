@@ -43,6 +43,7 @@ def inspect_scorer() -> Any:
     def gtpo_verifier() -> Any:
         async def score(state: Any, target: Any) -> Any:
             text = state.output.completion
+            # A verification may take seconds, and inspect_ai runs all its samples on one event loop.
             judged = [await asyncio.to_thread(correct, text, gold, state.input_text) for gold in target]
             answer = extract_answer(text, "lenient")
             return Score(value=CORRECT if any(judged) else INCORRECT, answer=answer, explanation=text)

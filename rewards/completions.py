@@ -42,6 +42,7 @@ def _last_turn(completion: Completion, role: str, what: str) -> str:
     messages = [message for message in completion if isinstance(message, Mapping)]
     spoken = [message for message in messages if message.get("role", role) == role]
     content = spoken[-1].get("content") if spoken else ""
+    # Chat messages of several modalities hold a list of parts, of which the text is looked at.
     if isinstance(content, Sequence) and not isinstance(content, str):
         return "".join(part.get("text", "") if isinstance(part, Mapping) else str(part) for part in content)
     return content or ""
@@ -58,6 +59,7 @@ FULL, PARTIAL, NONE = 10.0, 1.0, 0.0  # The paper's format rewards: all tags, a 
 def format_ok(text: str) -> bool:
     """Return whether both tag pairs stand in order, closed, once each, with nothing but space after the answer."""
     text = without_end(text)
+    # Each tag once: with a second pair of answer tags a model could give two answers and be paid for either.
     return tuple(_TAG.findall(text)) == TAGS and text.rstrip().endswith("</answer>")
 
 
@@ -108,6 +110,7 @@ def as_text(value: object) -> str:
     """Return an answer or gold as text: numbers of Python and NumPy as written, "" for what is neither."""
     if isinstance(value, str):
         return value
+    # True is an int to Python; as a gold it is a mistake in the data, not 1.
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return ""
     if isinstance(value, Integral | Fraction):
@@ -120,6 +123,7 @@ def decode_completion(tokenizer: Any, ids: Sequence[int], ends: Collection[int] 
 
     Only padding and end tokens are cut off, at its end; ends: those of the model beside the tokenizer's.
     """
+    # Some models have several end tokens, of which the tokenizer knows one.
     cut = {tokenizer.eos_token_id, tokenizer.pad_token_id, *ends}
     length = len(ids)
     while length and ids[length - 1] in cut:

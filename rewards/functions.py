@@ -106,6 +106,7 @@ def accuracy_reward(
     if log_metric is not None and verdicts:
         for name, verdict in _LOGGED.items():
             log_metric(name, verdicts.count(verdict) / len(verdicts))
+        # A policy that is paid for what its answers say beside the gold has found a hole: its answers grow.
         paid = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is Verdict.CORRECT]
         log_metric("reward/paid_longer", sum(_says_more(*pair) for pair in paid) / max(1, len(paid)))
     return [_SCORES[verdict] for verdict in verdicts]
@@ -121,6 +122,7 @@ def boxed_reward(
 def _golds(completions: Sequence[Completion], answer: Any, columns: Mapping[str, Any]) -> list[str]:
     """Return the gold answers from the first of the columns that may hold them; refuse options that do nothing."""
     for name, value in columns.items():
+        # TRL hands its columns and its own keywords over alike: a misspelt option would be taken for a column.
         if isinstance(value, (str, int, float)):  # a column has one value a completion
             raise TypeError(f'this reward has no option "{name}" (it is {value!r}).{did_you_mean(name, ["scoring"])}')
     named = {"answer": answer} | {name: columns.get(name) for name in ("gold", "ground_truth", "solution")}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from gtpo.rewards.completions import is_no_gold
@@ -39,6 +40,7 @@ def find_unverifiable(golds: Iterable[tuple[str, str]], verifier: Verifier | Non
             failures.append(UnverifiableGold(identifier, f"the gold answer is beyond the limits: {reason}"))
         else:
             checked.append((identifier, gold))
+    # Golds repeat, small integers most of all: each text is verified once.
     distinct = list(dict.fromkeys(gold for _, gold in checked))
     known = dict(zip(distinct, (verifier or default_verifier()).verify_golds(distinct), strict=True))
     for identifier, gold in checked:
@@ -74,8 +76,9 @@ def contradiction(problem: str, gold: str) -> str | None:
     """
     known = read_problem(problem)
     contract = known.contract
-    try:
+    with suppress(NoValue, TooBig):
         answer = read_answer(gold)
+        # Tuples and sets are left out: `(1, 2)` may be one answer of several entries.
         if isinstance(answer, Listing) and answer.kind == "list":
             if contract.count not in (None, len(answer.items)):
                 return f"{contract.count} answers are asked for, and the gold has {len(answer.items)}"
@@ -86,6 +89,4 @@ def contradiction(problem: str, gold: str) -> str | None:
                 return f"the unit is {' or '.join(sorted(contract.units))}, and the gold's is {answer.unit.name}"
             if contract.places is not None and answer.places > contract.places:
                 return f"{contract.places} decimals are asked for, and the gold has {answer.places}"
-    except (NoValue, TooBig):
-        return None
     return None

@@ -27,8 +27,8 @@ class LoadedRewards(NamedTuple):
 
     functions: list[RewardFunction]
     weights: list[float]
+    # One per function, unique: the function's name, with its module if two share one.
     names: list[str]
-    """One per function, unique: the function's name, with its module if two share one."""
 
 
 def import_dotted(path: str, what: str) -> Any:
@@ -40,6 +40,7 @@ def import_dotted(path: str, what: str) -> Any:
     module_name, _, attribute = path.rpartition(":") if ":" in path else path.rpartition(".")
     if not module_name or not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise UserError(f'{what} "{path}": expected a dotted path such as my_module.name or my_module:name')
+    # `python -m gtpo` has the working directory on its path, and the command `gtpo` has not.
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
@@ -47,6 +48,7 @@ def import_dotted(path: str, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        # A module that the user's own file imports and lacks is that file's fault, not the path's.
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise UserError(
                 f'{what} "{path}": no module named "{error.name}" (searched the installed packages and {here})'
@@ -130,6 +132,7 @@ def load_rewards(
 
 
 # -- what a reward may return, and a call that asks before anything expensive starts ---------------------------------
+# Two and not one: a reward that returns a single number for all completions shows itself.
 _PROBES = 2
 # Columns that TRL does not hand to a reward function under their own name.
 _NOT_REPEATED = ("prompt", "completion", "completion_ids")
@@ -162,6 +165,7 @@ def score_fault(name: str, scores: Any, count: int) -> str | None:
             return f"reward {name} returned a number beyond float64 for completion {index}; {expects}"
         except (TypeError, ValueError):
             return f"reward {name} returned {score!r} for completion {index}; {expects}"
+        # NaN passes: TRL itself makes it of None.
         if math.isinf(value):
             return f"reward {name} returned {value} for completion {index}; {expects}"
     return None
@@ -170,10 +174,10 @@ def score_fault(name: str, scores: Any, count: int) -> str | None:
 class Probe(NamedTuple):
     """What `probe_reward` found."""
 
+    # Why nothing can be trained with this function.
     fault: str | None = None
-    """Why nothing can be trained with this function."""
+    # The exception that it raised. Perhaps no wonder: no model wrote these completions.
     raised: str | None = None
-    """The exception that it raised. Perhaps no wonder: no model wrote these completions."""
 
 
 def probe_reward(name: str, function: Callable[..., Any], row: Mapping[str, Any]) -> Probe:

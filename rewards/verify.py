@@ -23,7 +23,9 @@ from gtpo.rewards.limits import MATH_VERIFY_REACH, MAX_CHARACTERS, MAX_DIGITS, M
 from gtpo.rewards.verification.pool import WorkerPool
 
 # -- what is decided before any parser sees a text: static limits, plain numbers and equal texts, exactly -------------
+# `9^9999999` is short to write and fills the memory: such exponents are refused by their text.
 _EXPONENT = re.compile(r"(?:\^|(?<=[\w)}\]])\*\*)\s*\{?\s*[-+]?\d{7,}|\d[eE][-+]?\d{5,}")
+# A mark that turns the direction of writing lets a log show another answer than the one that was judged.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONG_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]+|[0-9.]+|[^\s]")
@@ -59,6 +61,7 @@ _SIZE = re.compile(r"\\(?:left|right)(?![a-zA-Z])")
 def plain_number(text: str) -> Fraction | None:
     """Return the value of an integer or decimal, with or without thousands commas; None for anything else."""
     bare = text.strip()
+    # isdigit() holds for `²` and for Arabic digits too, hence isascii().
     if not (bare.isascii() and bare.isdigit()):  # most answers are, and need no more
         bare = bare.replace("\u2212", "-")
         if not bare.isascii() or not any(c.isdigit() for c in bare) or _NUMBER.fullmatch(bare) is None:
@@ -105,6 +108,7 @@ class Verdict(enum.StrEnum):
     """The gold is empty or beyond the limits: unscored, not wrong."""
 
 
+# A copy is wrong in lenient scoring too: it says nothing of what the model can compute.
 _STRICT = {**{str(v): v for v in Verdict}, "COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.UNSIMPLIFIED}
 # What a worker's finding is worth under each scoring: it finds more than the verdicts.
 _VERDICTS = {"strict": _STRICT, "lenient": _STRICT | {"UNEVALUATED": Verdict.CORRECT}}
@@ -113,12 +117,12 @@ _VERDICTS = {"strict": _STRICT, "lenient": _STRICT | {"UNEVALUATED": Verdict.COR
 class AnswerClasses(NamedTuple):
     """Answers grouped by equality, for the majority vote."""
 
+    # Per answer: the number of its class, counted from 0 in order of first appearance; None abstains.
     labels: list[int | None]
-    """Per answer: the number of its class, counted from 0 in order of first appearance; None abstains."""
+    # The class that equals the gold, or None if no answer does.
     correct: int | None
-    """The class that equals the gold, or None if no answer does."""
+    # Per answer: its verdict against the gold.
     verdicts: list[Verdict]
-    """Per answer: its verdict against the gold."""
 
 
 def usable_cpus() -> int:
@@ -235,6 +239,7 @@ class Verifier:
 
     def _find(self, keys: Iterable[_Key]) -> dict[_Key, str]:
         """Return what each key comes to: from the cache, by exact arithmetic, or from the workers."""
+        # The pool's lock is renewed in a forked child; a second one for the cache could stay held there for ever.
         findings: dict[_Key, str] = {}
         unknown: list[_Key] = []
         with self._pool.lock:
@@ -256,6 +261,7 @@ class Verifier:
         if tasks:
             found |= zip(open_keys, self._pool.run(tasks), strict=True)
         with self._pool.lock:
+            # A timeout tells how busy the machine was: the same pair may be decided the next time.
             self._cache.update((key, finding) for key, finding in found.items() if finding != "TIMEOUT")
             while len(self._cache) > self.cache_size:
                 self._cache.popitem(last=False)
@@ -263,6 +269,7 @@ class Verifier:
 
     def verify_golds(self, golds: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each gold against itself, by value."""
+        # Numbers equal themselves: most golds need no worker.
         others = [gold for gold in golds if plain_number(gold) is None]
         outcomes = self._pool.run([{"prediction": gold, "gold": gold, "by_text": False} for gold in others])
         found = dict(zip(others, outcomes, strict=True))

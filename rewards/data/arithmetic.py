@@ -71,6 +71,7 @@ def arithmetic_problems(split: str, count: int | None = None, seed: int = 0) -> 
         kind = "hard" if split == "hard" else "three" if rng.random() < _SHARE_OF_THREE_TERMS else "two"
         numbers, signs = _terms(rng, kind)
         expression = str(numbers[0]) + "".join(f"{s}{n}" for s, n in zip(signs, numbers[1:], strict=True))
+        # A hash and not a random number: whatever the seed, no problem of a test is in a training set.
         held_out = zlib.crc32(expression.encode()) % 8 == 0
         if expression in problems or (split != "hard" and held_out != (split == "test")):
             misses += 1

@@ -13,14 +13,14 @@ class Problem:
     id: str
     problem: str
     answer: str
+    # Worked solution, the source of SFT targets; may be empty.
     solution: str = ""
-    """Worked solution, the source of SFT targets; may be empty."""
     subject: str = ""
     level: int | None = None
+    # Family of questions that are not independent of each other; intervals count families. Empty: its own.
     cluster: str = ""
-    """Family of questions that are not independent of each other; intervals count families. Empty: its own."""
+    # `text`: the answer is compared as text, without case and outer space.
     answers: Literal["mathematics", "text"] = "mathematics"
-    """`text`: the answer is compared as text, without case and outer space."""
 
 
 # The system prompt of the published runs (PUBLISHED recipe, GTPO paper, Listing 1).

@@ -42,6 +42,7 @@ def plain_integer(answer: str) -> str:
     text = answer.strip()
     if re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
         text = text.replace(",", "")
+    # AMC's file holds its golds as floats (27.0), AIME's as three digits (073).
     if re.fullmatch(r"-?\d+(\.0+)?", text):
         return str(int(text.split(".")[0]))
     return text
@@ -114,6 +115,7 @@ class HubSource:
         """Return the problem that a row is. Raises KeyError for a field that is not there."""
         where = f"{self.repository}, row {position + 1}"
         row = renamed(row, self.fields or {}, where)
+        # AIME 2024 names paper and problem in its link; AIME 2025 has them in order, 15 of I and then 15 of II.
         place = re.search(r"2024_AIME_(I+)_Problems/Problem_(\d+)", str(row.get("url", "")))
         paper = "-".join(place.groups()) if place else f"{'I' if position < 15 else 'II'}-{position % 15 + 1}"
         known = {"position": position, "paper": paper, "id": position, "problem_idx": position + 1}
@@ -190,6 +192,7 @@ def problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Pro
     """Return the problem that a row is, under our names for its fields. Raises UserError."""
     for field in ("problem",) if row.get("answer", 0) is None else ("problem", "answer"):  # an empty gold is left out
         value = row.get(field)
+        # True is an int to Python, and no answer.
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             found = "is missing" if value is None else f"must be text, found {type(value).__name__}"
             raise UserError(
@@ -261,6 +264,7 @@ def load_file(path: Path, *, published: bool = False, fields: Mapping[str, str] 
     for where, row in read_rows(path):
         row = renamed(row, fields or {}, where)
         problem = problem_of(row, len(problems) + len(left_out), path.stem.removesuffix(".jsonl"), where)
+        # Two rows of MATH's training set have no gold. They keep their places, or every later id would move.
         if is_no_gold(problem.answer) and not published:
             left_out.append(f'{where} ("{problem.answer}")')
             continue

@@ -91,6 +91,7 @@ def number_of(value: Value) -> Any:
 
 def noise(*key: object) -> Fraction:
     """Return a fraction in (0.3, 2.9) that depends on the key and on nothing else."""
+    # Not hash(), which differs from process to process; and a fraction, so that sums and products stay exact.
     digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=6).digest()
     return Fraction(3, 10) + Fraction(int.from_bytes(digest, "big") % 1_000_003, 1_000_003) * Fraction(26, 10)
 
@@ -104,6 +105,7 @@ def fingerprint(value: Value) -> str:
         number = number.real
     if abs(number) < mp.mpf(10) ** -40:
         return "0"
+    # Of 60 digits: two ways to compute one value differ in the last ones.
     return str(mpmath.nstr(number, 25))
 
 
@@ -182,6 +184,7 @@ def power(a: Value, b: Value) -> Value:
         raise NoValue
     if isinstance(a, Fraction) and exponent is not None and _bits(a) * abs(exponent) <= MAX_EXACT_BITS:
         return a**exponent
+    # 27^(2/3) is 9, exactly.
     if isinstance(a, Fraction) and isinstance(b, Fraction) and a > 0 and b.denominator <= 12 and _bits(a) < 2000:
         top, bottom = whole_root(a.numerator, b.denominator), whole_root(a.denominator, b.denominator)
         if top is not None and bottom is not None and _bits(a) * abs(b.numerator) <= MAX_EXACT_BITS:
@@ -189,6 +192,7 @@ def power(a: Value, b: Value) -> Value:
     base, raised = number_of(a), number_of(b)
     if mpmath.isinf(base) or mpmath.isinf(raised):
         raise NoValue
+    # About the binary digits that the result has: 9^(9^9) is refused before it is computed.
     if abs(raised) * (abs(mpmath.log(abs(base), 2)) + 5) > MAX_MAGNITUDE_BITS:
         raise TooBig
     return mpmath.power(base, raised)
@@ -253,6 +257,7 @@ def _log(value: Value, base: Value | None = None) -> Value:
 
 def _determinant(matrix: Matrix) -> Value:
     size = len(matrix)
+    # By minors, 720 products for six rows, where fractions stay exact.
     if any(len(row) != size for row in matrix) or size > 6:
         raise NoValue
     if size == 1:
@@ -283,6 +288,7 @@ def _cube_root_style(value: Value, degree: Value) -> Value:
     index = integer(degree)
     if index is None or index == 0:
         return power(value, divide(Fraction(1), degree))
+    # The real root of -8 is what schools mean by its cube root; as a power it would be complex.
     if index % 2 == 1 and is_real(value) and not isinstance(value, Matrix) and mpmath.re(number_of(value)) < 0:
         return negative(power(negative(value), Fraction(1, index)))
     return power(value, Fraction(1, index))
@@ -292,6 +298,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     **{name: _bounded(getattr(mpmath, name)) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
     **{f"arc{name}": _bounded(getattr(mpmath, f"a{name}")) for name in ("sin", "cos", "tan")},
     "arccot": _bounded(lambda x: mpmath.pi / 2 - mpmath.atan(x)),
+    # By this module's exponential, which refuses what is too large and takes note of how small e^-x becomes.
     "sinh": lambda x: divide(add(_exponential(x), negative(_exponential(negative(x)))), Fraction(2)),
     "cosh": lambda x: divide(add(_exponential(x), _exponential(negative(x))), Fraction(2)),
     "tanh": _tanh,
@@ -421,6 +428,7 @@ def _bound(term: Term, point: Mapping[str, Value], sign: int) -> Value:
     _, head, variable, body, low, high = term
     ends = [None if end is None else evaluate(end, point, sign) for end in (low, high)]
     first, last = (None if end is None else integer(end) for end in ends)
+    # Longer sums equal only those whose parts are equal: 500 numbers are what an answer is worth.
     if head in ("sum", "prod") and first is not None and last is not None and 0 <= last - first < 500:
         total: Value = Fraction(0 if head == "sum" else 1)
         for index in range(first, last + 1):

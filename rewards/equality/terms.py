@@ -74,6 +74,7 @@ def canonical(term: Term) -> Term:
         return _product([MINUS_ONE, canonical(term[1])])
     if kind == "add":
         parts = [part for each in term[1:] for part in _operands(canonical(each), "add")]
+        # Any order does that is the same for both sides.
         parts = sorted((part for part in parts if part != ZERO), key=repr)
         return ("add", *parts) if len(parts) > 1 else parts[0] if parts else ZERO
     if kind == "mul":
@@ -113,6 +114,7 @@ def _product(factors: list[Term]) -> Term:
     merged: list[Term] = []
     for part, count in Counter(parts).items():
         if part[0] == "num":
+            # Numbers stay side by side: `5 * 5` of a problem is not the `5^2` of an answer.
             merged += [part] * count
         else:
             merged.append(_power(part, ("num", Fraction(count))))

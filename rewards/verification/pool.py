@@ -71,6 +71,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             env=environment,
             start_new_session=True,  # Ctrl-C in the terminal is the caller's to handle
+            # What Python had buffered, poll would not see.
             bufsize=0,
         )
         assert self.process.stdin is not None
@@ -78,6 +79,7 @@ class _Worker:
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
         self._buffer = b""
         self._ready = False
+        # poll and not select, which refuses descriptors from 1,024 on: a training run may have more files open.
         self._poll = select.poll()
         self._poll.register(self._stdout.fileno(), select.POLLIN | select.POLLHUP)
 
@@ -193,6 +195,7 @@ class WorkerPool:
         """Return each task's outcome, in order: what the worker said, or `TIMEOUT`, or `REJECTED` if it died."""
         if not tasks:
             return []
+        # About four chunks a worker, so that one slow answer does not hold up what others could do.
         size = max(1, min(64, -(-len(tasks) // (self.workers * 4))))
         chunks = [_Chunk(tasks[start : start + size]) for start in range(0, len(tasks), size)]
         for chunk in chunks:
@@ -200,6 +203,7 @@ class WorkerPool:
         if not self._threads:
             self._grow(1)
         for chunk in chunks:
+            # Every wait doubles the workers; most calls end before the first, and a start costs more than many answers.
             while not chunk.done.wait(GROW_AFTER_S):
                 self._grow(self._threads)
             if chunk.error is not None:
@@ -286,6 +290,7 @@ class WorkerPool:
                 outcomes.append("TIMEOUT")
                 suspect = False
             except NotStarted:
+                # It may have been killed from outside before its first task: another one is tried, once.
                 if replaced:
                     self._discard(worker)
                     raise
@@ -375,6 +380,7 @@ def _renew_all() -> None:
         pool._renew()
 
 
+# A daemon thread ends without a word to its worker, which would wait for tasks after this process is gone.
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_renew_all)

@@ -23,6 +23,7 @@ from gtpo.rewards.limits import ORPHAN_GRACE_S, PROCESSOR_SHARE
 
 
 def _send(stream: int, *message: Any) -> None:
+    # One system call, so that the caller never waits for the rest of a line.
     os.write(stream, json.dumps(message).encode() + b"\n")
 
 
@@ -35,6 +36,7 @@ def _lines(stream: int) -> Iterator[tuple[bytes, bool]]:
             line, buffer = buffer.split(b"\n", 1)
             yield line, awaited
             awaited = False
+        # Every 5 seconds, as a caller that was killed closes no pipe that another child of its holds.
         ready, _, _ = select.select([stream], [], [], 5.0)
         if not ready:
             if os.getppid() != parent:
@@ -58,6 +60,7 @@ def _limit_memory(memory_mb: int) -> None:
     try:
         import resource
 
+        # A worker that runs out of memory in C code aborts, and would leave a core file of a gigabyte.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     except (ImportError, ValueError, OSError) as error:
@@ -91,6 +94,7 @@ def main() -> None:
     _limit_memory(memory_mb)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    # A product of hundreds of factors is a term that is as deep, and terms are walked by recursion.
     sys.setrecursionlimit(2000)
 
     try:

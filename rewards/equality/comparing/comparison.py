@@ -33,7 +33,6 @@ from gtpo.rewards.equality.reading.answers import (
     Union,
     Unit,
     Words,
-    is_clock,
     same_time,
     same_words,
     symbols_of,
@@ -152,6 +151,7 @@ class Comparison:
             return self._named(p, g)
         if isinstance(p, Scalar) and isinstance(g, Scalar):
             return self._scalars(p, g)
+        # Before lists: `7:30` has been read as a ratio.
         if (same := same_time(p, g)) is not None:
             return same
         if isinstance(p, Words) or isinstance(g, Words):
@@ -240,6 +240,7 @@ class Comparison:
 
     # -- scalars -------------------------------------------------------------------------------------------------
     def _scalars(self, p: Scalar, g: Scalar) -> bool:
+        # An angle without a unit may be in degrees or in radians, unless the problem says which.
         units = {p.unit.name, g.unit.name}
         if "degree" in units and units <= {"", "degree", "radian"} and len(units) == 2:
             plain, degrees = (p, g) if g.unit.name == "degree" else (g, p)
@@ -408,7 +409,8 @@ class Comparison:
         if not isinstance(whole, Listing) or not isinstance(part, Scalar):
             return False
         spoken = self.problem.vocabulary
-        is_time = is_clock(whole.brackets) and (not spoken or not _TIMES.isdisjoint(spoken))
+        # `7:30` is no 7/30 if the problem speaks of times, or is not known.
+        is_time = re.fullmatch(r"\d{1,2}:\d{2}", whole.brackets) and (not spoken or not _TIMES.isdisjoint(spoken))
         if whole.kind == "ratio" and len(whole.items) == 2 and not is_time:
             quotient = Scalar(("div", *_terms(whole)))
             return self._values(quotient, part) if whole is p else self._values(part, quotient)

@@ -24,6 +24,7 @@ from gtpo.rewards.extract import boxed_together, extract_answer
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 from gtpo.rewards.thoughts import plain, without_thoughts
 
+# `120m`: units of one letter, which anywhere else are variables.
 _UNIT_LETTER = re.compile(r"(-?[\d.,]+)([msghlL])")
 _OPTION_LETTER = re.compile(r"^\s*\(?[a-h]\)?\s*\.?\s*$")
 
@@ -92,13 +93,16 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     known = read_problem(problem or "")
     if known.contract.counts and PRICE.fullmatch(prediction.strip()):
         return "INCORRECT"  # `$5` for "how many apples"
+    # `①③`, `AC`: which of the statements hold, in whatever order.
     several = re.search("[①-⑳]", gold) or (known.options and not known.contract.order)
     if several and len(wanted := selected(gold)) > 1 and (named := selected(prediction)):
         return "CORRECT" if wanted == named else "INCORRECT"
+    # Without a space there are no words to read away, and one entry of the cache serves all problems.
     spoken = (known.asking, known.others) if " " in prediction else ()
     texts = _texts(prediction, False, *spoken)
     if known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])):
         texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, if a measure is asked for
+    # A name is no mathematics: as products of their letters `Al` and `la` would be equal.
     if (name := name_in(gold, known)) is not None:
         if any(same_name(clean(text), name) for text in texts) or name_in(prediction, known) == name:
             return "CORRECT"
@@ -188,6 +192,7 @@ class _Judge:
             if (matching := comparison.matching(p, g)) is not None
         }
         if found:
+            # A text with two readings, as `1,234` has, is given the better one.
             return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found)
         return "INCORRECT"
 

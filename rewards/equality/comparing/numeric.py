@@ -35,6 +35,7 @@ from gtpo.rewards.equality.reading.problem import Contract
 from gtpo.rewards.equality.terms import Term, contains, parts, subterms, symbols
 from gtpo.rewards.limits import COMPARISON_DIGITS
 
+# A logarithm or a root leaves the reals at half of the points, hence more are tried than are needed.
 POINTS_NEEDED, POINTS_TRIED = 4, 24
 GUARD_DIGITS = 20
 _STEPS, _EXTREMES = frozenset(("floor", "ceil", "mod", "gcd", "lcm")), frozenset(("max", "min"))
@@ -52,6 +53,7 @@ def close(a: Value, b: Value) -> bool:
     if not (mpmath.isfinite(x) and mpmath.isfinite(y)):
         return bool(x == y)
     larger = max(abs(x), abs(y))
+    # What a difference leaves that cancels is as small as the rounding of what went into it.
     return bool(abs(x - y) <= larger * mp.mpf(10) ** (GUARD_DIGITS - mp.dps)) or larger < _rounding()
 
 
@@ -75,6 +77,7 @@ def stable(decide: Callable[[], bool], literal_digits: int = 0) -> bool:
     if not decide():
         return False
     spread = max(Magnitudes.spread_digits(), literal_digits)
+    # Nearly every comparison ends here: hardly any has numbers of such different sizes.
     if spread < GUARD_DIGITS or mp.dps > 60:
         return True
     digits = 60 + 2 * spread + GUARD_DIGITS
@@ -185,6 +188,7 @@ def _between_kinks(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Valu
         q for p in kinked for part in p[2:] for q in subterms(part) if q[0] in ("add", "sym", "mul") and symbols(q)
     }
     within |= {("add", p[2], ("neg", p[3])) for p in kinked if p[1] in ("max", "min") and len(p) == 4}
+    # The bounds here and below keep small what an answer made of kinks may cost.
     for name in sorted(names)[:2] if kinked else ():
         base = point_for(names, 0)
         found = {root for q in sorted(within, key=repr)[:12] if name in symbols(q) for root in _roots(q, name, base)}

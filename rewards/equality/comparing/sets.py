@@ -37,6 +37,7 @@ class RealSets:
     def _places(self) -> Iterator[Any]:
         """Yield where sets with the ends that were read may differ."""
         ends = sorted(end for end in self._ends if mp.isfinite(end))
+        # 0 and the infinities too, for a set may have no end at all.
         yield from (-mp.inf, mp.mpf(0), mp.inf, *ends)
         yield from (sign * (1 + 2 * abs(end)) for sign in (1, -1) for end in ends)
         yield from ((a + b) / 2 for a, b in pairwise(ends) if not close(a, b))

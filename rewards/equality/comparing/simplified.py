@@ -48,6 +48,7 @@ def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozense
         return False
     if "one fraction" in forms and p[0] == "add" and g[0] != "add":
         return False
+    # "In the form a(x-h)^2+k": as many sums, powers and functions as the gold has.
     if "as stated" in forms and not is_literal(g):
         shapes = (
             Counter(part[0] for part in subterms(canonical(t)) if part[0] in ("add", "pow", "fn")) for t in (p, g)
@@ -172,11 +173,13 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
     undone = not ALWAYS.isdisjoint(excess)
     if (undone or _form_of(written) != _form_of(wanted)) and _repeats(prediction, p, problem):
         return "COPIED"
+    # One entry of a list that repeats an expression makes a copy of the whole.
     if len(written) > 1:
         own = {canonical(leaf.term) for leaf in wanted}
         terms = [canonical(leaf.term) for leaf in written]
         if any(t in problem.expressions and t not in own and not is_literal(t) for t in terms):
             return "COPIED"
+    # Also without a problem and with letters: a sum to n is what was to be computed.
     if excess[Work.BOUND]:
         return "UNEVALUATED"
     if not wanted:
@@ -184,6 +187,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
     numeric = not symbols_of(g) and not any(contains(leaf.term, "opaque") for leaf in wanted)
     if not numeric and not problem.is_known:
         return "CORRECT"
+    # `65-4+t-t` for "What is 65-4?" is no expression of the problem, and copied all the same.
     if any(is_padded(leaf.term) for leaf in written) and not any(is_padded(leaf.term) for leaf in wanted):
         return "COPIED"
     if undone or not in_form(written, wanted, problem.contract.forms):

@@ -171,6 +171,7 @@ def _product(term: Term, found: Count, whole: bool) -> None:
     tops, bottoms = ([f for f in side if is_rational(f)] for side in (above, below))
     others = [[f for f in side if not is_rational(f)] for side in (above, below)]
     alone = len(above) + len(below) == 1
+    # `3.2 \times 10^5` is a number as it is written.
     scientific = any(f[0] == "pow" and f[1] == ("num", Fraction(10)) for f in tops) and not below
     found[Work.PRODUCT] += max(0, len(tops) - 1 - scientific) + max(0, len(bottoms) - 1)
     if not alone:
@@ -216,6 +217,7 @@ def _power(base: Term, exponent: Term, found: Count) -> None:
     whole_exponent = _is_integer(_unsigned(exponent))
     if exponent in (ZERO, ONE) or bare in (ZERO, ONE) or bare[0] == "pow" or (bare[0] == "fn" and exponent == ONE):
         found[Work.POWER] += 1
+    # `(\sqrt{x})^2`, `|x|^2`, `(2x)^2` and `i^2` are each something shorter.
     if whole_exponent:
         root = _root_of(bare)
         found[Work.SIGN] += base[0] == "neg"
@@ -271,6 +273,7 @@ def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) 
     elif _is_integer(bare) and _is_integer(degree):
         perfect, composed = _perfect(abs(int(bare[1])), int(degree[1]))
         found[Work.FRACTION if whole else Work.REDUCTION] += perfect
+        # `1/\sqrt{2}` and `\sqrt{8}` are fine unless the problem asks for the simplest form.
         found[Work.ROOT] += composed or below
     elif is_rational(bare) and bare[0] != "pow":
         found[Work.ROOT] += 1
@@ -283,6 +286,7 @@ def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) 
 
 def _perfect(number: int, index: int) -> tuple[bool, bool]:
     """Say of an integer whether it is a power of this index, and whether a factor of it is."""
+    # Beyond these a search for factors costs more than it would tell.
     if not 2 <= index <= 64 or number > 10**12:
         return False, False
     if whole_root(number, index) is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gtpo.rewards.completions import words
 
+# Data in a file of data: who adds a unit or a spelling reads no code.
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
 WORDS = SimpleNamespace(**{name: words(text) for name, text in TABLES["words"].items()})
 

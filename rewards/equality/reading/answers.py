@@ -17,10 +17,10 @@ class Unit(NamedTuple):
 
     name: str = ""  # `centimeter^2`, `mile/hour`; empty if no measure is named
     nouns: frozenset[str] = frozenset()  # Words of no table, in the singular: units if the problem uses them
+    # Words that say an amount themselves (`pairs`, `more`), in the singular: units if the problem asks how many.
     amounts: frozenset[str] = frozenset()
-    """Words that say an amount themselves (`pairs`, `more`), in the singular: units if the problem asks how many."""
+    # Nouns of the table that are counted (`apple`): no measures, but those of a problem may not be mixed up.
     things: frozenset[str] = frozenset()
-    """Nouns of the table that are counted (`apple`): no measures, but those of a problem may not be mixed up."""
 
 
 NO_UNIT = Unit()
@@ -35,8 +35,8 @@ class Scalar:
     places: int = 0  # Digits after its point
     unit: Unit = NO_UNIT
     percent: bool = False
+    # The term without its words of scale: what it is if the problem asks how many `millions`.
     unscaled: Term | None = None
-    """The term without its words of scale: what it is if the problem asks how many `millions`."""
     scales: tuple[str, ...] = ()
 
 
@@ -97,6 +97,7 @@ Answer = Scalar | Listing | Union | Relation | Named | Words | Based
 def leaves(answer: Answer | None) -> Iterator[Scalar]:
     """Yield the expressions that an answer is made of, without names and units."""
     if isinstance(answer, Scalar):
+        # A matrix is looked at entry by entry, as a list is.
         if answer.term[0] == "mat":
             yield from (Scalar(cell) for row in answer.term[1] for cell in row)
         else:
@@ -161,11 +162,6 @@ def same_words(first: str, second: str) -> bool:
         return True
     worded = _worded(first)
     return worded is not None and worded == _worded(second)
-
-
-def is_clock(text: str) -> bool:
-    """Return whether a ratio is written as a time of day is."""
-    return re.fullmatch(r"\d{1,2}:\d{2}", text) is not None
 
 
 def time_of_day(answer: Answer) -> tuple[str, str] | None:

@@ -125,6 +125,7 @@ def _font(match: re.Match[str], content: str) -> str:
 
 def _undouble(text: str) -> str:
     r"""Undo the doubled backslashes of text that was escaped once too often: `\\frac{1}{2}`."""
+    # In an environment `\\` ends a row.
     if "\\\\" not in text or re.search(r"(?<!\\)\\begin", text):
         return text
     return re.sub(r"\\\\(?=[a-zA-Z({\[|,;!%$]|\}(?!\}))", r"\\", text)
@@ -193,6 +194,7 @@ def clean(text: str, gold: bool = False) -> str:
     text = one_spelling(text)
     text = _CASES.sub(lambda m: re.sub(r"\\\\|\n", ", ", m[1].replace("&", " ").strip(" \\")), text)
     text = re.sub(r"^\s*&\s*=?", "", _ENVIRONMENT.sub(" ", text))
+    # After the spellings, by which a thin space of Unicode between digits has become `\,`.
     text = _THOUSANDS.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
     text = _SPACED_THOUSANDS.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
     text = re.sub(r"(?<!\\)\$", r"\\$" if gold and PRICE.fullmatch(text.strip()) else " ", text)
@@ -219,6 +221,7 @@ def one_spelling(text: str) -> str:
     text = text.translate(_TRANSLATION).replace('\\"', " ")
     if not text.isascii():  # digits in circles and of other scripts, wide and styled letters
         text = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in text)
+        # NFKC leaves the digits of Arabic and Devanagari as they are.
         text = "".join(c if c.isascii() or not c.isdecimal() else str(unicodedata.decimal(c)) for c in text)
     return re.sub(
         r"(?<!\\)\\\((?P<a>.*?)(?<!\\)\\\)|(?<!\\)\\\[(?P<b>.*?)(?<!\\)\\\]",

@@ -72,10 +72,12 @@ def _split_word(word: str) -> list[tuple[str, str]]:
     """Letters are variables, one each; known names are taken whole; longer words are no mathematics."""
     if word in _TYPED_NAMES:
         return [("cmd", "\\" + word)]
+    # `arcsin` before `sin`, which it holds.
     for name in ("sqrt", "arcsin", "arccos", "arctan", "sin", "cos", "tan", "log", "ln", "pi"):
         if name in word and len(word) <= len(name) + 2:  # `xsin`, `2pix`
             before, _, after = word.partition(name)
             return [("let", c) for c in before] + [("cmd", "\\" + name)] + [("let", c) for c in after]
+    # Up to four letters may be a product of variables; a longer run is a word.
     if len(word) > 4:
         return [("word", word)]  # no atom: good for nothing but a subscript
     return [("let", letter) for letter in word]
@@ -103,6 +105,7 @@ _SAME = TABLES["same tokens"]
 
 def tokens_of(text: str) -> tuple[str, ...]:
     """Return the tokens of a text without delimiters, braces and space, operators in one spelling."""
+    # `1,200` of a problem is the `1200` of its answer.
     joined = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     return tuple(_SAME.get(token, token) for token in _PIECE.findall(joined) if token not in WORDS.silent_tokens)
 
@@ -207,7 +210,8 @@ class Parser:
         """Return whether a factor follows without a sign of multiplication. A number never does, except after `)`."""
         kind, token = self._kind(), self._peek()
         if kind == "num":
-            before = self._tokens[self._at - 1][1]  # `3!5!`
+            # `2 3` may be a list or 23, and is refused; `(x)2` and `3!5!` can be nothing but products.
+            before = self._tokens[self._at - 1][1]
             return before in (")", "\\rfloor", "\\rceil") or (before == "!" and self._peek(1) == "!")
         if kind == "let" or token in STARTS or (token == "|" and not self._bars):
             return True
@@ -367,6 +371,7 @@ class Parser:
         if name in _OF_TWO:
             top = self._argument()
             bottom = self._argument()
+            # `\frac{dy}{dx}` would be read as a quotient of letters, d y / (d x), and the two d cancel.
             if name == "frac" and _is_differential(top) and _is_differential(bottom):
                 raise NotMathematics("a derivative")
             return (*_OF_TWO[name], top, bottom)
@@ -416,6 +421,7 @@ class Parser:
         self._trigonometry -= name in TRIGONOMETRY
         if name == "lg":
             name, base = "log", ("num", Fraction(10))
+        # `\sin^{-1} x` is the inverse, `\sin^2 x` the square of the sine.
         if power == ("neg", ("num", Fraction(1))) and name in INVERSES:
             name, power = INVERSES[name], None
         if name == "log" and base is None:

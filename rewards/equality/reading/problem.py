@@ -35,8 +35,8 @@ class Contract:
     order: str = ""  # `increasing`, `decreasing`, `as named`, or nothing
     rounded: bool = False  # It speaks of rounding or estimating
     places: int | None = None  # Digits after the point of a rounded answer
+    # `simplest`, `factored`, `expanded`, `a decimal`, `one fraction`, `as stated` ("in the form ...").
     forms: frozenset[str] = frozenset()
-    """`simplest`, `factored`, `expanded`, `a decimal`, `one fraction`, `as stated` ("in the form ...")."""
     unknowns: frozenset[str] = frozenset()  # Letters whose value it asks for
     count: int | None = None  # How many answers, if it says a number
     currencies: frozenset[str] = frozenset()  # Those that it speaks of
@@ -62,9 +62,8 @@ def _named(table: Sequence[tuple[re.Pattern[str], str]], text: str) -> frozenset
     return frozenset(name for pattern, name in table if pattern.search(text))
 
 
-def read_contract(text: str, prose: str, whole: str = "") -> Contract:
+def read_contract(text: str, prose: str, whole: str) -> Contract:
     """Return what a problem asks; `prose` is its text without formulas, `whole` what stands before it too."""
-    whole = whole or text
     sentences = [sentence for sentence in _SENTENCE.split(text) if SAYS.asks.search(sentence)]
     asking = " ".join(sentences)
     several = SAYS.several.search(asking)
@@ -75,6 +74,7 @@ def read_contract(text: str, prose: str, whole: str = "") -> Contract:
         SAYS.rounding.search(text) is not None,
         _places(text),
         _named(_FORMS, text),
+        # `find a number` does not ask for the value of a.
         frozenset(SAYS.unknown.findall(asking)) - set("aI"),
         NUMBER_WORDS[several[1].lower()] if several else None,
         _named(_CURRENCIES, whole),
@@ -86,6 +86,7 @@ def read_contract(text: str, prose: str, whole: str = "") -> Contract:
 
 def _asked_for(sentences: Sequence[str]) -> tuple[set[str], bool]:
     """Return the measures that the last question which names any asks for, and whether it counts things instead."""
+    # From the end: the question comes last, and what stands before it may ask for other things.
     for sentence in reversed(sentences):
         units = _units(SAYS.scale.sub(lambda m: f" {m[1]}elsius " if m[1] == "C" else " fahrenheit ", sentence))
         spoken = [word for phrase in SAYS.counts.findall(sentence) for word in re.findall(r"[a-z]+", phrase.lower())]
@@ -182,6 +183,7 @@ class ProblemText:
     @cached_property
     def expressions(self) -> frozenset[Term]:
         """Canonical terms of the expressions and of their composite parts."""
+        # `1,200 divided by 3` states 1200/3.
         plain = self._text.replace(",", "")
         spoken = [form.format(*filter(None, m.groups())) for pattern, form in _SPOKEN for m in pattern.finditer(plain)]
         whole = [*self._formulas, *self._runs, *spoken]
@@ -217,6 +219,7 @@ class ProblemText:
         """Letter -> text of a choice, if there are two or more: letters from A on, in order."""
         text = self._question
         matches = list(_OPTION.finditer(text))
+        # From the last A on: a prompt with solved examples has other options before.
         for start in reversed([i for i, match in enumerate(matches) if match["letter"] == "A"]):
             run = [matches[start]]
             for match in matches[start + 1 :]:
@@ -286,9 +289,7 @@ _SEGMENT = re.compile(r"\b[A-Z]{2}\b")
 def _last_shot(text: str) -> str:
     """Return the last problem of a prompt with solved ones before it, and the whole text of any other."""
     starts = [match.start() for match in SAYS.shot.finditer(text)]
-    return (
-        next((text[start:] for start in reversed(starts) if SAYS.asks.search(text[start:])), text) if starts else text
-    )
+    return next((text[start:] for start in reversed(starts) if SAYS.asks.search(text[start:])), text)
 
 
 def _split(text: str) -> tuple[list[str], str]:
@@ -311,11 +312,9 @@ def plain_name(name: str) -> str:
     r"""Return a name in one spelling: `BA` and `|AB|` are AB, `m\angle CBA` is `\angle ABC`."""
     bare = re.sub(r"[\s{}$|.,?]|\\(?:overline|text|mathrm|left|right)(?![a-z])", "", name)
     bare = re.sub(r"^m(?=\\angle)", "", bare)
-    return (
-        bare
-        if "arrow" in bare or "vec" in bare
-        else re.sub(r"[A-Z]{2,}", lambda m: min(m.group(), m.group()[::-1]), bare)
-    )
+    if "arrow" in bare or "vec" in bare:
+        return bare  # the vector BA is not the vector AB
+    return re.sub(r"[A-Z]{2,}", lambda m: min(m.group(), m.group()[::-1]), bare)
 
 
 @lru_cache(maxsize=4096)

@@ -54,6 +54,7 @@ def read(text: str, depth: int = 0) -> Answer:
     text = inside[1].strip() if inside else text
     if depth > MAX_DEPTH:
         return read_quantity(text)
+    # In the order in which they bind: `x = 1, y = 2` is a list of equations, `x \in A \cup B` says in what x is.
     for reader in (_read_words, _read_list, _read_relation, _read_set_operation, _read_bracketed, _read_ratio):
         answer = reader(text, depth)
         if answer is not None:
@@ -87,6 +88,7 @@ def split_choice(text: str) -> tuple[str, str, bool] | None:
 def _read_words(text: str, depth: int) -> Answer | None:
     plain = _TEXT_PIECE.sub(r" \1 ", text)
     plain = re.sub(r"\s+", " ", plain).strip()
+    # `sin x` as typed is a function, no words.
     if re.match(r"(?:sin|cos|tan|cot|sec|csc|ln|log)\s", plain):
         return None
     number = spoken_number(plain.removesuffix("%"))
@@ -321,11 +323,13 @@ def _read_bracketed(text: str, depth: int) -> Answer | None:
         if (opening == "(" and closing == ")") or (opening == "[" and closing == "]"):
             return read(inner, depth + 1)
         return None
+    # In France an open interval is `]1, 2[`.
     brackets = {"]": "(", "[": "["}.get(opening, opening) + {"[": ")", "]": "]"}.get(closing, closing)
     return Listing("tuple", tuple(read(item, depth + 1) for item in items), brackets)
 
 
 def _read_set(inner: str, depth: int) -> Answer | None:
+    # `\{x \mid x > 2\}` is the set that its condition says.
     condition = split_top(inner, re.compile(r"\\mid(?![a-zA-Z])|\||:"))
     if len(condition) == 2 and re.fullmatch(r"\s*[a-zA-Z]\s*(?:\\in\s*\\reals\s*)?", condition[0][1]):
         return read(condition[1][1], depth + 1)

@@ -92,10 +92,7 @@ _TEXT = re.compile(r"\\(?:text|mbox|textrm|textnormal|textbf|textit|emph)\s*\{([
 
 def _denies(text: str, allowed: str = "") -> bool:
     spoken = re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*", text.lower())
-    return (
-        any(word in _DENIALS and word not in allowed for word in spoken)
-        or SAYS.denying.search(text.lower()) is not None
-    )
+    return not (_DENIALS - {allowed}).isdisjoint(spoken) or SAYS.denying.search(text.lower()) is not None
 
 
 def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str] = frozenset()) -> Iterator[str]:
@@ -111,6 +108,7 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
             continue
         for rest in _less(_TEXT.sub(r" \1 ", current).strip(), asked, others):
             rest = unwrap_answer(rest.strip().rstrip(".。"))
+            # A remark that becomes an equation may grow by its sign; all else gets shorter, so this ends.
             if rest and rest not in seen and len(rest) < len(current) + 16:
                 seen.add(rest)
                 waiting.append(rest)
@@ -221,6 +219,7 @@ def _in_words(text: str) -> Iterator[str]:
 def _leads_to(before: str, asked: frozenset[str]) -> bool:
     """Return whether the words before a value state it: one clause, whose verb it follows, or "a total of" and such."""
     lowered = re.sub(r"\$[^$]*\$", " x ", before.lower()).strip()
+    # `答案是5` has no spaces between words: what leads to its number is sought as a pattern.
     if SAYS.cjk_answer.search(lowered) or (not lowered.isascii() and SAYS.cjk_copula.search(lowered)):
         return True
     named = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", lowered)
@@ -246,6 +245,7 @@ def _states(before: str) -> bool:
     spoken = re.findall(r"[a-z']+", re.sub(r"\bthe (?:bigger|larger|smaller|greater)\b(?! (?:than|by))", "the", before))
     if not (WORDS.reversals | WORDS.modals).isdisjoint(spoken):
         return False
+    # `I think it is 5` states 5, and `Ann thinks it is 5` does not.
     if any(word in WORDS.opinions and spoken[max(0, at - 1)] not in ("i", "we") for at, word in enumerate(spoken)):
         return False
     inner = next((at for at, word in enumerate(spoken) if at and word in WORDS.subjects), 0)

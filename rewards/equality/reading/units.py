@@ -27,6 +27,7 @@ def singular(word: str) -> str:
     """Return a noun without its plural ending, as far as a rule can tell; `apples` and `apple` meet."""
     if word in _PLURALS:
         return _PLURALS[word]
+    # Wrong for some words (`lens`), but alike on both sides, which is all that a comparison needs.
     for ending, kept in (("ies", "y"), ("ches", "ch"), ("shes", "sh"), ("xes", "x"), ("sses", "ss"), ("s", "")):
         if word.endswith(ending) and len(word) > len(ending) + 1 and not word.endswith("ss"):
             return word[: -len(ending)] + kept
@@ -60,6 +61,7 @@ def spoken_number(text: str) -> Fraction | None:
     for word in spoken:
         number = NUMBER_WORDS.get(word, _TENS.get(word))
         scale = SCALES.get(word) if word in WORDS.spoken_scales else None
+        # Each word must be smaller than the one before: `five twenty` is no number.
         if number is not None and number < last:
             group, last = group + number, 10 if number >= 20 else 1
         elif scale == 100 and group:
@@ -126,6 +128,7 @@ def read_unit(text: str) -> Unit | None:
             amounts.append(singular(word))
         elif word in WORDS.changes_meaning or scale_of(word) is not None or word in NUMBER_WORDS or word.isdigit():
             return None
+        # `in` is inch at the end or before a power only: `5 in`, `5 in^2`, but `5 apples in all`.
         elif word in WORDS.fillers and not (word == "in" and (power > 1 or following[:1] in ("", "^", "/"))):
             continue
         elif word in _COMPOUND:
@@ -143,6 +146,7 @@ def read_unit(text: str) -> Unit | None:
             nouns.append(singular(word))
         else:
             return None
+    # `degrees Celsius` is one unit in two words.
     if len(above) == 2 and above[0] == "degree" and above[1] in ("celsius", "fahrenheit", "kelvin"):
         above = above[1:]
     name = "*".join(sorted(above))
@@ -269,6 +273,7 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
         unit = Unit("dollar") if name == "$" or spelled is None else spelled
     elif text.endswith("\\$"):
         text, unit = text[:-2], Unit("dollar")
+    # From the end, one after the other: `3 \text{ million} \text{ dollars}` has two.
     for _ in range(4):
         text = text.strip()
         if text.endswith("%"):
