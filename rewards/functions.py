@@ -190,13 +190,10 @@ def published_format_score(text: str) -> float:
     reasoning = opened >= 0 and text.find("</reasoning>", opened) >= 0
     end = text.removesuffix("\n")
     answer = end.endswith("</answer>") and "<answer>" in end.removesuffix("</answer>")
-    if reasoning and answer:
-        return 10.0
-    if reasoning:
-        return 1.5 if "<answer>" in text or "</answer>" in text else 1.0
-    if answer:
-        return 1.5 if "<reasoning>" in text or "</reasoning>" in text else 1.0
-    return 0.0
+    if reasoning == answer:
+        return 10.0 if answer else 0.0
+    other = "answer" if reasoning else "reasoning"
+    return 1.5 if f"<{other}>" in text or f"</{other}>" in text else 1.0
 
 
 def _published_answer(text: str) -> str:

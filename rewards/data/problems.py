@@ -177,9 +177,9 @@ def training_source(name: str, split: str) -> str:
         hint = did_you_mean(name, [*FAMILIES, *source_names()])
         known = "gsm8k, math (hendrycks_math), arithmetic, or a .jsonl or .parquet file"
         raise UserError(f'dataset.name "{name}" is not known.{hint} Known: {known}')
-    if (source := f"{family}_{split}") in source_names():
-        return source
     splits = [known.removeprefix(f"{family}_") for known in source_names() if known.startswith(f"{family}_")]
+    if split in splits:
+        return f"{family}_{split}"
     raise UserError(f'dataset.split "{split}" is not known: {name} has the splits {", ".join(splits)}')
 
 
