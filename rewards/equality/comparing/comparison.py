@@ -290,10 +290,10 @@ class Comparison:
             return not (given and contract.counts)
         for asked in contract.units:
             wanted, _, per = asked.partition("/")
-            # `5 hours` if it asks how many a week
             if given == "degree" and wanted in ("celsius", "fahrenheit"):
                 return True
             money = contract.currencies == {"sterling"} and {head, wanted} >= {"sterling", "pound"}
+            # `5 hours` is an answer to how many hours a week, and `5 hours a week` to how many hours.
             if money or (head == wanted and (per == below or not per or not below)):
                 return True
         return False

@@ -69,18 +69,18 @@ def read_contract(text: str, prose: str, whole: str) -> Contract:
     several = SAYS.several.search(asking)
     units, counts = _asked_for([sentence for sentence in _SENTENCE.split(prose) if SAYS.asks.search(sentence)])
     return Contract(
-        frozenset(units),
-        next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
-        SAYS.rounding.search(text) is not None,
-        _places(text),
-        _named(_FORMS, text),
+        units=frozenset(units),
+        order=next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
+        rounded=SAYS.rounding.search(text) is not None,
+        places=_places(text),
+        forms=_named(_FORMS, text),
         # `find a number` does not ask for the value of a.
-        frozenset(SAYS.unknown.findall(asking)) - set("aI"),
-        NUMBER_WORDS[several[1].lower()] if several else None,
-        _named(_CURRENCIES, whole),
-        counts,
-        SAYS.points.search(asking) is not None and not SAYS.intervals.search(asking),
-        frozenset(SAYS.modulus.findall(whole)),
+        unknowns=frozenset(SAYS.unknown.findall(asking)) - set("aI"),
+        count=NUMBER_WORDS[several[1].lower()] if several else None,
+        currencies=_named(_CURRENCIES, whole),
+        counts=counts,
+        point=SAYS.points.search(asking) is not None and not SAYS.intervals.search(asking),
+        moduli=frozenset(SAYS.modulus.findall(whole)),
     )
 
 
