@@ -80,12 +80,12 @@ class MethodMean(NamedTuple):
     """The mean of a method over its training seeds with its 95 % interval, all as fractions."""
 
     mean: float
+    # low, high: covers questions and samples, and training if `covers_training`.
     low: float
     high: float
-    """low, high: covers questions and samples, and training if `covers_training`."""
     covers_training: bool
+    # The mean of each seed.
     seed_means: tuple[float, ...]
-    """The mean of each seed."""
 
     @property
     def seed_sd(self) -> float | None:
@@ -97,23 +97,23 @@ class PairedDifference(NamedTuple):
     """Mean of a - b over the questions both answered, as fractions: one difference, or T of them as arrays [T]."""
 
     difference: Array
+    # V above; NaN for a single question.
     variance: Array
-    """V above; NaN for a single question."""
+    # Degrees of freedom of t.
     freedom: Array
-    """Degrees of freedom of t."""
+    # V_Q above.
     of_questions: Array
-    """V_Q above."""
+    # B - E of both methods together: what one seed of each adds to the variance; 0 if the seeds are too few.
     of_training: Array
-    """B - E of both methods together: what one seed of each adds to the variance; 0 if the seeds are too few."""
     questions: int
+    # Questions on which a (b) scored higher.
     only_a: Array
     only_b: Array
-    """Questions on which a (b) scored higher."""
+    # Training seeds of a and of b; 0 for weights that were not trained here.
     seeds: tuple[int, int]
-    """Training seeds of a and of b; 0 for weights that were not trained here."""
     seeds_paired: bool
+    # Level of the interval.
     level: float = LEVEL
-    """Of the interval."""
 
     @property
     def scope(self) -> str:
@@ -305,10 +305,10 @@ def _freedom(variance: Array, of_seeds: Array, questions: int, degrees: ArrayLik
 class SeedVariance(NamedTuple):
     """How the mean score of one training run varies, T times. Arrays are [T]."""
 
+    # B: variance between runs of their means over the questions.
     between: Array
-    """B: variance between runs of their means over the questions."""
+    # E: what of it is due to samples and to single questions.
     residual: Array
-    """E: what of it is due to samples and to single questions."""
     seeds: int
 
     @property

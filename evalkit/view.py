@@ -182,8 +182,8 @@ class Runs:
     def __init__(self, names: list[str]) -> None:
         named = [place for folder in map(resolve, names) for place in (folder, *evals_of(folder))]
         self._named = list({folder.resolve(): folder for folder in named}.values())
+        # Folder -> its stamp, and the version of the page's state in which it came.
         self._known: dict[str, tuple[str, int]] = {}
-        """Folder -> its stamp, and the version of the page's state in which it came."""
 
     def folders(self) -> dict[str, Path]:
         """Return the runs' folders by the keys under which the page knows them."""

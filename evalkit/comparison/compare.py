@@ -8,9 +8,8 @@ neither on which columns are shown nor on the other methods of the table.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -45,8 +44,8 @@ class Table(Shared):
 
     columns: list[Column]
     cells: dict[tuple[str, Column], Cell] = field(repr=False)
+    # None if there is nothing to compare with.
     baseline: str | None
-    """None if there is nothing to compare with."""
 
     @property
     def title(self) -> str:
@@ -58,23 +57,23 @@ class Table(Shared):
 class MethodComparison:
     """Everything that any output of `gtpo compare` shows."""
 
+    # Those with an eval run, in the order given.
     methods: list[Method]
-    """Those with an eval run, in the order given."""
+    # Those with a train run.
     trained: list[Method]
-    """Those with a train run."""
     scoring: str
     baseline: str | None
     baseline_reason: str
+    # Columns of the table for a paper; the first is the primary metric.
     metrics: list[Column]
-    """Columns of the table for a paper; the first is the primary metric."""
     tables: list[Table]
+    # What the reader must know: mismatches, missing parts, what is not covered.
     notes: list[str]
-    """What the reader must know: mismatches, missing parts, what is not covered."""
     shared_settings: dict[str, Any]
+    # Margin of equivalence, as a fraction; None: not asked for.
     margin: float | None = None
-    """Of equivalence, as a fraction; None: not asked for."""
+    # Whether the metrics were asked for.
     metrics_chosen: bool = False
-    """Whether the metrics were asked for."""
 
     @property
     def benchmarks(self) -> list[Table]:
@@ -195,25 +194,14 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
     return methods[0].name, "the first given; choose another with --baseline"
 
 
-def _table(
-    shared: Shared,
-    columns: list[Column],
-    baseline: str | None,
-    known: Mapping[tuple[str, Column], Cell] = MappingProxyType({}),
-) -> Table:
-    """Fill a table; `known`: cells of the same questions against another baseline, whose means are the same."""
+def _table(shared: Shared, columns: list[Column], baseline: str | None) -> Table:
     names, notes = shared.methods, list(shared.notes)
     if baseline is not None and baseline not in names:
         notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
         baseline = None
     elif len(names) < 2:
         baseline = None
-    cells = {
-        key: replace(known[key], paired=None, primary=False, p_corrected=None, p_equivalent=None)
-        if key in known
-        else _mean_cell(shared, *key)
-        for key in itertools.product(names, columns)
-    }
+    cells = {key: mean_cell(shared, *key) for key in itertools.product(names, columns)}
     if baseline is not None:
         for name in names:
             if name != baseline:
@@ -236,7 +224,7 @@ def _moved(cell: Cell, baseline: Cell) -> tuple[float, float]:
     return down - higher, up - lower
 
 
-def _mean_cell(shared: Shared, name: str, column: Column) -> Cell:
+def mean_cell(shared: Shared, name: str, column: Column) -> Cell:
     """A method's mean with its interval, and with its bounds if samples are missing."""
     value = method_mean(scores(shared, name, column), clusters=clusters(shared, column))
     if shared.group or column.metric == FORMAT:
@@ -247,7 +235,7 @@ def _mean_cell(shared: Shared, name: str, column: Column) -> Cell:
 def rebased(comparison: MethodComparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
     """The tables against another baseline: columns[i] of table i, the primary ones corrected anew."""
     tables = [
-        replace(_table(table, chosen, baseline, table.cells), notes=table.notes)
+        replace(_table(table, chosen, baseline), notes=table.notes)
         for table, chosen in zip(comparison.tables, columns, strict=True)
     ]
     return _corrected(tables, comparison.metrics[0], comparison.margin)

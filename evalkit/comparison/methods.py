@@ -35,8 +35,8 @@ class Member:
     name: str
     run: EvalRun | None
     train: TrainFolder | None
+    # Flattened config.yaml of the train run; None if there is none.
     config: dict[str, Any] | None = field(repr=False)
-    """Flattened config.yaml of the train run; None if there is none."""
 
     @cached_property
     def preset(self) -> str:
@@ -47,7 +47,8 @@ class Member:
     @cached_property
     def seed(self) -> str | None:
         """Its training seed; None if unknown."""
-        return None if self.train is None or self.train.seed is None else str(self.train.seed)
+        seed = self.train.run().get("seed") if self.train is not None else None
+        return None if seed is None else str(seed)
 
     @property
     def checkpoint(self) -> str | None:
@@ -68,8 +69,8 @@ class Method:
 
     name: str
     members: tuple[Member, ...]
+    # Whether every other method began from its weights: differences to it are of this base, not of its own seed.
     given: bool = False
-    """Whether every other method began from its weights: differences to it are of this base, not of its own seed."""
 
     @property
     def runs(self) -> list[EvalRun]:

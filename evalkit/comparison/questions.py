@@ -26,16 +26,16 @@ class Shared:
     """One benchmark (or one subject of it): the same Q questions for every run of every method."""
 
     benchmark: str
+    # Subject or level; empty for the whole benchmark.
     group: str
-    """Subject or level; empty for the whole benchmark."""
     by_name: dict[str, Method] = field(repr=False)
+    # method -> one entry per run.
     parts: dict[str, list[Questions]] = field(repr=False)
-    """method -> one entry per run."""
     runs: dict[str, list[EvalRun]] = field(repr=False)
     notes: list[str]
     scoring: str = "strict"
+    # [Q] Questions of the same text have the same number; None if there are none.
     clusters: NDArray[np.int64] | None = field(default=None, repr=False)
-    """[Q] Questions of the same text have the same number; None if there are none."""
 
     @property
     def methods(self) -> list[str]:
@@ -94,8 +94,8 @@ class Shared:
 
 def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     """The runs, with one name for recorded files of the same questions and golds, which are named after their files."""
+    # Name of a benchmark -> those with most of its questions, itself first: name, (id, gold) of each question.
     alike: dict[str, list[tuple[str, set[tuple[str, str]]]]] = {}
-    """Name of a benchmark -> those with most of its questions, itself first: name, (id, gold) of each question."""
     firsts: list[dict[str, str]] = []
     for run in runs:
         firsts.append({})

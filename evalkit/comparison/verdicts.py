@@ -47,16 +47,16 @@ class Cell:
 
     value: MethodMean
     paired: PairedDifference | None = None
+    # The mean if every missing sample were wrong, and if it were right; None if none is missing.
     bounds: tuple[float, float] | None = None
-    """The mean if every missing sample were wrong, and if it were right; None if none is missing."""
+    # How far missing samples of this method and of the baseline could move the difference, down and up.
     moved: tuple[float, float] = (0.0, 0.0)
-    """How far missing samples of this method and of the baseline could move the difference, down and up."""
     primary: bool = False
+    # Holm's, within the method's primary comparisons; None for an exploratory difference, and if too few seeds are
+    # known to judge.
     p_corrected: float | None = None
-    """Holm's, within the method's primary comparisons; None for an exploratory difference, and if too few seeds are
-    known to judge."""
+    # The same, of equivalence within the margin; None without a margin.
     p_equivalent: float | None = None
-    """The same, of equivalence within the margin; None without a margin."""
 
     @property
     def direction(self) -> int:

@@ -42,16 +42,16 @@ _SAMPLE = ("index", "verdict", "answer", "format", "tokens", "finish", "text", "
 class Excerpt:
     """The completions shown of one benchmark."""
 
+    # Questions by their places.
     shown: list[int]
-    """Questions by their places."""
+    # What the page holds of them, by question and, inside, by method: problems (text, gold, formulas), prompts (as the
+    # first run's model read them, with their tokens), answers (classes of all samples, not only of those shown),
+    # samples.
     block: dict[str, dict[str, Any]] = field(repr=False)
-    """What the page holds of them, by question and, inside, by method: problems (text, gold, formulas), prompts (as the
-    first run's model read them, with their tokens), answers (classes of all samples, not only of those shown), samples.
-    """
+    # Completions of a question and run: at most.
     each: int
-    """Completions of a question and run: at most."""
+    # Whether every completion of every question is shown.
     complete: bool
-    """Whether every completion of every question is shown."""
 
 
 def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:

@@ -81,7 +81,7 @@ def _figures(comparison: MethodComparison) -> Iterator[tuple[str, Figure]]:
     if any(table.baseline for table in comparison.tables):
         yield "differences", _differences(comparison)
     # Entropy and loss of supervised training are taken on the targets: another quantity.
-    rl = [method for method in comparison.trained if not any(train.method == "sft" for train in method.trains)]
+    rl = [method for method in comparison.trained if not any(train.preset == "sft" for train in method.trains)]
     found = {method.name: bands(list(map(read_curves, method.trains)), POINTS) for method in rl}
     if any(key in of for of in found.values() for key in PANELS):
         yield "training", _training(comparison, found)

@@ -12,9 +12,9 @@ import numpy as np
 from markdown_it import MarkdownIt
 
 from gtpo.common.files import write_text
-from gtpo.evalkit.comparison.compare import MethodComparison, Table, rebased
+from gtpo.evalkit.comparison.compare import MethodComparison, Table, mean_cell, rebased
 from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Metric, bands, gate, initial_entropy, read_curves
-from gtpo.evalkit.comparison.verdicts import FORMAT, MAJ, PASS, Column, scores
+from gtpo.evalkit.comparison.verdicts import FORMAT, MAJ, PASS, Column
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
 from gtpo.evalkit.report.latex import as_latex
 from gtpo.evalkit.report.page import render
@@ -22,7 +22,6 @@ from gtpo.evalkit.report.records import as_csv
 from gtpo.evalkit.report.summary import legend, verdict_sentence
 from gtpo.evalkit.report.tables import as_markdown
 from gtpo.evalkit.report.text import covers, header, visible
-from gtpo.evalkit.statistics import method_mean
 from gtpo.runs.train_run import TrainFolder
 
 # Steps of a training curve that the page holds; longer ones are averaged.
@@ -89,8 +88,7 @@ def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
     """method -> metric -> (mean, low, high) at each of `curve_ks`; the band is that of the tables."""
 
     def point(name: str, column: Column) -> tuple[float, float, float]:
-        cell = table.cells.get((name, column))
-        found = cell.value if cell else method_mean(scores(table, name, column))
+        found = (table.cells.get((name, column)) or mean_cell(table, name, column)).value
         return found.mean, found.low, found.high
 
     ks = curve_ks(table)
@@ -221,7 +219,7 @@ def training_payload(trains: list[TrainFolder], metrics: Iterable[Metric] = METR
             del curve["low"], curve["high"]
     entropies = [initial_entropy(train) for train in trains]
     return {
-        "sft": any(train.method == "sft" for train in trains),
+        "sft": any(train.preset == "sft" for train in trains),
         "initial_entropy": [value for value in entropies if value is not None],
         "gate": ", ".join(dict.fromkeys(text for train in trains if (text := gate(train)))),
         "curves": curves,

@@ -30,8 +30,8 @@ class EvalRun:
     folder: Path
     record: EvalRecord = field(repr=False)
     train: TrainFolder | None = None
+    # Name of a benchmark here -> its name in the run's files, if the two differ.
     stored: dict[str, str] = field(default_factory=dict, repr=False)
-    """Name of a benchmark here -> its name in the run's files, if the two differ."""
 
     def entry(self, benchmark: str) -> BenchmarkRecord:
         """Return what its record says of a benchmark; an empty record if it was not run."""

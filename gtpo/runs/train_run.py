@@ -127,20 +127,10 @@ class TrainFolder:
         return str(self.run().get("run_name") or self.root.resolve().name)
 
     @property
-    def method(self) -> str:
-        """Return gtpo, grpo or sft; empty if unknown."""
-        return str(self.run().get("method") or "")
-
-    @property
     def preset(self) -> str:
-        """Return the objective's preset, or the method if there is none."""
-        return str(self.run().get("preset") or self.method)
-
-    @property
-    def seed(self) -> int | None:
-        """Return its seed; None if unknown."""
-        seed = self.run().get("seed")
-        return None if seed is None else int(seed)
+        """Return the objective's preset, or the method (sft) if there is none; empty if unknown."""
+        about = self.run()
+        return str(about.get("preset") or about.get("method") or "")
 
     @property
     def status(self) -> str:

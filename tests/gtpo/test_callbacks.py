@@ -156,7 +156,7 @@ def test_a_script_writes_a_run_folder(method: str, folder: Path, tmp_path: Path)
         trainer.add_callback(RunLog(trainer, names[-1], completions_steps=2))
         trainer.train()
     runs, trains, _ = find_runs(names)
-    assert [(run.method, run.seed, run.status) for run in trains] == [
+    assert [(run.preset, run.run()["seed"], run.status) for run in trains] == [
         ("grpo" if method == "trl" else method, seed, "finished") for seed in (1, 2)
     ]
     curves = read_curves(trains[0])
