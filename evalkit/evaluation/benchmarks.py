@@ -21,6 +21,7 @@ from gtpo.common.log import LOG
 from gtpo.common.yaml_file import read_yaml, validate_yaml
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import (
+    FILES,
     SOURCES,
     HubSource,
     load_hub,
@@ -125,17 +126,11 @@ def _from_yaml(path: Path) -> Benchmark:
             raise UserError(f"{where}: the answer holds no {form}, where gold: {spec.gold} looks for it")
         return replace(problem, answer=gold, answers=spec.answers)
 
-    if spec.file is not None:
-        file = path.parent / spec.file
-
-        def load(folder: str | Path | None) -> list[Problem]:
-            return [parse(row, i, where) for i, (where, row) in enumerate(read_rows(file))]
-
-    else:
+    def load(folder: str | Path | None) -> list[Problem]:
+        if spec.file is not None:
+            return [parse(row, i, where) for i, (where, row) in enumerate(read_rows(path.parent / spec.file))]
         hub = HubSource(spec.hub or "", spec.split, spec.count or 0, "", (spec.config,))
-
-        def load(folder: str | Path | None) -> list[Problem]:
-            return load_hub(spec.name, hub, lambda row, i: parse(row, i, f"{spec.hub}, row {i + 1}"))
+        return load_hub(spec.name, hub, lambda row, i: parse(row, i, f"{spec.hub}, row {i + 1}"))
 
     source = spec.file or f"{spec.hub} ({spec.split})"
     return Benchmark(spec.name, spec.title or spec.name, load, source, spec.count, spec.checksum)
@@ -146,15 +141,15 @@ def find_benchmark(name: str, fields: Mapping[str, str] | None = None) -> Benchm
 
     fields: of a file, our names for fields that have others.
     """
-    if fields and not name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
+    if name.endswith(FILES):
+        stem = re.sub(r"\.(jsonl|jsonl\.gz|parquet)$", "", Path(name).name)
+        return Benchmark(stem, stem, lambda folder: load_source(name, fields=fields), name)
+    if fields:
         raise UserError(f"--fields is for .jsonl and .parquet files, and {name} is none")
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     if name.endswith((".yaml", ".yml")):
         return _from_yaml(Path(name))
-    if name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
-        stem = re.sub(r"\.(jsonl|jsonl\.gz|parquet)$", "", Path(name).name)
-        return Benchmark(stem, stem, lambda folder: load_source(name, fields=fields), name)
     raise UserError(
         f'unknown benchmark "{name}".{did_you_mean(name, BENCHMARKS)} Known: {", ".join(BENCHMARKS)}; '
         "your own: a .jsonl, .parquet or .yaml file"

@@ -69,10 +69,12 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
     elif settings.json_output:
         print(json.dumps(record.as_json(), indent=2))
     else:
-        as_like = settings.like is not None and "k" not in settings.given  # k is the other run's
+        # With --like the k is the other run's.
+        as_like = settings.like is not None and "k" not in settings.given
         print_summary(folder, record, None if settings.rescore or as_like else settings.k)
         sys.stdout.flush()
-    warn(record)  # below the numbers that it speaks of
+    # After the numbers that the warnings are about.
+    warn(record)
     return COMPLETE if record.status == "complete" else INCOMPLETE
 
 
@@ -230,7 +232,8 @@ def _likely_cause(record: EvalRecord, entry: BenchmarkRecord) -> str:
             "the completions hold no answer in any form. Look at one in samples/; a base model wants few-shot examples "
             "and no chat template (--protocol lm-eval-gsm8k)"
         )
-    of_a_model = "" if record.engine.name == "recorded" else "--protocol boxed, or "  # recorded ones are as they are
+    # Recorded completions cannot be asked for in another way.
+    of_a_model = "" if record.engine.name == "recorded" else "--protocol boxed, or "
     return f"the completions answer in another form: {of_a_model}--scoring lenient"
 
 

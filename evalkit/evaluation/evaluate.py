@@ -17,7 +17,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import command_line, git_commit, now
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task
-from gtpo.evalkit.evaluation.pipeline import Incomplete, Interrupt, ScoringPipeline
+from gtpo.evalkit.evaluation.pipeline import Incomplete, ScoringPipeline, interruptible
 from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
     Plan,
@@ -80,7 +80,8 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             plan = plan_evaluation(settings, protocol, verifier, name, stored)
         with EvalFolder(settings.out or EVAL_RUNS / plan.name) as folder:
             tally, old, asked = Tally(folder, verifier), folder.record(), plan.record
-            if not tally.keys():  # no completion is stored: any setting may change
+            # No completion is stored: any setting may change.
+            if not tally.keys():
                 tally.drop_failed(tally.keys(failed=True))
                 old = None
             if plan.ref is not None:
@@ -97,7 +98,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             check_prompts(folder, plan.rendered.prompts)
             # Until the engine has described itself, the record names what the stored samples were made on.
             sampled_on = record.engine if old is None else old.engine
-            folder.begin(record.model_copy(update={"engine": sampled_on}))
+            folder.begin(made_on(record, sampled_on))
             folder.add_problems(plan.problems)
             if plan.ref is not None:
                 folder.add_prompts(plan.rendered.prompts)
@@ -119,10 +120,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                         stack.callback(engine.close)
                         LOG.info("engine ready after %.0f s", time.monotonic() - loading)
                     sampled_on = _engine_record(folder.path, settings, engine, record.engine, old)
-                    # Null for what a server does not take: eval.json says what was sampled.
-                    unset = dict.fromkeys(set(sampled_on.parameters_left_out) & set(SamplingRecord.model_fields))
-                    drawn = record.sampling.model_copy(update=unset)
-                    record = record.model_copy(update={"engine": sampled_on, "sampling": drawn})
+                    record = made_on(record, sampled_on)
                     tally.drop_failed({key for key in failed if key[2] < plan.samples.get(key[:2], 0)})
                     folder.begin(record, clock)
                     wanted = Counter(task.benchmark for task in plan.tasks for _ in task.missing)
@@ -137,9 +135,10 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                         _sample(settings, plan, lacking, engine, pipeline, progress)
                     finally:
                         record.model_copy(update={"wall_seconds": clock()}).write(folder.path)
-            record = record.model_copy(update={"engine": sampled_on})
+            record = made_on(record, sampled_on)
             apart, judges = record.engine.name in ("openai", "recorded"), record.verifier.name
-            if tally.may_hide_thoughts() and settle_thoughts(folder, apart, every, verifier, judges):
+            cut_off = any(s.finish_reason == "length" and not s.unfinished for s in tally.scored())
+            if cut_off and settle_thoughts(folder, apart, every, verifier, judges):
                 tally = Tally(folder, verifier)
             if plan.labels:
                 (name,) = plan.problems
@@ -208,7 +207,8 @@ def begin_record(
     stops leaves those of the smaller k.
     """
     command = command_line()
-    for header in settings.header or ():  # it may be a key
+    # The value of a header may be a key, and the command is stored.
+    for header in settings.header or ():
         command = command.replace(value, "***") if (value := header.partition(":")[2].strip()) else command
     n = asked.sampling.n
     of_this: dict[str, Any] = {"n_asked": n, "finish_with": command}
@@ -232,36 +232,43 @@ def begin_record(
             f"gtpo eval {folder.path} --rescore --verifier {settings.verifier}"
         )
     stored, shown = folder.problems(everything=True), folder.problems()
-    kept = dict(old.benchmarks)
+    entries: dict[str, BenchmarkRecord] = {}
+    # Metrics of other rules, or for another headline, are computed anew.
+    of_other_rules = old.verifier.version != RULES_VERSION or old.scoring != record.scoring
     others: list[str] = []
-    for name in plan.problems.keys() & stored.keys() & kept.keys():
-        chosen = plan.problems[name]
-        others += _changed(name, stored[name], chosen)
-        if {p.id for p in shown.get(name, ())} != {p.id for p in chosen}:
-            LOG.info("%s: %d questions, of %d that are stored", name, len(chosen), len(stored[name]))
-            kept[name] = record.benchmarks[name].model_copy(update={"n": kept[name].n})
+    for name, entry in old.benchmarks.items():
+        if (chosen := plan.problems.get(name)) is not None and name in stored:
+            others += _changed(name, stored[name], chosen)
+            if {p.id for p in shown.get(name, ())} != {p.id for p in chosen}:
+                LOG.info("%s: %d questions, of %d that are stored", name, len(chosen), len(stored[name]))
+                entry = record.benchmarks[name].model_copy(update={"n": entry.n})
+        if of_other_rules:
+            entry = entry.before_samples().model_copy(update={"n": entry.n})
+        if chosen is not None:
+            entry = entry.model_copy(update={"n_asked": max(n, entry.n or 0), "finish_with": command})
+        entries[name] = entry
     # What an earlier server did not take counts as what is asked for now.
-    left_out = set(old.engine.parameters_left_out) & set(SamplingRecord.model_fields)
-    taken = old.sampling.model_copy(update={name: getattr(record.sampling, name) for name in left_out})
-    check_identity(folder.path, old.model_copy(update={"sampling": taken}), record, others)
-    if old.verifier.version != RULES_VERSION or old.scoring != record.scoring:  # metrics of other rules or headline
-        kept = {name: entry.before_samples().model_copy(update={"n": entry.n}) for name, entry in kept.items()}
-    for name in kept.keys() & record.benchmarks.keys():
-        most = max(n, kept[name].n or 0)
-        kept[name] = kept[name].model_copy(update={"n_asked": most, "finish_with": command})
-    benchmarks = {**record.benchmarks, **kept}
-    most = max(entry.n_asked or old.sampling.n for entry in benchmarks.values())
+    now_asked = record.model_copy(update={"sampling": made_on(record, old.engine).sampling})
+    check_identity(folder.path, made_on(old, old.engine), now_asked, others)
+    entries |= {name: entry for name, entry in record.benchmarks.items() if name not in entries}
+    most = max(entry.n_asked or old.sampling.n for entry in entries.values())
     # It stays `auto` if what that came to is now asked for by name.
     engine: dict[str, Any] = {"dtype": old.engine.dtype}
     engine |= {"rows": old.engine.rows} if old.engine.rows is not None else {}
     return record.model_copy(
         update={
             "created": old.created or record.created,
-            "benchmarks": {name: benchmarks[name] for name in (*kept, *record.benchmarks)},
+            "benchmarks": entries,
             "sampling": record.sampling.model_copy(update={"n": most}),
             "engine": record.engine.model_copy(update=engine),
         }
     )
+
+
+def made_on(record: EvalRecord, engine: EngineRecord) -> EvalRecord:
+    """Return the record of what an engine samples: null for each parameter that a server does not take."""
+    left_out = dict.fromkeys(set(engine.parameters_left_out) & set(SamplingRecord.model_fields))
+    return record.model_copy(update={"engine": engine, "sampling": record.sampling.model_copy(update=left_out)})
 
 
 def _changed(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> list[str]:
@@ -341,7 +348,7 @@ def _sample(
     # Recorded failures are part of the file: they stop nothing.
     allowed = total if plan.ref is None else settings.failure_limit(total)
     stop: Incomplete | None = None
-    with Interrupt(engine) as interrupt, pipeline:
+    with interruptible(engine) as signals, pipeline:
         try:
             for generations in engine.generate(tasks):
                 progress.arrive(generations)
@@ -359,7 +366,7 @@ def _sample(
                     engine.stop(DRAIN_S)
         except EngineStopped as error:
             stop = Incomplete(str(error))
-    if interrupt.seen:
+    if signals:
         stop = Incomplete("stopped", interrupted=True)
     if stop is not None:
         raise stop

@@ -6,9 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Engine, Generation
@@ -123,11 +123,14 @@ class ScoringPipeline:
                     self._folder.append(rows)
                     rows, characters = [], 0
                 self._progress.count(scored)
-                self._count(scored)  # after storing: it may take a while
-        except BaseException as error:  # handed to the main thread, which stops the engine and reports it
+                # After storing, since counting votes may take a while.
+                self._count(scored)
+        # The next `put`, or `close`, raises it in the main thread, which stops the engine.
+        except BaseException as error:
             self._error = error
             # An OSError is the disk's: another write would fail too.
-            if rows and not isinstance(error, OSError):  # what was scored before the error is good
+            # What was scored before the error is good.
+            if rows and not isinstance(error, OSError):
                 self._folder.append(rows)
 
     def _is_a_lot(self) -> bool:
@@ -153,30 +156,30 @@ class ScoringPipeline:
         self.tally.count_votes([(self._problems[key], of[key]) for key in whole])
 
 
-class Interrupt:
-    """Ctrl-C or SIGTERM while sampling: the first ends it as soon as what came is stored; the second at once."""
+@contextmanager
+def interruptible(engine: Engine) -> Iterator[list[int]]:
+    """While sampling, the first Ctrl-C or SIGTERM ends it as soon as what came is stored; the second at once.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self.seen = engine, False
+    Yields the signals that came.
+    """
+    seen: list[int] = []
 
-    def __enter__(self) -> Interrupt:
-        self._handled = threading.current_thread() is threading.main_thread()
-        if self._handled:
-            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._handled:
-            for number, before in self._before.items():
-                signal.signal(number, before)
-
-    def _handle(self, *_: Any) -> None:
-        if self.seen:
+    def handle(number: int, frame: object) -> None:
+        if seen:
             os._exit(130)
-        self.seen = True
-        self._engine.stop(INTERRUPT_S)
+        seen.append(number)
+        engine.stop(INTERRUPT_S)
         # A handler must not use buffered streams.
         os.write(2, b"\ngtpo: stopping; Ctrl-C again ends at once\n")
+
+    # Python lets only the main thread handle signals.
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _characters(generations: list[Generation]) -> int:

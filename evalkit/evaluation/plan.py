@@ -30,9 +30,8 @@ from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, PromptRecord, read_record
-from gtpo.runs.tables import Key, QuestionKey
+from gtpo.runs.tables import Key, QuestionKey, read_problems
 from gtpo.runs.train_run import find_train_run
 
 EVAL_RUNS = Path("results/eval")
@@ -118,7 +117,10 @@ def like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]]:
     UserError if there is no such run, or if it does not know how it was sampled.
     """
     path = find_run(settings.like, "--like")
-    record, problems = read_record(path), EvalFolder(path).problems()
+    record, problems = read_record(path), Problems()
+    for name, problem, shown in read_problems(path):
+        if shown:
+            problems.setdefault(name, []).append(problem)
     sampling, prompt = record.sampling, record.prompt
     if sampling.max_tokens is None and "max_tokens" not in settings.given:
         raise UserError(
@@ -141,7 +143,8 @@ def drop_unverifiable(
     name: str, source: str, chosen: Sequence[Problem], verifier: Verifier
 ) -> tuple[list[Problem], BenchmarkRecord]:
     """Leave out problems whose gold does not verify against itself; return the rest and the benchmark's record."""
-    excluded = dict(find_unverifiable([(p.id, p.answer) for p in chosen], verifier))  # id -> why
+    # Id -> reason.
+    excluded = dict(find_unverifiable([(p.id, p.answer) for p in chosen], verifier))
     for identifier, reason in list(excluded.items())[:5]:
         LOG.warning("%s %s is left out: %s", name, identifier, reason)
     if len(excluded) > 5:
@@ -179,7 +182,8 @@ def plan_evaluation(
             )  # fmt: skip
         chosen = select_problems(every, settings.limit, settings.questions)
         if not chosen:
-            continue  # the questions of --question are of the other benchmarks
+            # The questions of --question are of the other benchmarks.
+            continue
         kept, entry = drop_unverifiable(benchmark.name, benchmark.source, chosen, verifier)
         if run is not None and (seen := run.trained_on(p.problem for p in kept)):
             entry.trained_on = seen

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -144,12 +145,8 @@ class Protocol(_Section):
 
 
 def _filled(template: str, problem: Problem) -> str:
-    for name in ("problem", "answer", "solution"):
-        # In two steps, so that no field's text is read as another placeholder.
-        template = template.replace(f"{{{name}}}", f"\0{name}\0")
-    for name in ("problem", "answer", "solution"):
-        template = template.replace(f"\0{name}\0", getattr(problem, name))
-    return template
+    # In one pass: the text of a field may hold the braces of another.
+    return re.sub(r"\{(problem|answer|solution)\}", lambda found: str(getattr(problem, found[1])), template)
 
 
 @cache

@@ -131,7 +131,8 @@ def _sample(
     if label is not None and (not isinstance(label, bool | int | float) or label not in (0, 1)):
         raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
     word = finish_word(reason or "")
-    ended = word if word in ("stop", "length") else None  # None: the row does not say in words that are known
+    # None: the row does not say in words that are known.
+    ended = word if word in ("stop", "length") else None
     if error:
         error = str(error)
     elif text is None and not thought:
@@ -199,7 +200,8 @@ def _of_inspect(path: Path) -> Rows:
         log = read_eval_log(str(path))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except Exception as error:  # whatever their reader raises
+    # Their reader documents no exceptions.
+    except Exception as error:
         first = str(error).split("\n")[0][:200]
         raise UserError(f"{path}: not a log of inspect_ai ({type(error).__name__}: {first})") from None
     if not log.samples:

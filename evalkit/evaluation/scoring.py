@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -37,41 +36,30 @@ def score(
     problems: (benchmark, question id) -> problem with its gold answer. Math-Verify judges the answer in the answer
     tags; in lenient scoring the completion if there are no tags.
     """
-    answered = [g for g in generations if g.error is None]
-    extracted = [extract_both(g.text) for g in answered]
-    asked = [problems[g.benchmark, g.question_id] for g in answered]
-    verdicts = {
-        scoring: verify([answers[i] for answers in extracted], asked, scoring, verifier)
-        for i, scoring in enumerate(SCORINGS)
-    }
-    if judges == "math-verify":
-        texts = [math_verify_text(g.text, strict) for g, (strict, _) in zip(answered, extracted, strict=True)]
-        theirs = _by_math_verify(texts, asked, verdicts["lenient"], verifier)
-        pairs = zip(extracted, theirs, strict=True)
-        verdicts["strict"] = [Verdict.NO_ANSWER if strict is None else verdict for (strict, _), verdict in pairs]
-        verdicts["lenient"] = theirs
-    scored = [
-        replace(
-            unverified(g),
-            answer_strict=_storable(strict),
-            answer_lenient=_storable(lenient),
-            verdict_strict=str(verdicts["strict"][i]),
-            verdict_lenient=str(verdicts["lenient"][i]),
-            format_ok=format_ok(g.text),
-            unfinished=unfinished_thought(g.text),
+    samples = [
+        Sample(
+            *g.key, completion=_storable(g.text), tokens=g.tokens, finish_reason=g.finish_reason, seed=g.seed,
+            error=None if g.error is None else _storable(g.error), prompt_tokens=g.prompt_tokens,
         )
-        for i, (g, (strict, lenient)) in enumerate(zip(answered, extracted, strict=True))
-    ]
-    following = iter(scored)
-    return [next(following) if g.error is None else unverified(g) for g in generations]
-
-
-def unverified(g: Generation) -> Sample:
-    """Return the sample of a generation without answers, format and verdicts."""
-    return Sample(
-        *g.key, completion=_storable(g.text) or "", tokens=g.tokens, finish_reason=g.finish_reason, seed=g.seed,
-        error=_storable(g.error), prompt_tokens=g.prompt_tokens,
-    )  # fmt: skip
+        for g in generations
+    ]  # fmt: skip
+    answered = [s for s in samples if s.error is None]
+    extracted = [extract_both(s.completion) for s in answered]
+    asked = [problems[s.key[:2]] for s in answered]
+    strict, lenient = (
+        verify([answers[i] for answers in extracted], asked, scoring, verifier) for i, scoring in enumerate(SCORINGS)
+    )
+    if judges == "math-verify":
+        texts = [math_verify_text(s.completion, own) for s, (own, _) in zip(answered, extracted, strict=True)]
+        lenient = _by_math_verify(texts, asked, lenient, verifier)
+        pairs = zip(extracted, lenient, strict=True)
+        strict = [Verdict.NO_ANSWER if own is None else verdict for (own, _), verdict in pairs]
+    for sample, answers, *verdicts in zip(answered, extracted, strict, lenient, strict=True):
+        sample.answer_strict, sample.answer_lenient = answers
+        sample.verdict_strict, sample.verdict_lenient = map(str, verdicts)
+        sample.format_ok = format_ok(sample.completion)
+        sample.unfinished = unfinished_thought(sample.completion)
+    return samples
 
 
 def _generation(s: Sample) -> Generation:
@@ -164,9 +152,9 @@ def verify(
     return [verdicts[key] for key in keys]
 
 
-def _storable(text: str | None) -> str | None:
+def _storable(text: str) -> str:
     """Replace lone surrogates, which fit no Parquet file."""
-    return text if text is None or text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 class Votes(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -68,17 +68,18 @@ class Tally:
 
     def __init__(self, folder: EvalFolder, verifier: Verifier) -> None:
         self._folder, self._verifier = folder, verifier
-        self.questions: dict[QuestionKey, QuestionSamples] = {}
+        self.questions = defaultdict[QuestionKey, QuestionSamples](QuestionSamples)
         for _, table in folder.tables(_COLUMNS):
             self.add(Sample(**row) for row in table.to_pylist())
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Count new samples."""
         for sample in samples:
-            of = self.questions.setdefault(sample.key[:2], QuestionSamples())
+            of = self.questions[sample.key[:2]]
             if sample.error is not None:
                 of.failed[sample.sample_index] = replace(sample, completion="")
-            elif sample.sample_index not in of.scored:  # one that is stored twice counts once
+            # One that is stored twice counts once.
+            elif sample.sample_index not in of.scored:
                 of.scored[sample.sample_index] = replace(sample, completion="")
                 of.votes.clear()
 
@@ -91,10 +92,6 @@ class Tally:
         """Yield every completion's sample."""
         return (sample for samples in self.questions.values() for sample in samples.scored.values())
 
-    def may_hide_thoughts(self) -> bool:
-        """Return whether some completion was cut off, and not in what is known to be a thought."""
-        return any(sample.finish_reason == "length" and not sample.unfinished for sample in self.scored())
-
     def drop_failed(self, keys: Set[Key]) -> None:
         """Forget samples with an error, here and in the folder: they are asked for again."""
         self._folder.drop_failed(keys)
@@ -103,12 +100,11 @@ class Tally:
 
     def first(self, name: str, problems: Sequence[Problem], n: int) -> list[QuestionSamples]:
         """Return the first n samples of each question of a benchmark."""
-        nothing = QuestionSamples()
-        return [self.questions.get((name, p.id), nothing).first(n) for p in problems]
+        return [self.questions[name, p.id].first(n) for p in problems]
 
     def reached(self, name: str, problems: Sequence[Problem]) -> int:
         """Return the largest n for which every question has its samples 0 to n - 1, completed or failed."""
-        return min((self.questions.get((name, p.id), QuestionSamples()).reached() for p in problems), default=0)
+        return min((self.questions[name, p.id].reached() for p in problems), default=0)
 
     def count_votes(self, questions: Sequence[tuple[Problem, QuestionSamples]]) -> None:
         """Count the votes of some questions, if they are not known: both scorings together, which mostly agree."""

@@ -123,8 +123,9 @@ def test_a_refused_parameter_is_null_in_the_record(gtpo, serve: Serve, tmp_path:
     record = read_record(tmp_path / "run")
     assert record.sampling.top_k is None
     assert "top_k" in record.engine.parameters_left_out
-    gtpo(*command, "--k", "2", "--out", "run")  # resumed: no other setting
-    assert read_record(tmp_path / "run").sampling.top_k is None
+    for k in (2, 2, 3):  # resumed, complete, raised: no other setting
+        gtpo(*command, "--k", k, "--out", "run")
+        assert read_record(tmp_path / "run").sampling.top_k is None
     assert "HTTP 422" in gtpo(*command, "--top-k", "20", "--out", "asked", code=3).stderr
 
 

@@ -305,7 +305,7 @@ def test_a_log_of_inspect_ai(tmp_path: Path) -> None:
             ("7", None, "length"),
         ]
         assert [s.label for s in found] == [True, None, False]
-        assert [(row.gold, row.problem.problem) for row in rows if row.problem] == [
+        assert [(row.problem.answer, row.problem.problem) for row in rows if row.problem] == [
             ("1", "What is 1?"),
             ("2", "What is 2?"),
             ("1", "What is 1?"),
