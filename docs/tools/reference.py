@@ -18,8 +18,7 @@ from pydantic import BaseModel
 
 from gtpo import cli
 from gtpo.config.keys import SHORTCUTS, by_section
-from gtpo.config.keys import default_of as config_default
-from gtpo.config.published import REWARDS, RUNTIME, TRAINERS, WITHOUT_EFFECT
+from gtpo.config.published import RENAMED, REWARDS, TRAINERS, WITHOUT_EFFECT
 from gtpo.runs.eval_record import (
     BenchmarkRecord,
     EvalRecord,
@@ -150,7 +149,7 @@ def config() -> str:
     """Return docs/config.md."""
     parts = [CONFIG_INTRODUCTION]
     for name, doc, own in by_section():
-        rows = ((f"`{key.name}`", str(key.expects), str(config_default(key)), key.doc) for key in own)
+        rows = ((f"`{key.name}`", key.expects, key.default_in_words(), key.doc) for key in own)
         parts.append(f"## {f'`{name}`' if name else 'Top level'}\n\n{doc}\n")
         if own:
             parts.append(table(("key", "takes", "default", ""), rows))
@@ -160,7 +159,7 @@ def config() -> str:
         (f"`trainer.class_path: {path}`", f"`method: {method}`") for path, (method, line) in TRAINERS.items() if line
     ]
     rows += [(f"`trainer.reward_funcs: {path}`", f"`{ours}` ({why})") for path, (ours, why) in REWARDS.items()]
-    rows += [(f"`gtpo_runtime.{key}`", f"`objective.{field}`") for key, field in RUNTIME.items()]
+    rows += [(f"`{key}`", f"`{ours}`") for key, ours in RENAMED.items()]
     rows += [(f"`{key}`", f"no effect: {why}") for key, why in WITHOUT_EFFECT.items()]
     rows += RUN_REFERENCE["published config"].items()
     return "\n".join(

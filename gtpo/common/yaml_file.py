@@ -1,9 +1,14 @@
-"""A YAML file that a user wrote, checked against a pydantic model: every mistake is named with file, line and key."""
+"""A YAML file that a user wrote, checked against a pydantic model: every mistake is named with file, line and key.
+
+And what a type takes, in words.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,6 +21,12 @@ Lines = dict[tuple[str, ...], int]
 
 # Mappings in mappings that a file may have.
 DEEPEST = 8
+
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_WORDS: dict[Any, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", list: "a list",
+    dict: "a mapping",
+}  # fmt: skip
 
 
 def read_yaml(
@@ -84,9 +95,34 @@ def _fields(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:
     """Return the keys that a section may have; empty if they are not fixed."""
     for part in key:
         field = model.model_fields.get(part)
-        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        kinds = alternatives(field.annotation) if field else []
         inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         if inner is None:
             return []
         model = inner
     return list(model.model_fields)
+
+
+def alternatives(annotation: Any) -> list[Any]:
+    """Return the types that an annotation takes: the parts of a union, else the annotation itself."""
+    if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
+        return [inner for part in get_args(annotation) for inner in alternatives(part)]
+    return [annotation]
+
+
+def in_words(annotation: Any, rules: Iterable[Any] = ()) -> str:
+    """Return in words which values an annotation takes beside None, e.g. "a number > 0"; rules: pydantic's bounds."""
+    words = []
+    for part in alternatives(annotation):
+        origin, within = get_origin(part) or part, get_args(part)
+        if origin is Literal:
+            words.append(f"one of {', '.join(map(str, within))}")
+        elif origin is list and within:
+            words.append(f"a list, each {in_words(within[0])}")
+        elif isinstance(origin, type) and issubclass(origin, BaseModel):
+            words.append("a mapping")
+        elif origin is not NoneType:
+            words.append(_WORDS.get(origin, getattr(origin, "__name__", str(origin))))
+    limits = [(sign, getattr(rule, key, None)) for rule in rules for key, sign in _BOUNDS.items()]
+    bounds = " and ".join(f"{sign} {limit}" for sign, limit in limits if limit is not None)
+    return " ".join(filter(None, (" or ".join(dict.fromkeys(words)), bounds)))

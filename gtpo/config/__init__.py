@@ -10,8 +10,7 @@ document    the YAML with `extends` and the flags over it, and where each key wa
 flags       the command line's words -> the flags and their values
 published   the authors' own config files: their paths and values mapped to ours, each with a printed line
 resolve     contradictions, and what follows from other keys: group-complete batches, 32-bit optimizer states
-load        all of it: YAML and flags -> a resolved TrainConfig, or a sentence for each error
-passed_on   what TRL, peft and the samplers check themselves: their own settings
+load        all of it: YAML and flags -> a resolved TrainConfig, or a sentence for each error; TRL's and peft's settings
 """
 
 from gtpo.config.load import load_config

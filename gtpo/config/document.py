@@ -1,7 +1,7 @@
 """The first step of loading a config: read YAML with `extends`, from a file or a table, and lay the flags over it.
 
-A Document is what was read: raw values, and where each key was set. It is never changed; `put` and `without` return
-another one.
+A Document is what was read: one flat table, each key with its raw value and where it was set. It is never changed;
+`put`, `without` and `over` return another one.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.yaml_file import read_yaml
-from gtpo.config.keys import Origin, full_name, is_passed_on
+from gtpo.common.yaml_file import Lines, read_yaml
+from gtpo.config.keys import SHORTCUTS, full_name, is_passed_on, keys
 
 Key = tuple[str, ...]
 
@@ -42,68 +41,88 @@ GROUPS = {
 }
 
 
-@dataclass(frozen=True)
-class Document:
-    """Raw values of a config and the origin of each key that was set."""
+class Setting(NamedTuple):
+    """What the user wrote under a key, and where. As text, the start of an error message."""
 
-    values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[Key, Origin] = field(default_factory=dict)
+    value: Any
+    """As read; `{}` for a section, whose keys have settings of their own."""
+    place: str
+    """`file:line`; empty for a flag."""
+    typed: str
+    """The key in the file's dialect, or the flag with its dashes."""
 
-    def origin(self, key: str | Key) -> Origin:
-        """Return where a key (dotted, or in its parts) was set; else where its section begins, or the file."""
-        key = tuple(key.split(".")) if isinstance(key, str) else key
-        if key in self.origins:
-            return self.origins[key]
-        above = (self.origins[key[:end]].place for end in range(len(key) - 1, -1, -1) if key[:end] in self.origins)
-        return Origin(next(above, ""), ".".join(key))
+    def __str__(self) -> str:
+        return f"{self.place}: {self.typed}" if self.place else self.typed
 
-    def get(self, dotted: str) -> Any:
-        """Return the raw value of a dotted key, None if it is absent."""
-        value: Any = self.values
-        for part in dotted.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return value
+    @property
+    def is_flag(self) -> bool:
+        """Return whether the key was set on the command line."""
+        return self.typed.startswith("--")
 
-    def put(self, dotted: str, value: Any, origin: Origin | None = None) -> Document:
-        """Return the document with a value set. Raises UserError if a section above it is no mapping."""
 
-        def inside(values: Any, above: Key, rest: list[str]) -> Any:
-            if not rest:
-                return value
-            # None: `section:` with nothing under it.
-            if not isinstance(values, dict | None):
-                raise UserError(f"{self.origin(above)} must be a mapping, found {values!r}")
-            values = values or {}
-            return {**values, rest[0]: inside(values.get(rest[0]), (*above, rest[0]), rest[1:])}
+class Document(dict[Key, Setting]):
+    """The settings of a config, each section before what it holds; the key () is the file itself."""
 
-        key = dotted.split(".")
-        return Document(inside(self.values, (), key), self.origins | ({tuple(key): origin} if origin else {}))
+    def at(self, key: str | Key) -> Setting:
+        """Return the setting of a key, dotted or in its parts. If it is absent: None, where its section begins."""
+        parts = tuple(key.split(".")) if isinstance(key, str) else key
+        above = next((self[parts[:end]].place for end in range(len(parts) - 1, -1, -1) if parts[:end] in self), "")
+        return self.get(parts) or Setting(None, above, ".".join(parts))
+
+    def put(self, dotted: str, value: Any, origin: Setting | None = None) -> Document:
+        """Return the document with a value in the place of what the key held, and the sections above it."""
+        key, setting = tuple(dotted.split(".")), (origin or self.at(dotted))._replace(value=value)
+        sections = {key[:end]: setting._replace(value={}) for end in range(len(key))}
+        return Document({**sections, **self.without(dotted), key: setting})
 
     def without(self, dotted: str) -> Document:
-        """Return the document without a key."""
-        section, _, name = dotted.rpartition(".")
-        inside = self.get(section) if section else self.values
-        if not isinstance(inside, dict) or name not in inside:
-            return self
-        left = {key: value for key, value in inside.items() if key != name}
-        return self.put(section, left) if section else Document(left, self.origins)
+        """Return the document without a key and what it holds."""
+        key = tuple(dotted.split("."))
+        return Document({other: setting for other, setting in self.items() if other[: len(key)] != key})
 
     def over(self, below: Document) -> Document:
-        """Return this document laid over another."""
-        return Document(_merge(below.values, self.values), below.origins | self.origins)
+        """Return this document laid over another: sections merge, everything else is replaced."""
+        replaced = {key for key, setting in self.items() if setting.value != {}}
+        left = {k: setting for k, setting in below.items() if replaced.isdisjoint(k[:end] for end in range(len(k)))}
+        return Document(left | self)
+
+    def inside(self, *section: str) -> Document:
+        """Return what a section holds, as a document of its own."""
+        size = len(section)
+        held = {key[size:]: setting for key, setting in self.items() if key[:size] == section and len(key) > size}
+        return Document({key: setting._replace(typed=".".join(key)) for key, setting in held.items()})
+
+    def nested(self) -> dict[str, Any]:
+        """Return the values as a file has them. Raises UserError for a value that is set inside another one."""
+        values: dict[str, Any] = {}
+        for key, setting in self.items():
+            within = values
+            for end, part in enumerate(key[:-1], 1):
+                # None: `section:` with nothing under it.
+                within[part] = within = {} if within.get(part) is None else within[part]
+                if not isinstance(within, dict):
+                    raise UserError(f"{self.at(key[:end])} must be a mapping, found {within!r}")
+            if key:
+                within[key[-1]] = {} if setting.value == {} else setting.value
+        return values
 
 
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Lay one mapping over another; only mappings merge, everything else is replaced."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _string_keys(value: Any) -> Any:
-    return {str(key): _string_keys(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+def unknown_key(setting: Setting, likely: Iterable[str] = ()) -> str:
+    """Name an unknown key or flag, where it was set, and the nearest known one; `likely` are compared first."""
+    name = setting.typed.removeprefix("--")
+    section, _, leaf = name.rpartition(".")
+    # A right name in a wrong section is the most frequent mistake.
+    same = [key for key in keys() if key.rpartition(".")[2] == leaf.replace("-", "_")]
+    if name in keys() and section and not setting.is_flag:
+        hint = f' A file nests its keys: put "{leaf}:" under "{section}:" (with dots it is a flag, --{name}).'
+    elif same:
+        hint = f' Did you mean "{same[0]}"?'
+    else:
+        near = did_you_mean(name, likely) or did_you_mean(name, (*SHORTCUTS, *keys()))
+        hint = near or " gtpo train --help-config lists the keys."
+    if setting.is_flag:
+        return f'unknown flag "{setting.typed}".' + hint.replace('mean "', 'mean "--')
+    return f'{setting.place}: unknown key "{setting.typed}".{hint}'
 
 
 class _Loader(yaml.SafeLoader):
@@ -149,37 +168,30 @@ def find_config(name: str) -> Path | None:
 
 
 @functools.cache
-def _table_names(table: Path) -> dict[str, tuple[str, ...]]:
-    """Return the names of a table's configs: an entry of each axis, joined by dashes -> the entries."""
-    if not table.is_file():
-        return {}
-    values = _string_keys(read_yaml(table, "a mapping of sections", _Loader)[0])
-    axes = [entries for axis, entries in values.items() if axis != "base"]
+def _table_names(table: Path) -> dict[str, list[Key]]:
+    """Return the names of a table's configs: an entry of each axis, joined by dashes -> its layers, lowest first."""
+    document = _parse(table).without("base") if table.is_file() else Document()
     # A user's config may be called table.yaml too; an entry of a table is a mapping, or has nothing under it.
-    if not all(isinstance(section, dict) for section in values.values()):
+    if any(setting.value not in ({}, None) for key, setting in document.items() if len(key) < 3):
         return {}
-    if not all(isinstance(entry, dict | None) for entries in axes for entry in entries.values()):
-        return {}
-    return {"-".join(entries): entries for entries in itertools.product(*axes)}
-
-
-def _from_table(path: Path) -> Document:
-    """Return the config that a table has under a path's name: its `base`, and an entry of each axis laid over it."""
-    table = path.with_name(TABLE)
-    read_values, lines = read_yaml(table, "a mapping of sections", _Loader)
-    values = _string_keys(read_values)
-    chosen = _table_names(table)[path.name.removesuffix(".yaml")]
-    document = Document({}, {(): Origin(str(table), "")})
-    for layer in [("base",), *zip((axis for axis in values if axis != "base"), chosen, strict=True)]:
-        # An entry with nothing under it changes nothing.
-        above: Any = functools.reduce(lambda inside, key: inside.get(key) or {}, layer, values)
-        places = {key[len(layer) :]: line for key, line in lines.items() if key[: len(layer)] == layer}
-        origins = {key: Origin(f"{table}:{line}", ".".join(key)) for key, line in places.items() if key}
-        document = Document(above, origins).over(document)
-    return document
+    axes = itertools.groupby((key for key in document if len(key) == 2), lambda key: key[0])
+    rows = itertools.product(*(list(entries) for _, entries in axes))
+    return {"-".join(name for _, name in row): [("base",), *row] for row in rows}
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _settings(
+    path: Path, values: Mapping[Any, Any], lines: Lines, above: Setting, key: Key = ()
+) -> Iterator[tuple[Key, Setting]]:
+    yield key, above
+    for name, value in values.items():
+        inside = (*key, str(name))
+        place = f"{path}:{lines[inside]}" if inside in lines else above.place
+        section = isinstance(value, dict)
+        setting = Setting({} if section else value, place, ".".join(inside))
+        yield from _settings(path, value if section else {}, lines, setting, inside)
 
 
 def _exists(path: Path) -> bool:
@@ -190,13 +202,16 @@ def _parse(path: Path) -> Document:
     if path.is_dir():
         what = "a folder; expected a config file (.yaml)"
         raise UserError(f"{path} is {_model_hint(path) if (path / 'config.json').is_file() else what}")
-    if _exists(path) and not path.is_file():
-        return _from_table(path)
+    if not path.is_file() and _exists(path):
+        table = _parse(path.with_name(TABLE))
+        layers = _table_names(path.with_name(TABLE))[path.name.removesuffix(".yaml")]
+        return functools.reduce(
+            lambda below, layer: table.inside(*layer).over(below), layers, Document({(): table[()]})
+        )
     if not path.exists():
         raise UserError(_absent(path))
     values, lines = read_yaml(path, "a mapping of sections", _Loader)
-    origins = {key: Origin(f"{path}:{line}", ".".join(key)) for key, line in lines.items()}
-    return Document(_string_keys(values), {(): Origin(str(path), ""), **origins})
+    return Document(_settings(path, values, lines, Setting({}, str(path), "")))
 
 
 def _absent(path: Path) -> str:
@@ -218,7 +233,7 @@ def _extended(path: Path, chain: tuple[Path, ...] = ()) -> Document:
     """Read a file over what it `extends`: files relative to it, or configs of gtpo by name; the later ones win."""
     document = _parse(path)
     # A file that comes with gtpo may extend one beside it, or one by its name.
-    bases, place, below = document.values.get("extends"), document.origin("extends").place, Document()
+    (bases, place, _), below = document.at("extends"), Document()
     chain = (*chain, path.resolve())
     for base in bases if isinstance(bases, list) else [] if bases is None else [bases]:
         if not isinstance(base, str):
@@ -241,7 +256,7 @@ def read(path: Path, flags: Mapping[str, Any]) -> Document:
     """
     document = _extended(path)
     # A flag of an unknown name is kept, so that it is named with the errors of the file.
-    for flag, value in flags.items():
+    for flag, text in flags.items():
         name = full_name(flag)
-        document = document.put(name, read_scalar(value) if is_passed_on(name) else value, Origin("", f"--{flag}"))
-    return document if document.get("run_name") is not None else document.put("run_name", path.stem)
+        document = document.put(name, read_scalar(text) if is_passed_on(name) else text, Setting(None, "", f"--{flag}"))
+    return document if document.at("run_name").value is not None else document.put("run_name", path.stem)

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -58,7 +59,7 @@ def _value(key: ConfigKey | None, words: list[str]) -> Any:
         return [part.strip(" '\"") for part in text.split(",") if part.strip()]
     if len(words) > 1:
         return words
-    return None if key is not None and key.optional and words[0].lower() in _NULL else words[0]
+    return None if key is not None and NoneType in key.kinds and words[0].lower() in _NULL else words[0]
 
 
 def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
@@ -87,11 +88,11 @@ def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
             elsewhere = positional or any(map(_is_config, queue[len(following) :]))
             last = len(following) > (key is not None) and not elsewhere and _is_config(following[-1])
             taken = following[:-1] if last else following
-        elif key.scalar is bool:
+        elif bool in key.kinds:
             taken = [word for word in following[:1] if word.lower() in _BOOLEAN]
         else:
             taken = following[:1]
-        if not taken and key is not None and key.scalar is not bool:
+        if not taken and key is not None and bool not in key.kinds:
             raise UserError(f"--{flag} needs a value: {key.expects}")
         if not equals:
             del queue[: len(taken)]

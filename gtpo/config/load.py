@@ -1,17 +1,25 @@
-"""From a YAML file and flags to a resolved TrainConfig: read, translate, validate. All errors are reported at once."""
+"""From a YAML file and flags to a resolved TrainConfig: read, translate, validate. All errors are reported at once.
+
+Settings that a config passes on to TRL or peft are checked later, by whoever has imported the library (`checked`): its
+own class says what it has, so that a new version brings its new settings with it.
+"""
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.log import LOG
-from gtpo.config.document import Document, find_config, read
-from gtpo.config.keys import is_passed_on, keys, sections, unknown_key
+from gtpo.common.yaml_file import alternatives, in_words
+from gtpo.config.document import Document, find_config, read, unknown_key
+from gtpo.config.keys import is_passed_on, keys, sections
 from gtpo.config.published import Findings, translate
 from gtpo.config.resolve import resolve
 from gtpo.config.schema import TrainConfig
@@ -36,7 +44,7 @@ def load_config(
     document, found = translate(read(file, overrides or {}))
     config, changes = resolve(to_config(document, found.errors), document, world_size)
     # TRL and peft check their settings when they have been imported; the document is gone by then.
-    config._places = {".".join(key): str(origin) for key, origin in document.origins.items()}
+    config._places = {".".join(key): str(setting) for key, setting in document.items()}
     # Only now: of a config that is refused, only the errors matter.
     for notice in (*found.notices, *changes):
         LOG.warning(notice)
@@ -46,19 +54,17 @@ def load_config(
 def to_config(document: Document, errors: Iterable[str] = ()) -> TrainConfig:
     """Return a document of our dialect as the schema has it. Raises UserError: `errors`, then its own, a line each."""
     found = Findings([*errors])
-    # `section:` with nothing under it is an empty section.
-    values = {name: {} if value is None and name in sections() else value for name, value in document.values.items()}
-    for name, key in keys().items():
-        if key.scalar in (int, float) and isinstance(value := document.get(name), bool):
-            # pydantic would read `learning_rate: true` as 1.0.
-            found.errors.append(_sentence(document, {"loc": name.split("."), "type": "bool", "input": value}))
     homes = {name.rpartition(".")[2] for name in keys() if not name.startswith("model.build")}
-    # TRL may have a field of this name too, and would take it in silence.
-    for section, inside in values.items():
-        for name in inside if isinstance(inside, dict) else ():
-            # A key of ours in another section than its own.
-            if name in homes and is_passed_on(f"{section}.{name}"):
-                found.errors.append(unknown_key(document.origin((section, name))))
+    for parts, setting in document.items():
+        name = ".".join(parts)
+        if name in keys() and isinstance(setting.value, bool) and {int, float}.intersection(keys()[name].kinds):
+            # pydantic would read `learning_rate: true` as 1.0.
+            found.errors.append(_sentence(document, {"loc": parts, "type": "bool", "input": setting.value}))
+        elif len(parts) == 2 and parts[1] in homes and is_passed_on(name):
+            # A key of ours in another section than its own: TRL may have the name too, and would take it in silence.
+            found.errors.append(unknown_key(setting))
+    # `section:` with nothing under it is an empty section.
+    values = {name: {} if value is None and name in sections() else value for name, value in document.nested().items()}
     # Errors are gathered, not raised one by one: a file is mended at one go.
     try:
         config = TrainConfig.model_validate(values)
@@ -70,25 +76,22 @@ def to_config(document: Document, errors: Iterable[str] = ()) -> TrainConfig:
 
 def _sentence(document: Document, error: Mapping[str, Any]) -> str:
     """Turn one pydantic error into one sentence: place, key as typed, what is expected, what was found."""
-    loc = tuple(str(part) for part in error["loc"])
-    name, found = ".".join(part for part in loc if not part.isdigit()), error["input"]
-    origin, key = document.origin(name), keys().get(name)
+    loc, found = tuple(str(part) for part in error["loc"] if not isinstance(part, int)), error["input"]
+    setting, name = document.at(loc), ".".join(loc)
+    key = keys().get(name)
     if error["type"] == "extra_forbidden":
-        # A section that exists only through a flag has no place of its own.
-        inside = [origin for place, origin in document.origins.items() if place[: len(loc)] == loc]
-        parent = ".".join(loc[:-1])
-        siblings = sections()[parent].model_fields if parent in sections() else ()
-        return unknown_key((inside or [origin])[0], [f"{parent}.{sibling}".lstrip(".") for sibling in siblings])
+        siblings = sections().get(".".join(loc[:-1]), TrainConfig).model_fields
+        return unknown_key(setting, [".".join((*loc[:-1], sibling)) for sibling in siblings])
     if error["type"] == "missing":
-        return f"{origin} is missing"
+        return f"{setting} is missing"
     if name in sections():
-        return f"{origin} must be a mapping, found {found!r}"
+        return f"{setting} must be a mapping, found {found!r}"
     if key is None:
-        return f"{origin}: {error['msg'].removeprefix('Value error, ')}"
-    expects = key.expects + (" or null" if key.optional and found is None else "")
+        return f"{setting}: {error['msg'].removeprefix('Value error, ')}"
+    expects = key.expects
     if error["type"] == "string_pattern_mismatch":
         expects = "a name that starts with a letter, digit or _ and has no slash (it names a folder)"
-    return f"{origin} must be {expects}; found {found!r}.{_nearest_choice(found, key.choices)}"
+    return f"{setting} must be {expects}; found {found!r}.{_nearest_choice(found, key.choices)}"
 
 
 def _nearest_choice(value: Any, choices: Iterable[str]) -> str:
@@ -98,3 +101,51 @@ def _nearest_choice(value: Any, choices: Iterable[str]) -> str:
     meant = next((choice for choice in choices if choice in (("always",) if value else ("never", "none"))), None)
     read = "on and yes as true" if value else "off and no as false"
     return f' Did you mean "{meant}"? (YAML reads {read})' if meant else ""
+
+
+# -- what a config passes on to TRL or peft ----------------------------------------------------------------------------
+
+
+def checked(config: TrainConfig, section: str, kind: Any, decided: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a section passes on to `kind`, each value as the type that its field has.
+
+    section: training or lora. kind: the library's dataclass. decided: fields that a run sets itself -> what the user
+    sets instead.
+
+    Raises UserError with a line per key that `kind` does not have, that is decided, or whose value has another type.
+    """
+    hints = typing.get_type_hints(kind)
+    names = [entry.name for entry in fields(kind) if entry.init]
+    values, errors = getattr(config, section).passed_on, []
+    for name, value in values.items():
+        place = config.place(f"{section}.{name}")
+        if name in decided:
+            errors.append(f"{place}: {decided[name]}")
+        elif name not in names:
+            own = [key.rpartition(".")[2] for key in keys() if key.startswith(f"{section}.")]
+            near = did_you_mean(name, [*own, *names])
+            # As the user can type it: a dotted flag, or a key in its section.
+            near = near.replace('mean "', f'mean "{"--" * place.startswith("--")}{section}.')
+            errors.append(f"{place}: unknown key; neither gtpo nor {kind.__name__} has it.{near}")
+        else:
+            try:
+                values[name] = typed(place, hints[name], value)
+            except UserError as error:
+                errors.append(str(error))
+    if errors:
+        raise UserError("\n      ".join(errors))
+    return values
+
+
+def typed(place: str, annotation: Any, value: Any) -> Any:
+    """Return a value as the type that a field has. Raises UserError with the place, and what the field takes."""
+    kinds = alternatives(annotation)
+    names = [member.value for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum) for member in kind]
+    # `SchedulerType | str` takes any text; its own check comes later and does not know the key.
+    if names:
+        annotation = Literal[tuple(names)]
+    try:
+        return TypeAdapter(annotation).validate_python(value)
+    except ValidationError:
+        near = did_you_mean(str(value), names)
+        raise UserError(f"{place} must be {in_words(annotation)}; found {value!r}.{near}") from None

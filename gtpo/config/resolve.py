@@ -148,7 +148,7 @@ def _devices(config: TrainConfig, document: Document) -> Iterator[str]:
     """Take the shell's choice of devices over the file's; a flag wins over both."""
     # What started this process, such as a scheduler, knows which GPUs are free.
     file, shell = config.env.CUDA_VISIBLE_DEVICES, os.environ.get("CUDA_VISIBLE_DEVICES")
-    origin = document.origin("env.CUDA_VISIBLE_DEVICES")
+    origin = document.at("env.CUDA_VISIBLE_DEVICES")
     if file is not None and shell is not None and file != shell and not origin.is_flag:
         won = f"CUDA_VISIBLE_DEVICES={shell} of the environment wins over the file's {file} (--cuda wins)"
         yield f"{origin.place}: {won}"
@@ -176,13 +176,13 @@ def _precision(config: TrainConfig, document: Document) -> Iterator[str]:
         return
     if wide := _32_BIT.get(training.optimizer):
         yield (
-            f"{document.origin('training.optimizer')} {training.optimizer} -> {wide}: with an Adam beta of {beta} "
+            f"{document.at('training.optimizer')} {training.optimizer} -> {wide}: with an Adam beta of {beta} "
             f"(> {LARGEST_8BIT_BETA}) 8-bit states would round the updates away"
         )
         training.optimizer = wide
     if not model.lora_rank and model.dtype in ("bfloat16", "float16"):
         yield (
-            f"{document.origin('model.dtype')} {model.dtype} -> float32: optimizer states have the dtype of the "
+            f"{document.at('model.dtype')} {model.dtype} -> float32: optimizer states have the dtype of the "
             f"trained weights, and with an Adam beta of {beta} 16-bit states would round the updates away"
         )
         model.dtype = "float32"
@@ -202,14 +202,14 @@ def _batch(config: TrainConfig, document: Document, world_size: int) -> Iterator
         size = max(size for size in range(1, min(batch, group) + 1) if group % size == 0)
         how = f"; the same gradient in less memory: batch {size}, gradient_accumulation_steps {group // size * rounds}"
     yield (
-        f"{document.origin('training.per_device_train_batch_size')} is taken as {taken}, not {batch}: {batch} x "
+        f"{document.at('training.per_device_train_batch_size')} is taken as {taken}, not {batch}: {batch} x "
         f"{rounds} micro-batches x {world_size} processes cannot be divided into groups of {group} completions. A "
         f"rollout now has {training.prompts_per_rollout(world_size)} prompts{how}"
     )
 
 
 def _trackers(config: TrainConfig, document: Document) -> Iterator[str]:
-    origin = document.origin("training.report_to")
+    origin = document.at("training.report_to")
     # A tracker is no part of the method: without it the run is the same.
     for name in [name for name in config.training.report_to if not installed(name)]:
         without = f"so this run is not reported to it (pip install {name}); metrics.jsonl has everything"
@@ -226,7 +226,7 @@ def resolve(config: TrainConfig, document: Document, world_size: int | None = No
     sampled = config.method != "sft"
     for check in (_of_the_model, _of_the_data, _of_training, *([_of_sampling] if sampled else [])):
         for key, _, message in (fault.partition(" ") for fault in check(config)):
-            found.errors.append(f"{document.origin(key)} {message}")
+            found.errors.append(f"{document.at(key)} {message}")
     found.raise_errors()
     config = config.model_copy(deep=True)
     model, training = config.model, config.training

@@ -40,7 +40,7 @@ class Section(BaseModel):
 class PassedOn(Section):
     """A section that also takes the fields of a library's own configuration.
 
-    They are checked by type and name as soon as that library has been imported (`gtpo.config.passed_on`).
+    They are checked by type and name as soon as that library has been imported (`gtpo.config.load`).
     """
 
     model_config = ConfigDict(extra="allow")

@@ -16,7 +16,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import adapter_base, dtype_on_cpu
 from gtpo.common.log import LOG
 from gtpo.config import ModelSection, TrainConfig
-from gtpo.config.passed_on import checked
+from gtpo.config.load import checked
 from gtpo.config.resolve import LARGEST_8BIT_BETA
 from gtpo.inputs.model_shape import Weights, router_loss_obstacle
 from gtpo.rewards.data.problem import plain_chat_template

@@ -19,19 +19,11 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
-from gtpo.config.passed_on import checked, typed
+from gtpo.config.load import checked, typed
+from gtpo.config.schema import TrainingSection
 from gtpo.inputs.model import compute_precision
 from gtpo.trainer import GTPOConfig
 from gtpo.trainer.gtpo_config import NOT_GTPO
-
-# Keys of `training` that TRL has under the same names: of any method, and of those that sample.
-_SAME = (
-    "learning_rate", "adam_beta1", "adam_beta2", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "num_train_epochs", "max_steps", "gradient_checkpointing", "logging_steps", "save_steps", "save_total_limit",
-)  # fmt: skip
-_SAME_SAMPLED = (
-    "num_generations", "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "beta",
-)  # fmt: skip
 
 # Settings of TRL that a run decides -> what the user sets instead.
 _DECIDED = {
@@ -72,6 +64,9 @@ _DECIDED = {
 # Settings for which a run has a default of its own, and that may be set under `training`.
 _MAY_CHANGE = ("loss_type", "disable_dropout", "dataloader_pin_memory", "ddp_find_unused_parameters")
 
+# Validation is ours: TRL would evaluate on a dataset of its own.
+_OWN = TrainingSection.model_fields.keys() - {"eval_steps"}
+
 # Fields of a sampler that the trainer sets itself.
 _OF_A_GROUP = (
     *("n", "num_return_sequences", "max_tokens", "max_new_tokens", "max_length", "do_sample", "logprobs"),
@@ -88,12 +83,13 @@ def rollout_engine(config: TrainConfig) -> str:
     return engine
 
 
-def _common(config: TrainConfig, output: Path, dtype: str) -> dict[str, Any]:
+def _common(config: TrainConfig, kind: Any, output: Path, dtype: str) -> dict[str, Any]:
     training = config.training
     return {
+        # Our keys that TRL has under the same names.
+        **{entry.name: getattr(training, entry.name) for entry in fields(kind) if entry.name in _OWN},
         "output_dir": str(output),
         "run_name": config.run_name,
-        **{name: getattr(training, name) for name in _SAME},
         "warmup_steps": training.warmup_ratio,  # a float below 1 is a share of all steps
         "optim": training.optimizer,
         "logging_nan_inf_filter": False,  # a loss that is not finite must be seen
@@ -110,10 +106,8 @@ def _common(config: TrainConfig, output: Path, dtype: str) -> dict[str, Any]:
 
 
 def _sampled(config: TrainConfig) -> dict[str, Any]:
-    training, rollout = config.training, config.rollout
-    engine = rollout_engine(config)
+    rollout, engine = config.rollout, rollout_engine(config)
     return {
-        **{name: getattr(training, name) for name in _SAME_SAMPLED},
         "reward_weights": config.trainer.reward_weights,
         "disable_dropout": True,
         "generation_kwargs": sampling_arguments(config, engine) or None,
@@ -182,7 +176,7 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
     machine or batch cannot do what the config asks.
     """
     kind = {"gtpo": GTPOConfig, "grpo": GRPOConfig, "sft": SFTConfig}[config.method]
-    arguments = _common(config, output, dtype)
+    arguments = _common(config, kind, output, dtype)
     if config.method == "sft":
         arguments["max_length"] = config.model.max_seq_length
         # Problems are shuffled once, by model.random_seed.
@@ -193,7 +187,6 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         if config.method == "gtpo":
             arguments.pop("beta")
             arguments |= {"preset": config.preset_name(), "objective": objective, "check_loss": check_loss}
-            arguments |= {name: getattr(config.training, name) for name in ("initial_entropy", "resample_equal_groups")}
         else:
             arguments["scale_rewards"] = objective.scale_rewards
             arguments["mask_truncated_completions"] = objective.mask_truncated

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import psutil
 import torch
@@ -53,50 +53,22 @@ def metrics_row(step: int, logs: Mapping[str, Any], method: str, *, ratios_move:
     return row
 
 
-class RewardRow(NamedTuple):
-    """One reward function over a run; means over the first and the last logged steps."""
-
-    name: str
-    first: float
-    last: float
-    best: float
-
-
-def reward_rows(metrics: Sequence[dict[str, Any]], window: int) -> list[RewardRow]:
-    """Return one row per reward (format and accuracy first, then each function), with means over `window` lines."""
+def reward_table(folder: TrainFolder, window: int) -> str:
+    """Return each reward's mean over the first and the last `window` lines, as text; empty if nothing was rewarded."""
+    metrics = list(folder.metrics().values())
     names = [name for row in metrics[:1] for name in row if name in ("reward/format", "reward/accuracy")]
     names += [name for row in metrics[:1] for name in row if name.startswith("rewards/") and name.endswith("/mean")]
-    rows = []
+    lines = []
     for name in names:
         values = [float(row[name]) for row in metrics if row.get(name) is not None]
-        if values:
-            size = max(1, min(window, len(values)))
-            means = [sum(values[at : at + size]) / size for at in range(len(values) - size + 1)]
-            label = name.removeprefix("rewards/").removeprefix("reward/").removesuffix("/mean")
-            rows.append(RewardRow(label, means[0], means[-1], max(means)))
-    return rows
-
-
-def reward_table(folder: TrainFolder, window: int, logging_steps: int = 1) -> str:
-    """Return the table as text, empty if nothing was rewarded (sft).
-
-    window: lines that a mean covers; logging_steps: steps that a line covers.
-    """
-    metrics = list(folder.metrics().values())
-    rows = reward_rows(metrics, window)
-    if not rows:
-        return ""
-    width = max(len("reward"), *(len(row.name) for row in rows))
-    steps = min(window, len(metrics)) * logging_steps
-    lines = [f"{'reward':{width}} {'first':>8} {'last':>8} {'best':>8}   (means of {steps} steps)"]
-    lines += [f"{row.name:{width}} {row.first:8.2f} {row.last:8.2f} {row.best:8.2f}" for row in rows]
-    unit = "steps" if logging_steps == 1 else f"windows of {logging_steps} steps"
+        first, last = (sum(part) / max(1, len(part)) for part in (values[:window], values[-window:]))
+        label = name.removeprefix("rewards/").removeprefix("reward/").removesuffix("/mean")
+        lines.append(f"{label:32} {first:6.2f} -> {last:6.2f}   (means of {min(window, len(values))} logged steps)")
     for name in ("unscored", "unsimplified"):
         shares = [row[f"reward/{name}"] for row in metrics if row.get(f"reward/{name}")]
         if shares:
-            lines.append(
-                f"{name} completions: {sum(shares) / len(metrics):.1%}, in {len(shares)} of {len(metrics)} {unit}"
-            )
+            mean = sum(shares) / len(metrics)
+            lines.append(f"{name} completions: {mean:.1%}, in {len(shares)} of {len(metrics)} logged steps")
     return "\n".join(lines)
 
 

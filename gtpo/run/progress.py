@@ -115,17 +115,10 @@ class Progress:
 
 
 class StepProgress:
-    """Says what a step is at while it takes long: sampling, scoring, or which micro-batch is trained on.
-
-    Of sampling it shows the completions that are done and the tokens in flight. vLLM in this process knows both; of the
-    trainer's own model the forwards are counted, one a token; a server tells nothing, so that only the time is shown.
-    """
+    """Says what a step is at while it takes long: sampling, scoring, or which micro-batch is trained on."""
 
     def __init__(self, trainer: Any, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self.trainer, self.progress, self._clock = trainer, progress, clock
-        self._forwards = 0
-        # Tokens of each completion that vLLM has been asked for, as last seen.
-        self._tokens: dict[str, int] = {}
         # When what is going on began, and what is shown of it after so many seconds.
         self._now: tuple[float, Callable[[float], str]] | None = None
         self._step, self._micro_batch = -1, 0
@@ -172,40 +165,6 @@ class StepProgress:
         """Show inside how long completions are scored."""
         return self._during(lambda seconds: f"scoring {len(inputs)} completions for {seconds:.0f} s")
 
-    @contextmanager
-    def sampling(self, prompts: Sequence[Any]) -> Iterator[None]:
-        """Show inside how far the sampling is."""
-        self._forwards, self._tokens = 0, {}
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        hooked = model.get_base_model() if hasattr(model, "get_base_model") else model
-        hook = hooked.register_forward_pre_hook(self._count)
-        say = f"sampling {len(prompts)} completions for"
-        try:
-            with self._during(lambda seconds: f"{say} {seconds:.0f} s{self._state(seconds)}"):
-                yield
-        finally:
-            hook.remove()
-
-    def restart(self) -> None:
-        """Count tokens from here: what was forwarded before is of the check of the sampler."""
-        self._forwards = 0
-
-    def _count(self, *args: Any) -> None:
-        self._forwards += 1
-
-    def _state(self, seconds: float) -> str:
-        """Return how far the sampling is, empty if it is unknown."""
-        if not self.trainer.use_vllm:
-            longest = self.trainer.max_completion_length
-            return f": token {self._forwards} of at most {longest}" if self._forwards else ""
-        engine = getattr(self.trainer.vllm_generation, "llm", None)
-        if engine is None:
-            return ""
-        running = engine.llm_engine.output_processor.request_states.copy()
-        written = {name: state.detokenizer.num_output_tokens() for name, state in running.items() if state.detokenizer}
-        self._tokens |= dict.fromkeys(running, 0) | written
-        total, flying = sum(self._tokens.values()), sum(written.values())
-        done = len(self._tokens) - len(running)
-        if not total:
-            return f": reading {len(running)} prompts" if running else ""
-        return f": {done} done, {flying} tokens in flight ({total / seconds:.0f} tokens/s)"
+    def sampling(self, prompts: Sequence[Any]) -> AbstractContextManager[None]:
+        """Show inside how long completions are sampled."""
+        return self._during(lambda seconds: f"sampling {len(prompts)} completions for {seconds:.0f} s")

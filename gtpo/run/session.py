@@ -439,8 +439,7 @@ class TrainingRun(TrainerCallback):
                 f"{command_line()}"
             )
             return
-        every = self.config.training.logging_steps
-        if self.main and (table := reward_table(self.folder, self.health.lines, every)):
+        if self.main and (table := reward_table(self.folder, self.health.lines)):
             LOG.info(table)
         if self.collapsed:
             kept = f"step {self.health.best_step} in best/" if self.folder.best.exists() else "no step before it"

@@ -177,9 +177,6 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         outputs = super()._tokenize_prompts(prompts)
         self.sampler.prompts(outputs[0])
-        # The check before has drawn tokens that are none of the round.
-        if self.step_progress is not None:
-            self.step_progress.restart()
         return outputs
 
     def draw(self, prompts: list[Any]) -> tuple[Any, ...]:

@@ -360,13 +360,6 @@ def test_two_values_for_one_thing_are_refused() -> None:
         published(objective__gamma=0.5)
 
 
-def test_flat_layout_is_moved_into_sections(tmp_path: Path) -> None:
-    loaded = Loaded(tmp_path, "model_name: org/model\nlearning_rate: 2e-6\nlora_rank: 16\n")
-    assert loaded.config.model.model_name == "org/model"
-    assert loaded.config.training.learning_rate == 2e-6
-    assert sum("flat layout" in notice for notice in loaded.notices) == 3
-
-
 # -- resolution --------------------------------------------------------------------------------------------------------
 
 

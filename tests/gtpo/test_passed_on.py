@@ -13,8 +13,8 @@ from peft import LoraConfig
 from trl import GRPOConfig, SFTConfig
 
 from gtpo.common.errors import UserError
+from gtpo.common.yaml_file import in_words
 from gtpo.config import load_config
-from gtpo.config.passed_on import in_words
 from gtpo.inputs.model import lora_settings
 from gtpo.rewards.loading import load_reward
 from gtpo.run.arguments import require_optimizer, trainer_arguments
@@ -39,7 +39,7 @@ def other(name: str, default: Any, words: str) -> Any:
     """Return a value of a field's type that is not its default."""
     if name in NAMED:
         return NAMED[name]
-    if isinstance(default, bool) or words == "true or false" or words == "true or false or null":
+    if isinstance(default, bool) or words == "true or false":
         return not default
     if isinstance(default, int | float) and not isinstance(default, bool):
         return default + 1

@@ -98,7 +98,7 @@ def test_a_long_step_says_where_it_is(
         model=model, reward_funcs=reward, args=arguments, processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": ["1 + 2", "7"]}),
     )  # fmt: skip
-    loss, generate, drawn = trainer.compute_loss, type(model).generate, list[int]()
+    loss, generate = trainer.compute_loss, type(model).generate
 
     def long_loss(*arguments: object, **options: object) -> object:
         long("training")
@@ -106,7 +106,6 @@ def test_a_long_step_says_where_it_is(
 
     def long_generate(*arguments: object, **options: object) -> object:
         made = generate(*arguments, **options)
-        drawn.append(getattr(made, "sequences", made).size(1) - options["input_ids"].size(1))
         long("sampling")
         return made
 
@@ -121,7 +120,3 @@ def test_a_long_step_says_where_it_is(
     parts = [re.split(" for |  ", line)[1] for line in told.lines if line.startswith("run (gtpo)  ")]
     # Before the first round some tokens are sampled, and compared with the loss.
     assert parts == (step[:1] + 2 * step if shown else [])
-    forwards = [int(word) for word in re.findall(r"for \d+ s: token (\d+) of at most 48", "\n".join(told.lines))]
-    assert forwards == (drawn if shown else [])
-    assert len(drawn) == 3
-    assert not model._forward_pre_hooks, "nothing is left on the model"

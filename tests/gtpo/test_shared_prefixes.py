@@ -13,7 +13,6 @@ from test_train_run import config_of, metrics, run
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
@@ -120,7 +119,7 @@ def test_generation_is_as_before() -> None:
     ("config", "settings", "why"),
     [
         (MistralConfig, {"sliding_window": 4096}, "a window of 4096 tokens"),
-        (Gemma2Config, {}, "layers of sliding_attention"),
+        (Qwen3Config, {"layer_types": ["sliding_attention", "full_attention"]}, "layers of sliding_attention"),
         (MixtralConfig, {}, "a mixture of experts"),
         (GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4}, "hidden states are others"),
     ],

@@ -252,7 +252,7 @@ def test_a_script_without_logging_of_its_own_sees_the_gates_decision(
         ({"gamma": "high"}, "gamma must be a number >= 0; found 'high'"),
         ({"gamma": float("nan")}, "gamma must be a number >= 0; found nan"),
         ({"filter": "sometimes"}, "filter must be one of auto, always, never; found 'sometimes'"),
-        ({"conflict": 1}, "conflict must be True or False; found 1"),
+        ({"conflict": 1}, "conflict must be true or false; found 1"),
         ('{"log_clamp": 2}', "log_clamp must be a number >= 0 and < 1; found 2"),
     ],
 )

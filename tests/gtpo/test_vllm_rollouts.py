@@ -34,7 +34,12 @@ PLAIN: dict[str, Any] = {
     "trainer": {"reward_funcs": ["my_reward.mine"]},
     "rollout": {"engine": "vllm"},
 }  # fmt: skip
-REWARD = "def mine(completions, completion_ids, **_):\n    return [float(sum(ids[:1]) % 5) for ids in completion_ids]\n"
+REWARD = """
+def mine(completions, completion_ids, **_):
+    return [float(sum(ids[:1]) % 5) for ids in completion_ids]
+def coarse(completion_ids, **_):
+    return [float(not reward) for reward in mine(None, completion_ids)]
+"""
 STALE = """
 import sys
 from trl.generation.vllm_generation import VLLMGeneration
@@ -111,13 +116,17 @@ def test_resumed_after_kill_9(whole: Path, tmp_path: Path) -> None:
     assert metrics(tmp_path) == metrics(whole)
 
 
-def test_grpo_with_adapters_and_the_importance_correction(tmp_path: Path) -> None:
-    """Adapters reach vLLM by themselves; the metric and the correction are the same for the baseline."""
-    flags = ("--method", "grpo", "--model.lora_rank", "4", "--rollout.importance_sampling_correction", "true")
+def test_grpo_with_adapters_the_importance_correction_and_equal_groups_drawn_again(tmp_path: Path) -> None:
+    """Adapters reach vLLM by themselves; the metric and the correction are the same for the baseline, and the
+    log-probabilities are those of the completions that were drawn last."""
+    flags = ("--method", "grpo", "--model.lora_rank", "4", "--rollout.importance_sampling_correction", "true",
+             "--trainer.reward_funcs", "my_reward.coarse", "--training.resample_equal_groups", "2")  # fmt: skip
     gtpo(tmp_path, *flags, "--training.eval_steps", "null")
     rows = metrics(tmp_path)
     assert all(0 < row["sampling/logp_difference"] < 1e-4 for row in rows), "both compute in float32"
     assert all(0.5 < row["sampling/importance_sampling_ratio/mean"] < 1.5 for row in rows)
+    assert sum(row["groups/resampled"] for row in rows) > 0
+    assert all(row["groups/zero_variance"] <= row["groups/zero_variance_drawn"] for row in rows)
     weights = tmp_path / "results/train/run/final/adapter_model.safetensors"
     assert weights.is_file()
 
