@@ -13,11 +13,10 @@ from accelerate.utils import gather_object
 
 from gtpo.common.provenance import cpu_model, git_commit, package_versions
 from gtpo.config import TrainConfig
-from gtpo.entropy import Calibration
 from gtpo.inputs.model import LoadedModel
 from gtpo.runs.train_run import OF_TRL, TrainFolder
 from gtpo.trainer import trl_seam
-from gtpo.trainer.calibration import CalibrationFile
+from gtpo.trainer.calibration import GateCalibration
 
 # Packages whose versions run.json has.
 PACKAGES = (
@@ -163,22 +162,8 @@ def _hardware() -> dict[str, Any]:
     return found
 
 
-class CalibrationRecord(CalibrationFile):
-    """H_ini and the gate's decision in run.json."""
-
-    def __init__(self, folder: TrainFolder) -> None:
-        super().__init__(folder.run_json)
-        self.folder = folder
-
-    def load(self, *, resumed: bool) -> Calibration | None:
-        """Return what run.json holds: the folder is one run's, also if it stopped before its first checkpoint."""
-        stored = self.folder.run().get("initial_entropy")
-        return None if stored is None else Calibration.from_record(stored)
-
-    def store(self, calibration: Calibration) -> None:
-        """Put H_ini into run.json."""
-        self.folder.update_run(initial_entropy=calibration.record())
-
-    def decided(self, gate: Mapping[str, Any]) -> None:
-        """Note the gate's decision in run.json."""
-        self.folder.update_run(gate=dict(gate))
+def describe_calibration(gate: GateCalibration) -> dict[str, Any]:
+    """Return the gate's decision, and H_ini if it was measured, for run.json."""
+    decision = {"filter": gate.objective.filter, "active": gate.active(), "scope": gate.objective.filter_scope}
+    found = gate.calibration
+    return {"gate": decision, **({"initial_entropy": found.record()} if found and found.samples else {})}

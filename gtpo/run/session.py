@@ -17,6 +17,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, duration, libraries_aside
 from gtpo.common.provenance import command_line, now, peak_memory
 from gtpo.config import TrainConfig
+from gtpo.entropy import Calibration
 from gtpo.inputs.dataset import check_ids, held_out_benchmark, to_row
 from gtpo.inputs.model import LoadedModel, load_model, rounded_away, widen_adapters
 from gtpo.plan.preflight import RunInputs
@@ -36,7 +37,7 @@ from gtpo.run.continuation import begin, check_same
 from gtpo.run.environment import Stop, StoppedBeforeTraining, quiet_libraries, run_on_cpu
 from gtpo.run.exact import ExactCheckpoints
 from gtpo.run.health import MAX_ROLLBACKS, Health
-from gtpo.run.logs import CalibrationRecord, describe_run, log_rollout, metrics_row, prompt_text, reward_table
+from gtpo.run.logs import describe_calibration, describe_run, log_rollout, metrics_row, prompt_text, reward_table
 from gtpo.run.progress import Progress, StepProgress
 from gtpo.run.trainers import (
     guarded_rewards,
@@ -238,7 +239,10 @@ class TrainingRun(TrainerCallback):
         )
         if isinstance(trainer, GTPOTrainer):
             gate = trainer.gate
-            gate.file = CalibrationRecord(self.folder)
+            # The folder is one run's, also if it stopped before its first checkpoint.
+            measured = self.folder.run().get("initial_entropy")
+            if measured and gate.calibration is None:
+                gate.calibration = Calibration.from_record(measured)
             gate.between_batches, gate.while_measuring = self._stop_before_training, self.stop.at_once
         if isinstance(trainer, SampledTrainer):
             self.groups = trainer.groups
@@ -300,6 +304,8 @@ class TrainingRun(TrainerCallback):
             self.stopped_because = restored["stopped_because"]
         if self.main:
             self.folder.drop_after(state.global_step)
+            if isinstance(self.trainer, GTPOTrainer):
+                self.folder.update_run(**describe_calibration(self.trainer.gate))
         if self.validation is not None and state.global_step == 0:
             with self.stop.at_once():
                 self.validation.run(0)

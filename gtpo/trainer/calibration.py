@@ -6,22 +6,21 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from datasets import IterableDataset
 from torch import Tensor
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
-from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import batch_statistics, loss_mask, padded, padded_batch, without_empty_columns
 
-CALIBRATION_FILE = "initial_entropy.json"
 # Least seconds between two reports of progress.
 REPORT_SECONDS = 5.0
 # Bytes of keys and values of the completions that the trainer's own model samples side by side: 100 of a 0.5B model.
@@ -30,41 +29,57 @@ CACHE_BYTES = 1 << 30
 CACHE_SHARE = 8
 
 
-class CalibrationFile:
-    """Where the calibration is kept for a resumed run: it must be that of the untrained policy."""
+class GateCalibration(TrainerCallback, ExportableState):
+    """Decides the entropy gate of a GTPOTrainer before its first step, by H_ini if the filter is `auto`.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def load(self, *, resumed: bool) -> Calibration | None:
-        """Return what is kept, or None: a new run in a used folder measures its own."""
-        return Calibration.from_record(read_json(self.path)) if resumed and self.path.is_file() else None
-
-    def store(self, calibration: Calibration) -> None:
-        """Keep a calibration."""
-        write_json(self.path, calibration.record())
-
-    def decided(self, gate: Mapping[str, Any]) -> None:
-        """Take note of the gate's decision: nothing here."""
-
-
-class GateCalibration(TrainerCallback):
-    """Decides the entropy gate of a GTPOTrainer before its first step, by H_ini if the filter is `auto`."""
+    The checkpoints hold H_ini and the objective (trainer_state.json): a run goes on with what it began with.
+    """
 
     def __init__(self, trainer: Any, objective: Objective) -> None:
         self.trainer, self.objective = trainer, objective
         given = trainer.args.initial_entropy
         self.calibration = None if given is None else Calibration(given)
-        self.file = CalibrationFile(Path(str(trainer.args.output_dir)) / CALIBRATION_FILE)
         # Called after each forward of the calibration, by all processes; what it raises ends the training.
         self.between_batches: Callable[[], None] = lambda: None
         # Entered around the calibration.
         self.while_measuring: Callable[[], AbstractContextManager[None]] = nullcontext
         self._reported, self._scored, self._wanted = 0.0, 0, 0
 
+    def state(self) -> dict[str, Any]:
+        """Return what transformers writes to trainer_state.json."""
+        measured = None if self.calibration is None else self.calibration.record()
+        return {"args": {}, "attributes": {"objective": asdict(self.objective), "initial_entropy": measured}}
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Decide."""
+        """Decide; raise ValueError if the run is resumed from a checkpoint of another objective."""
+        name = type(self).__name__
+        if state.global_step:
+            self._resume(args, state.global_step, state.stateful_callbacks.get(name, {}).get("attributes", {}))
         self.ensure()
+        # transformers fails at a checkpoint if the one that it resumed from has no place for a callback's state.
+        state.stateful_callbacks.setdefault(name, {})
+        if self.trainer.accelerator.is_main_process:
+            LOG.info(describe_gate(self.objective, self.calibration))
+
+    def _resume(self, args: Any, step: int, kept: Mapping[str, Any]) -> None:
+        now = asdict(self.objective)
+        if changed := [
+            f"{name} {value!r}, now {now.get(name)!r}"
+            for name, value in kept.get("objective", {}).items()
+            if value != now.get(name)
+        ]:
+            raise ValueError(f"GTPOTrainer: checkpoint-{step} was trained with another objective: {', '.join(changed)}")
+        measured = kept.get("initial_entropy")
+        if measured and args.initial_entropy is None:
+            self.calibration = Calibration.from_record(measured)
+        elif self.objective.filter == "auto" and self.calibration is None:
+            LOG.warning(f"checkpoint-{step} has no H_ini; it is measured on the policy as it is now")
+        round_steps = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
+        if round_steps > 1 and step % round_steps and trl_seam.round_inputs(self.trainer) is None:
+            LOG.warning(
+                f"resumed at step {step}, within a round of sampling that feeds {round_steps} steps: the rest of it is "
+                "sampled again (gtpo.callbacks.ExactCheckpoints keeps it)"
+            )
 
     @property
     def initial_entropy(self) -> float | None:
@@ -75,6 +90,11 @@ class GateCalibration(TrainerCallback):
         """Return whether the entropy gate filters (Eq. 6). Raises ValueError before the calibration."""
         return filter_is_active(self.objective, self.initial_entropy)
 
+    def ensure(self) -> None:
+        """Measure H_ini of the policy as it is now, if the filter is `auto` and it is not known."""
+        if self.objective.filter == "auto" and self.calibration is None:
+            self.calibration = self._measure()
+
     def report(self, done: int, total: int) -> None:
         """Show how many samples H_ini has been measured on."""
         self.between_batches()
@@ -82,34 +102,6 @@ class GateCalibration(TrainerCallback):
         if self.trainer.accelerator.is_main_process and (done == total or now - self._reported >= REPORT_SECONDS):
             self._reported = now
             LOG.info(f"measuring H_ini on the untrained policy: {done}/{total} samples")
-
-    def ensure(self) -> None:
-        """Measure H_ini before step 0 if the filter is `auto`, or take up what the resumed run stored."""
-        trainer = self.trainer
-        main = trainer.accelerator.is_main_process
-        if self.objective.filter == "auto" and trainer.args.initial_entropy is None:
-            stored = self.file.load(resumed=bool(trainer.state.global_step))
-            if stored is None:
-                if trainer.state.global_step and main:
-                    LOG.warning(f"no H_ini in {self.file.path}; measuring it on the policy as it is now")
-                self.calibration = self.calibration or self._measure()
-                if main:
-                    self.file.store(self.calibration)
-            else:
-                self.calibration = stored
-                if main:
-                    LOG.info(f"H_ini taken from {self.file.path}")
-        if main:
-            LOG.info(describe_gate(self.objective, self.calibration))
-            objective = self.objective
-            self.file.decided({"filter": objective.filter, "active": self.active(), "scope": objective.filter_scope})
-
-    def ensure_for_evaluation(self) -> None:
-        """Before any training, measure H_ini of the policy as it is now, which is not kept."""
-        if self.objective.filter == "auto" and self.calibration is None:
-            self.calibration = self._measure()
-            if self.trainer.accelerator.is_main_process:
-                LOG.info(describe_gate(self.objective, self.calibration))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the dataset that H_ini is measured on."""

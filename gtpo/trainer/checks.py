@@ -1,7 +1,6 @@
 """What is refused, warned of or compared, that a user would not see otherwise.
 
 check_inputs       before the model is loaded: a dataset without prompts, a reward that returns no scores
-ObjectiveGuard     a checkpoint of another objective, the rest of a round that is lost
 check_first_group  `--check-loss`: the fused loss against its specification, on the first real group of a run
 
 Whether the loss is of the policy that samples: `gtpo.trainer.sampler_check`.
@@ -10,26 +9,19 @@ Whether the loss is of the policy that samples: `gtpo.trainer.sampler_check`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from transformers import TrainerCallback
 
-from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.fused import fused_linear_gtpo_loss
-from gtpo.objective import Objective, reference_loss
+from gtpo.objective import reference_loss
 from gtpo.rewards.loading import probe_reward
 from gtpo.trainer import trl_seam
 from gtpo.trainer.policy_head import LMHead, policy_forward
 from gtpo.trainer.sampler_check import chosen_logps, own_logits
-
-# File in each checkpoint: a run is resumed with the objective that stands there.
-OBJECTIVE_FILE = "objective.json"
 
 
 def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None:
@@ -68,36 +60,6 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
             raise ValueError(f"GTPOTrainer: {probe.fault}")
         if probe.raised:
             LOG.warning(f"{probe.raised}; training stops where it raises (return None to leave one unscored)")
-
-
-class ObjectiveGuard(TrainerCallback):
-    """Keeps the objective beside each checkpoint and refuses to resume with another."""
-
-    def __init__(self, trainer: Any, objective: Objective) -> None:
-        self.trainer, self.objective = trainer, objective
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Raise ValueError if the checkpoint is that of another objective; warn of a round that is lost."""
-        path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / OBJECTIVE_FILE
-        if not state.global_step:
-            return
-        if path.is_file() and (found := read_json(path)) != (now := asdict(self.objective)):
-            changed = [
-                f"{name} {value!r}, now {now.get(name)!r}" for name, value in found.items() if value != now.get(name)
-            ]
-            raise ValueError(f"GTPOTrainer: {path.parent} was trained with another objective: {', '.join(changed)}")
-        round_steps = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
-        if round_steps > 1 and state.global_step % round_steps and trl_seam.round_inputs(self.trainer) is None:
-            LOG.warning(
-                f"resumed at step {state.global_step}, within a round of sampling that feeds {round_steps} steps: the "
-                "rest of it is sampled again (gtpo.callbacks.ExactCheckpoints keeps it)"
-            )
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the objective beside the checkpoint: a run must not be resumed with another."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and folder.is_dir():
-            write_json(folder / OBJECTIVE_FILE, asdict(self.objective))
 
 
 # -- the fused loss against its specification --------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from gtpo.objective import Objective, PolicyLoss, policy_loss
 from gtpo.trainer import trl_seam
 from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.calibration import GateCalibration
-from gtpo.trainer.checks import ObjectiveGuard, check_first_group, check_inputs
+from gtpo.trainer.checks import check_first_group, check_inputs
 from gtpo.trainer.group_statistics import (
     GroupStatistics,
     batch_statistics,
@@ -268,8 +268,7 @@ class GTPOTrainer(SampledTrainer):
         self.set_resampling(args.resample_equal_groups)
         self._scoring = False
         self._scored_entropies: Tensor | None = None
-        for callback in (ObjectiveGuard(self, self.objective), self.gate):
-            self.add_callback(callback)
+        self.add_callback(self.gate)
 
     def _prepare_model(self, args: GTPOConfig) -> None:
         """Let the model take the loss in its forward, and hold adapters of 4-bit weights in float32."""
@@ -290,7 +289,7 @@ class GTPOTrainer(SampledTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate; before any training the gate is decided by H_ini of the policy as it is now."""
-        self.gate.ensure_for_evaluation()
+        self.gate.ensure()
         return super().evaluate(*args, **kwargs)
 
     # -- a round of sampling -------------------------------------------------------------------------------------------

@@ -16,12 +16,11 @@ from datasets import Dataset
 from logs import logged
 from step_gradients import fixed_completion, reward, tiny_model
 from test_train_run import run
+from transformers import TrainerState
 
 from gtpo import GTPOConfig, GTPOTrainer
-from gtpo.entropy import Calibration
+from gtpo.entropy import describe_gate
 from gtpo.objective import PRESETS
-from gtpo.run.logs import CalibrationRecord
-from gtpo.runs.train_run import TrainFolder
 from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration
 from gtpo.trainer.group_statistics import batch_statistics
@@ -80,8 +79,9 @@ def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path) -> None:
     assert first.gate.calibration.samples == 5
     told = "\n".join(lines)
     assert "5/5 samples" in told
-    assert "entropy filter off: " in told, "this model starts above ln 2"
-    assert "H_ini of 5 samples, all there are; the paper takes 100" in told
+    assert "H_ini of 5 samples, all there are; the paper takes 100" in describe_gate(
+        first.objective, first.gate.calibration
+    )
     assert not first.gate.active()
 
     # The policy has changed since; the resumed run must not look at it.
@@ -90,16 +90,18 @@ def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path) -> None:
             parameter.mul_(3)
     asked.clear()
     again = trainer_at(tmp_path, model, tokenizer, asked)
-    again.state.global_step = 3  # as `train(resume_from_checkpoint=...)` leaves it before the first step
+    # As `train(resume_from_checkpoint=...)` leaves it before the first step.
+    again.state = TrainerState(global_step=3, stateful_callbacks=[first.gate])
     with logged(logging.INFO) as lines:
-        again.gate.ensure()
+        again.gate.on_train_begin(again.args, again.state, again.control)
     assert asked == []
     assert again.gate.calibration == first.gate.calibration
-    told = "\n".join(lines)
-    assert "measuring" not in told
-    assert f"H_ini taken from {tmp_path / 'initial_entropy.json'}" in told
-    (record,) = tmp_path.glob("*.json")
-    assert json.loads(record.read_text())["nats"] == first.gate.calibration.initial_entropy
+    (told,) = lines
+    assert told.startswith("entropy filter off: "), "this model starts above ln 2"
+    again = trainer_at(tmp_path, model, tokenizer, asked)
+    with logged(logging.WARNING) as lines:
+        again.gate.on_train_begin(again.args, TrainerState(global_step=3), again.control)
+    assert lines == ["checkpoint-3 has no H_ini; it is measured on the policy as it is now"]
 
 
 def test_nothing_is_measured_where_nothing_depends_on_it(tmp_path: Path) -> None:
@@ -111,16 +113,6 @@ def test_nothing_is_measured_where_nothing_depends_on_it(tmp_path: Path) -> None
     assert asked == []
     assert given.gate.active()
     assert given.objective == PRESETS["gtpo"]
-
-
-def test_a_runs_record_is_what_its_resumed_run_takes_up(tmp_path: Path) -> None:
-    record = CalibrationRecord(TrainFolder(tmp_path))
-    assert record.load(resumed=False) is None
-    measured = Calibration(0.42, 100, 0.012, 114.2)
-    record.store(measured)
-    document = json.loads((tmp_path / "run.json").read_text())
-    assert document["initial_entropy"] == {"nats": 0.42, "samples": 100, "standard_error": 0.012, "seconds": 114.2}
-    assert record.load(resumed=False) == measured
 
 
 def test_all_at_once_is_scored_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,12 +174,10 @@ def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:
 
     asked.clear()
     resumed = trainer_at(tmp_path, model, tokenizer, asked, max_steps=2, **settings)
-    with logged(logging.INFO) as lines:
-        resumed.train(resume_from_checkpoint=True)
+    resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 2
     assert resumed.gate.calibration == second.gate.calibration
     assert asked[:5] != PROMPTS
-    assert "initial_entropy.json" in "\n".join(lines)
 
 
 def test_signal_while_it_measures_stops_the_run_after_the_forward(
