@@ -2,8 +2,8 @@
 
 TRL merges the adapter into the base, sends all weights, and takes it out again. In bfloat16 the base then drifts by a
 rounding at each synchronisation, and in 4 bits most of the adapter is rounded away and the base with it. Here vLLM
-starts with its LoRA layers, and only A and B follow: in this process as tensors, to a server as a folder that it
-loads (`/v1/load_lora_adapter`). Each B is sent times its layer's scaling, which covers rsLoRA and alpha patterns.
+starts with its LoRA layers, and only A and B follow, in a folder that it loads (a server by `/v1/load_lora_adapter`).
+Each B is written times its layer's scaling, which covers rsLoRA and alpha patterns.
 
 vLLM reads no bitsandbytes weights. If the base is in 4 bits, it gets what the trainer computes with: the same
 numbers, unpacked, in the dtype they are unpacked to. They pass once, as it starts, through a folder.
@@ -18,7 +18,6 @@ import copy
 import functools
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,6 +26,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from huggingface_hub import save_torch_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
 from trl.generation.vllm_client import VLLMClient
@@ -40,7 +40,6 @@ from gtpo.trainer.trl_seam import engine_options, sampling_with
 
 # Name and number of the adapter in vLLM.
 NAME, NUMBER = "policy", 1
-SHARD_BYTES = 2 << 30
 # Completions that vLLM samples side by side, at least: TRL allows no more than a step's, and H_ini and the held-out
 # problems are many more. The cache bounds them if memory is short.
 SEQUENCES = 256
@@ -100,31 +99,28 @@ def adapter_tensors(model: Any) -> dict[str, Tensor]:
     return tensors
 
 
+def write_adapter(tensors: dict[str, Tensor], rank: int, folder: Path) -> None:
+    """Write what `adapter_tensors` returns as vLLM reads it."""
+    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+    targets = sorted({name.split(".")[-3] for name in tensors})
+    about = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+
+
 def write_unpacked(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
     """Write the base of a 4-bit PeftModel as vLLM reads it: each weight as the trainer computes with it, in `dtype`."""
     from bitsandbytes.functional import dequantize_4bit
 
-    base, shard, where = model.get_base_model(), dict[str, Tensor](), dict[str, str]()
+    base, weights = model.get_base_model(), dict[str, Tensor]()
     config = copy.deepcopy(base.config)
     del config.quantization_config
     config.dtype = dtype
-
-    def flush() -> None:
-        file = f"model-{len(set(where.values())):05d}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        where.update(dict.fromkeys(shard, file))
-        shard.clear()
-
     for name, parameter in base.named_parameters():
-        if "lora_" in name:
-            continue
-        state = getattr(parameter, "quant_state", None)
-        value = parameter.data if state is None else dequantize_4bit(parameter.data, state)
-        shard[name.replace(".base_layer.", ".")] = value.to(dtype).cpu().contiguous()
-        if sum(held.nbytes for held in shard.values()) >= SHARD_BYTES:
-            flush()
-    flush()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+        if "lora_" not in name:
+            packed = getattr(parameter, "quant_state", None)
+            value = parameter.data if packed is None else dequantize_4bit(parameter.data, packed)
+            weights[name.replace(".base_layer.", ".")] = value.to("cpu", dtype).contiguous()
+    save_torch_state_dict(weights, folder)
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -174,9 +170,9 @@ class AdapterGeneration(VLLMGeneration):
                 super()._init_vllm()
         from vllm.lora.request import LoRARequest
 
-        self.manager = self.llm.llm_engine.model_executor.driver_worker.model_runner.lora_manager
-        self.manager._load_adapter = self._load
-        self.llm.generate = functools.partial(self.llm.generate, lora_request=LoRARequest(NAME, NUMBER, "in memory"))
+        self.llm.generate = functools.partial(
+            self.llm.generate, lora_request=LoRARequest(NAME, NUMBER, "loaded before")
+        )
 
     def _on_cpu(self) -> bool:
         return self.mode == "colocate" and self.accelerator.device.type == "cpu"
@@ -218,43 +214,34 @@ class AdapterGeneration(VLLMGeneration):
         layers = [layer for _, layer in _adapted(self.model, self.adapter)]
         parts = [part.weight for layer in layers for part in (layer.lora_A[self.adapter], layer.lora_B[self.adapter])]
         with self._dist.gather_params(parts):
-            self.tensors = adapter_tensors(self.model)
-        if self.mode == "server":
-            if self.accelerator.is_main_process:
-                self._post()
-            self.accelerator.wait_for_everyone()
-        else:
+            tensors = adapter_tensors(self.model)
+        if self.mode == "colocate" or self.accelerator.is_main_process:
+            with tempfile.TemporaryDirectory(prefix="vllm-adapter-", dir=self.scratch) as folder:
+                write_adapter(tensors, self.rank, Path(folder))
+                self._load(str(Path(folder).resolve()))
+        self.accelerator.wait_for_everyone()
+
+    def _load(self, folder: str) -> None:
+        """Let vLLM load the adapter from a folder, in the place of the last one."""
+        if self.mode == "colocate":
             from vllm.lora.request import LoRARequest
 
-            self.manager.add_adapter(LoRARequest(NAME, NUMBER, "in memory", load_inplace=True))
+            self.llm.llm_engine.add_lora(LoRARequest(NAME, NUMBER, folder, load_inplace=True))
             self.llm.reset_prefix_cache()
-        del self.tensors
-
-    def _load(self, request: Any) -> Any:
-        """Return vLLM's adapter made of the current tensors, in place of one that its manager loads from a folder."""
-        from vllm.lora.lora_model import LoRAModel
-        from vllm.lora.peft_helper import PEFTHelper
-
-        manager, model = self.manager, self.manager._adapter_manager.model
-        mapper = getattr(model, "hf_to_vllm_mapper", None)
-        lora = LoRAModel.from_lora_tensors(
-            request.lora_int_id,
-            self.tensors,
-            PEFTHelper(r=self.rank, lora_alpha=self.rank, target_modules=[]),
-            device="cpu",
-            dtype=manager.lora_config.lora_dtype,
-            weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+            return
+        client = self.vllm_client
+        answer = client.session.post(
+            f"{client.base_url}/v1/load_lora_adapter",
+            json={"lora_name": NAME, "lora_path": folder, "load_inplace": True},
         )
-        packed = manager._adapter_manager.packed_modules_mapping
-        known = {part for name in manager._adapter_manager.supported_lora_modules for part in packed.get(name, [name])}
-        if unknown := sorted({name.rpartition(".")[2] for name in lora.loras} - known):
+        if answer.status_code != 200:
             raise UserError(
-                f"vLLM has no LoRA for {', '.join(unknown)} of this model, only for {', '.join(sorted(known))}: "
-                "leave them out of model.target_modules, or set rollout.engine: transformers"
+                f"the vLLM server at {client.base_url} does not load the adapter ({answer.status_code}: "
+                f"{answer.text[:300]}). Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora "
+                f"--max-lora-rank {lora_rank_slot(self.rank)}, where it can read {self.scratch}"
             )
-        return lora
-
-    # -- a server --------------------------------------------------------------------------------------------------
+        client.model = NAME
+        client.reset_prefix_cache()
 
     def _connect(self) -> None:
         """Connect to a server that serves the base. No weights pass over NCCL, so no GPU is needed here."""
@@ -264,31 +251,6 @@ class AdapterGeneration(VLLMGeneration):
                 connection_timeout=self.server_timeout,
             )
         self.accelerator.wait_for_everyone()
-
-    def _post(self) -> None:
-        """Let the server load the adapter from a folder, in the place of the last one."""
-        folder = Path(tempfile.mkdtemp(prefix="vllm-adapter-", dir=self.scratch)).resolve()
-        save_file(
-            {name: value.cpu().contiguous() for name, value in self.tensors.items()},
-            folder / "adapter_model.safetensors",
-        )
-        about = {"peft_type": "LORA", "r": self.rank, "lora_alpha": self.rank, "bias": "none"}
-        targets = sorted({name.split(".")[-3] for name in self.tensors})
-        (folder / "adapter_config.json").write_text(json.dumps({**about, "target_modules": targets}))
-        client = self.vllm_client
-        answer = client.session.post(
-            f"{client.base_url}/v1/load_lora_adapter",
-            json={"lora_name": NAME, "lora_path": str(folder), "load_inplace": True},
-        )
-        shutil.rmtree(folder)
-        if answer.status_code != 200:
-            raise UserError(
-                f"the vLLM server at {client.base_url} does not load the adapter ({answer.status_code}: "
-                f"{answer.text[:300]}). Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora "
-                f"--max-lora-rank {lora_rank_slot(self.rank)}, where it can read {self.scratch}"
-            )
-        client.model = NAME
-        client.reset_prefix_cache()
 
 
 def vllm_of(args: Any) -> AbstractContextManager[None]:
