@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gtpo.completions import group_advantages, prepare_completions
-from gtpo.head import check_finite, compute_dtype, token_statistics
+from gtpo.head import check_finite, token_statistics
 from gtpo.objective import Loss, Objective, filter_is_active, policy_loss
 
 
@@ -32,12 +33,12 @@ def fused_linear_gtpo_loss(
     transform: bias [V], logit_scale and softcap of `gtpo.head.head_statistics`. Differentiable in hidden, lm_head and
     bias, each only if it requires a gradient. In float32, or float64 if lm_head is.
 
-    Raises ValueError naming the argument and its shape: shapes that do not fit, a group size that does not divide
-    the rows, ids outside the vocabulary, a row with no tokens, infinite rewards, hidden states that are not finite.
+    Raises ValueError as `reference_loss` does, and for hidden states that are not finite.
     """
     scored, mask = group_advantages(objective, rewards, num_generations), completion_mask
+    wide = torch.promote_types(lm_head.dtype, torch.float32)
     given = prepare_completions(
-        objective, scored, completion_ids, mask, num_generations, truncated=truncated, dtype=compute_dtype(lm_head)
+        objective, scored, completion_ids, mask, num_generations, truncated=truncated, dtype=wide
     )
     gate_active, options = filter_is_active(objective, initial_entropy), objective.head_options(temperature)
     logps, entropies = token_statistics(hidden, lm_head, completion_ids, mask, **options, **transform)

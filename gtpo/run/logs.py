@@ -27,9 +27,8 @@ PACKAGES = (
 # TRL's names of what is logged under a name of ours, the same for all methods.
 DROPPED = (
     *("sampling/sampling_logp_difference/mean", "reward", "reward_std", "frac_reward_zero_std", "entropy", "step_time"),
-    *(f"completions/{which}_length" for which in ("mean", "min", "max")),
+    *(f"completions/{which}_length" for which in ("min", "max")),
     *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
-    "completions/clipped_ratio",
 )
 
 

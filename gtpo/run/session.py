@@ -51,7 +51,6 @@ from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
 from gtpo.runs.train_run import TrainFolder, last_checkpoint
 from gtpo.trainer import GTPOTrainer, SampledTrainer, trl_seam
-from gtpo.trainer.adapter_sync import vllm_of
 from gtpo.trainer.group_statistics import GroupStatistics
 
 # Steps between measurements of the KL divergence, if it costs no second copy of the weights.
@@ -225,7 +224,7 @@ class TrainingRun(TrainerCallback):
         loading = time.monotonic()
         if self.beside_vllm:
             LOG.info(f"starting vLLM with {loaded.base}")
-        with vllm_of(common["args"]), libraries_aside():
+        with libraries_aside():
             self.trainer = kind(**common)
         if self.beside_vllm:
             LOG.info(f"vLLM is ready after {time.monotonic() - loading:.0f} s")

@@ -128,11 +128,8 @@ def sharing_prefixes(config: TrainConfig, model: Any) -> Iterator[None]:
         shared = share_prefixes(model)
     except ValueError as error:
         raise UserError(f"training.share_prefixes: {error}; set it to false") from None
-    try:
-        with scoring_labels_alone():
-            yield
-    finally:
-        shared.remove()
+    with shared, scoring_labels_alone():
+        yield
 
 
 @contextmanager

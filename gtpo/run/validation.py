@@ -130,19 +130,15 @@ class Validation(TrainerCallback):
         The trainer's own model samples as many at once as a step samples; vLLM, which bounds its memory, all of them.
         """
         trainer, prompts = self.groups.trainer, self.prompts
-        accelerator, world = trainer.accelerator, trainer.accelerator.num_processes
-        batch = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation * world
+        args = trainer.args
+        batch = args.per_device_train_batch_size * args.steps_per_generation * trainer.accelerator.num_processes
         if trainer.use_vllm:
             batch = max(batch, len(prompts))
         texts: list[str] = []
         with trl_seam.own_random_stream(trainer, seed):
             for start in range(0, len(prompts), batch):
-                asked = list(prompts[start : start + batch])
-                # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
-                filled = asked + [asked[-1]] * (-len(asked) % world)
-                share = len(filled) // world
-                mine = filled[accelerator.process_index * share : (accelerator.process_index + 1) * share]
-                completions = trl_seam.sample(trainer, [{"prompt": prompt} for prompt in mine])[3]
+                asked = prompts[start : start + batch]
+                completions = trl_seam.sample(trainer, [{"prompt": prompt} for prompt in asked])[3]
                 texts += gather_object([completion_text(completion) for completion in completions])[: len(asked)]
         return texts
 

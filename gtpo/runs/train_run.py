@@ -80,13 +80,13 @@ OF_TRL = {
     "entropy_coef": "entropy/coefficient",
     "cispo_clip_ratio": "clip_ratio/high_mean",
     "aux_loss": "router/aux_loss",
+    "completions/mean_length": "completions/length",
+    "completions/clipped_ratio": "completions/truncated",
 }
 # The same, of trainer_state.json.
 _IN_STATE = OF_TRL | {
     "entropy": "entropy/mean",
     "frac_reward_zero_std": "groups/zero_variance",
-    "completions/mean_length": "completions/length",
-    "completions/clipped_ratio": "completions/truncated",
 }
 
 

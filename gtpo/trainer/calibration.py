@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from datasets import IterableDataset
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
@@ -21,8 +21,6 @@ from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import batch_statistics, loss_mask, padded, padded_batch, without_empty_columns
 
-# Least seconds between two reports of progress.
-REPORT_SECONDS = 5.0
 # Bytes of keys and values of the completions that the trainer's own model samples side by side: 100 of a 0.5B model.
 CACHE_BYTES = 1 << 30
 # On a GPU they may take a share of its memory, 1 in this many: a token takes as long for all of them as for one.
@@ -43,7 +41,6 @@ class GateCalibration(TrainerCallback, ExportableState):
         self.between_batches: Callable[[], None] = lambda: None
         # Entered around the calibration.
         self.while_measuring: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._reported, self._scored, self._wanted = 0.0, 0, 0
 
     def state(self) -> dict[str, Any]:
         """Return what transformers writes to trainer_state.json."""
@@ -91,37 +88,20 @@ class GateCalibration(TrainerCallback, ExportableState):
         return filter_is_active(self.objective, self.initial_entropy)
 
     def ensure(self) -> None:
-        """Measure H_ini of the policy as it is now, if the filter is `auto` and it is not known."""
-        if self.objective.filter == "auto" and self.calibration is None:
-            self.calibration = self._measure()
+        """Measure H_ini of the policy as it is now, if the filter is `auto` and it is not known.
 
-    def report(self, done: int, total: int) -> None:
-        """Show how many samples H_ini has been measured on."""
-        self.between_batches()
-        now = time.monotonic()
-        if self.trainer.accelerator.is_main_process and (done == total or now - self._reported >= REPORT_SECONDS):
-            self._reported = now
-            LOG.info(f"measuring H_ini on the untrained policy: {done}/{total} samples")
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the dataset that H_ini is measured on."""
-        rows: Any = self.trainer.train_dataset
-        count = SAMPLES if isinstance(rows, IterableDataset) else min(SAMPLES, len(rows))
-        return list(itertools.islice(iter(rows), count))
-
-    def _measure(self) -> Calibration:
-        """Sample and score the first training samples; leaves random numbers, metrics and counters as they were."""
-        rows, trainer = self.rows(), self.trainer
-        self._scored, self._wanted = 0, len(rows)
+        On the first training samples. Leaves random numbers, metrics and counters as they were.
+        """
+        if self.objective.filter != "auto" or self.calibration is not None:
+            return
+        trainer, begin = self.trainer, time.monotonic()
+        rows: list[dict[str, Any]] = list(itertools.islice(iter(trainer.train_dataset), SAMPLES))
         here = torch.tensor([self.sampled_at_once(rows)], device=trainer.accelerator.device)
         # The smallest of unequal GPUs: a rank with fewer forwards would let the others wait for ever.
         batch = int(trainer.accelerator.gather(here).min()) * trainer.accelerator.num_processes
-        if trainer.accelerator.is_main_process:
-            LOG.info(f"measuring H_ini on the untrained policy: sampling {min(batch, len(rows))} completions at once")
-        begin = time.monotonic()
         with self.while_measuring(), trl_seam.own_random_stream(trainer, trainer.args.seed):
             found = calibrate_initial_entropy(self._completion_entropies, rows, batch_size=batch)
-        return found._replace(seconds=round(time.monotonic() - begin, 1))
+        self.calibration = found._replace(seconds=round(time.monotonic() - begin, 1))
 
     def sampled_at_once(self, rows: Sequence[dict[str, Any]]) -> int:
         """Return the completions that a process samples side by side: all of them, if their cache is small enough.
@@ -146,28 +126,28 @@ class GateCalibration(TrainerCallback, ExportableState):
     def _completion_entropies(self, rows: Sequence[dict[str, Any]]) -> Tensor:
         """Sample one completion per row and return <H>_i [n] in nats. The rows are shared out among ranks."""
         trainer, accelerator = self.trainer, self.trainer.accelerator
-        world = accelerator.num_processes
-        # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
-        filled = [*rows, *([rows[-1]] * (-len(rows) % world))]
-        mine = filled[accelerator.process_index :: world]
+        if accelerator.is_main_process:
+            LOG.info(f"measuring H_ini on the untrained policy: sampling {len(rows)} completions")
         # Rollouts are made in this mode, and TRL's group size is its own in the other.
         trainer.model.train()
-        prompt_ids, completion_ids, written, *_ = trl_seam.sample(trainer, mine)
+        prompt_ids, completion_ids, written, _, sampled, *_ = trl_seam.sample(trainer, rows)
         batch = padded_batch(trainer, prompt_ids, completion_ids)
+        if sampled:
+            known = [[math.nan if p is None else p for p in row] for row in sampled]
+            batch["sampling_per_token_logps"] = padded(trainer, known, math.nan, "right")
         # What tools answered, the policy did not write.
         if written:
             batch["tool_mask"] = padded(trainer, written, 0, "right")
         # A step's forward holds as many rows, and what its backward needs beside them.
         size = trainer.args.per_device_train_batch_size
         local = []
-        for start in range(0, len(mine), size):
+        for start in range(0, len(prompt_ids), size):
             some = without_empty_columns({name: part[start : start + size] for name, part in batch.items()})
             # Of the distribution that was sampled, whatever the objective takes.
-            _, entropies = batch_statistics(trainer, trainer.model_wrapped, some, temperature=trainer.temperature)
+            logps, entropies = batch_statistics(trainer, trainer.model_wrapped, some, temperature=trainer.temperature)
+            trainer.sampler.observe(logps, some, last=start + size >= len(prompt_ids))
             own = loss_mask(some)
             local.append((entropies * own).sum(dim=1) / own.sum(dim=1))
-            self.report(min(self._scored + (start + size) * world, self._wanted), self._wanted)
-        self._scored += len(rows)
-        # Ranks took every world-th row, so the transposed table is in the order of the rows.
-        ranks = accelerator.gather(torch.cat(local)).view(world, -1)
-        return ranks.T.reshape(-1)[: len(rows)]
+            self.between_batches()
+        gathered: Tensor = accelerator.gather(torch.cat(local))
+        return gathered[: len(rows)]

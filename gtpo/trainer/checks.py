@@ -99,11 +99,10 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
         wide = torch.float32 if hidden.is_cuda else torch.float64
         ours = hidden.detach().clone().requires_grad_()
         theirs = ours.detach().to(wide).requires_grad_()
-        bias = None if head.bias is None else head.bias.detach()
-        narrow = head._replace(weight=head.weight.detach(), bias=bias)
-        exact = narrow._replace(weight=narrow.weight.to(wide), bias=None if bias is None else bias.to(wide))
+        bias = None if head.bias is None else head.bias.detach().to(wide)
+        exact = head._replace(weight=head.weight.detach().to(wide), bias=bias)
         with torch.enable_grad():
-            fused = fused_linear_gtpo_loss(trainer.objective, ours, narrow.weight, **narrow.transform(), **shared)
+            fused = fused_linear_gtpo_loss(trainer.objective, ours, head.weight, **head.transform(), **shared)
             logits = exact.logits(theirs)
             gap = (chosen_logps(own, ids) - chosen_logps(logits.detach(), ids)).abs()
             # Logits rounded to 16 bits are too coarse for a gradient.

@@ -3,15 +3,13 @@
 `GroupStatistics` observes a GRPOTrainer and changes none of its numbers; for GTPOTrainer it prepares the completions
 besides. It reads the rewards and ids of a round right after scoring, before TRL shuffles the completions into
 micro-batches, and lets what belongs to a completion travel as extra rows of the batch dict.
-
-`policy_statistics`: the log-probabilities and entropies of the policy that sampled, if several steps share its round.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +21,10 @@ from trl.trainer.utils import pad
 
 from gtpo.common.errors import UserError
 from gtpo.completions import Completions, group_advantages, prepare_completions
-from gtpo.head import check_finite, token_statistics
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text, format_score
 from gtpo.trainer import trl_seam
-from gtpo.trainer.policy_head import LMHead, policy_forward
+from gtpo.trainer.policy_head import token_forward
 
 
 def loss_mask(batch: Mapping[str, Any]) -> Tensor:
@@ -42,10 +39,8 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     ids, mask [N, L], groups of `group` rows. Within a group equal completions are expected if a policy is certain.
     """
     texts = [tuple(row[keep].tolist()) for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
-    prompts: dict[tuple[int, ...], set[int]] = defaultdict(set)
-    for row, text in enumerate(texts):
-        prompts[text].add(row // group)
-    return sum(len(prompts[text]) > 1 for text in texts) / len(texts)
+    prompts = Counter(text for text, _ in {(text, row // group) for row, text in enumerate(texts)})
+    return sum(prompts[text] > 1 for text in texts) / len(texts)
 
 
 _SPANS = ("weights", "forward", "backward", "union")
@@ -141,7 +136,9 @@ class GroupStatistics:
         """Add the seconds that pass inside to those of a part of the step."""
         begin = time.perf_counter()
         yield
-        self.stopwatch[name] += time.perf_counter() - begin
+        # What is sampled to be measured (H_ini, validation) has a time of its own.
+        if not self.trainer.only_samples:
+            self.stopwatch[name] += time.perf_counter() - begin
 
     def score(self, prompts: list[Any], completions: list[Any], rewards: Tensor) -> Tensor:
         """Take in the rewards [N, functions] of a round, gathered over ranks; return them, the unscored as NaN.
@@ -214,9 +211,7 @@ class GroupStatistics:
         trl_seam.log(trainer, "conflict/backward", completions.backward.float().mean().item())
         trl_seam.log(trainer, "conflict/fraction", (completions.union.sum() / lengths.sum()).item())
         trl_seam.log(trainer, "groups/zero_variance", scored.zero_variance.float().mean().item())
-        trl_seam.log(trainer, "completions/length", trl_seam.logged(trainer, "completions/mean_length"))
         trl_seam.log(trainer, "completions/repeated", repeated_across_prompts(ids, mask, group))
-        trl_seam.log(trainer, "completions/truncated", trl_seam.logged(trainer, "completions/clipped_ratio"))
         self.rollouts[trl_seam.mode(trainer)] = Rollout(
             **self._scores,
             step=trainer.state.global_step + 1,
@@ -264,42 +259,12 @@ def padded_batch(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequen
     return batch
 
 
-def batch_statistics(
-    trainer: Any, model: Any, batch: Mapping[str, Tensor], *, temperature: float, log_clamp: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies [B, L] of a batch's completions under the policy, without gradients."""
+def batch_statistics(trainer: Any, model: Any, batch: Mapping[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and entropies [B, L] of a batch's completions under the policy, without gradients.
 
-    def statistics(hidden: Tensor, head: LMHead) -> tuple[Tensor, Tensor]:
-        options = {"temperature": temperature, "log_clamp": log_clamp, **head.transform()}
-        ids, mask = batch["completion_ids"], batch["completion_mask"].bool()
-        logps, entropies = token_statistics(hidden, head.weight, ids, mask, **options)
-        check_finite(hidden, head.weight, head.bias, logps, entropies)
-        return logps, entropies
-
-    with torch.no_grad():
-        found: tuple[Tensor, Tensor] = policy_forward(trainer, model, batch, statistics).value
-    return found
-
-
-def policy_statistics(
-    trainer: Any,
-    objective: Objective,
-    model: Any,
-    ids: Tensor,
-    mask: Tensor,
-    length: int,
-    batch_size: int | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies [N, length] of the last tokens of ids [N, T], as an objective has them.
-
-    The arguments after `objective` are those of TRL's method that scores log-probabilities.
+    options: of `gtpo.trainer.policy_head.token_forward`.
     """
-    found: list[tuple[Tensor, Tensor]] = []
-    size, temperature = batch_size or len(ids), objective.temperature(trainer.temperature)
-    for rows in zip(ids.split(size), mask.split(size), strict=True):
-        batch = {f"prompt_{name}": part[:, :-length] for name, part in zip(("ids", "mask"), rows, strict=True)}
-        batch |= {f"completion_{name}": part[:, -length:] for name, part in zip(("ids", "mask"), rows, strict=True)}
-        found.append(batch_statistics(trainer, model, batch, temperature=temperature, log_clamp=objective.log_clamp))
-    logps, entropies = map(torch.cat, zip(*found, strict=True))
+    with torch.no_grad():
+        output = token_forward(trainer, model, batch, batch["completion_mask"].bool(), lambda *found: found, **options)
+    logps, entropies = output.value
     return logps, entropies

@@ -21,13 +21,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers import Trainer
 from trl import GRPOTrainer
 
 from gtpo.common.log import LOG, start_logging
-from gtpo.head import check_finite, token_statistics
 from gtpo.inputs.model import rounded_away, savable_generation_config, widen_adapters
 from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.objective import Objective, PolicyLoss, policy_loss
@@ -40,11 +38,10 @@ from gtpo.trainer.group_statistics import (
     batch_statistics,
     from_batch,
     loss_mask,
-    policy_statistics,
     without_empty_columns,
 )
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.policy_head import LMHead, add_policy_head, policy_forward
+from gtpo.trainer.policy_head import add_policy_head, token_forward
 from gtpo.trainer.resampling import draw_again
 from gtpo.trainer.sampler_check import SamplerCheck, prepare
 
@@ -151,7 +148,9 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     _rewards: Tensor | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        # TRL builds its vLLM engine in its constructor, so the class of the engine is decided around it.
+        with vllm_of(kwargs.get("args") or dict(enumerate(args)).get(2)):
+            super().__init__(*args, **kwargs)
         prepare(self)
         self.sampler = SamplerCheck(self)
 
@@ -184,7 +183,6 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         shown = nullcontext() if self.step_progress is None else self.step_progress.sampling(prompts)
         with shown, self.groups.timed("time/generation"):
             outputs = super()._generate(prompts)
-        self.sampler.completions(outputs)
         return trl_seam.with_special_tokens(self, outputs)
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -256,9 +254,7 @@ class GTPOTrainer(SampledTrainer):
         if train_dataset is not None and kwargs.get("environment_factory") is None:  # environments own their prompts
             prompts = (args.generation_batch_size or 0) // (args.num_generations or 1)
             check_inputs(reward_funcs, train_dataset, prompts=prompts)
-        # TRL builds its vLLM engine in its constructor, so the class of the engine is decided around it.
-        with vllm_of(args):
-            super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+        super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         trl_seam.round_nothing_in_fsdp2(self.accelerator)
         self.objective: Objective = args.resolved_objective()
         self._prepare_model(args)
@@ -266,7 +262,6 @@ class GTPOTrainer(SampledTrainer):
         self.gate = GateCalibration(self, self.objective)
         self._loss_to_check = args.check_loss
         self.set_resampling(args.resample_equal_groups)
-        self._scoring = False
         self._scored_entropies: Tensor | None = None
         self.add_callback(self.gate)
 
@@ -280,7 +275,7 @@ class GTPOTrainer(SampledTrainer):
                 LOG.warning(text)
         if self.aux_loss_enabled and (obstacle := router_loss_obstacle(policy.config, self.router_aux_loss_coef)):
             raise ValueError(f"GTPOTrainer: {obstacle}")
-        add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
+        add_policy_head(trl_seam.policy(self))
 
     @property
     def initial_entropy(self) -> float | None:
@@ -295,11 +290,8 @@ class GTPOTrainer(SampledTrainer):
     # -- a round of sampling -------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self._scoring, self._scored_entropies = True, None
-        try:
-            batch = super()._generate_and_score_completions(inputs)
-        finally:
-            self._scoring = False
+        self._scored_entropies = None
+        batch = super()._generate_and_score_completions(inputs)
         # The gate and the entropy term are of the policy that sampled; a later step of the round has another one.
         if self._scored_entropies is not None:
             mask = loss_mask(batch)
@@ -310,12 +302,17 @@ class GTPOTrainer(SampledTrainer):
             check_first_group(self, batch)
         return batch
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._scoring:
-            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, ids: Tensor, mask: Tensor, length: int, batch_size: int | None = None, **kwargs: Any
+    ) -> Any:
         # TRL scores a round only if several steps share it: ratio, gate, entropy term are of the policy that sampled.
         # By the loss's own head, so that the ratio is exactly 1 before any update.
-        logps, self._scored_entropies = policy_statistics(self, self.objective, *args, **kwargs)
+        names, cut = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask"), ids.size(1) - length
+        parts = [part for whole in (ids, mask) for part in (whole[:, :cut], whole[:, cut:])]
+        rows = zip(*(part.split(batch_size or len(ids)) for part in parts), strict=True)
+        options = self.objective.head_options(self.temperature)
+        found = [batch_statistics(self, model, dict(zip(names, some, strict=True)), **options) for some in rows]
+        logps, self._scored_entropies = map(torch.cat, zip(*found, strict=True))
         return logps, self._scored_entropies, None
 
     def logps_of(self, batch: dict[str, Tensor]) -> Tensor:
@@ -325,46 +322,38 @@ class GTPOTrainer(SampledTrainer):
     # -- the loss ------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        return self.policy_loss(model, inputs)
-
-    def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Return the loss (a scalar) of a micro-batch."""
         # They are padded to the longest completion of the round, not of this micro-batch.
         inputs = without_empty_columns(inputs)
-        output, aux_loss = policy_forward(self, model, inputs, functools.partial(self._loss_of_hidden, inputs))
+        mask, group = loss_mask(inputs).bool(), trl_seam.group_size(self)
+        micro_batches = self.current_gradient_accumulation_steps if trl_seam.mode(self) == "train" else 1
+        loss = functools.partial(
+            policy_loss,
+            self.objective,
+            from_batch(inputs),
+            mask=mask,
+            num_generations=group,
+            gate_active=self.gate.active(),
+            # The micro-batches of a step add up, the ranks are averaged: B of the step is so many groups per rank.
+            groups=len(mask) * micro_batches / group,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+        )
+        options = self.objective.head_options(self.temperature)
+        output, aux_loss = token_forward(self, model, inputs, mask, loss, **options)
         self._log(output, inputs)
-        loss: Tensor = output.loss
+        found: Tensor = output.loss
         if aux_loss is None:
-            return loss
+            return found
         trl_seam.log(self, "aux_loss", self.accelerator.gather(aux_loss.detach()).mean().item())
-        return loss + self.router_aux_loss_coef * aux_loss / self._accumulation()
-
-    def _accumulation(self) -> int:
-        """Return how many micro-batches make up the gradient that a micro-batch is a part of."""
-        return self.current_gradient_accumulation_steps if trl_seam.mode(self) == "train" else 1
-
-    def _loss_of_hidden(self, inputs: dict[str, Any], hidden: Tensor, head: LMHead) -> PolicyLoss:
-        """Return the loss of a micro-batch from its hidden states [B, L, D]."""
-        objective, completions, gate_active = self.objective, from_batch(inputs), self.gate.active()
-        mask = loss_mask(inputs).bool()
-        options = objective.head_options(self.temperature) | head.transform()
-        logps, entropies = token_statistics(hidden, head.weight, inputs["completion_ids"], mask, **options)
-        # The micro-batches of a step add up, the ranks are averaged: B of the step is so many groups per rank.
-        group, clipping = (
-            trl_seam.group_size(self),
-            {"epsilon_low": self.epsilon_low, "epsilon_high": self.epsilon_high},
-        )
-        groups = len(hidden) * self._accumulation() / group
-        found = policy_loss(
-            objective, completions, logps, entropies, mask, group, gate_active=gate_active, groups=groups, **clipping
-        )
-        check_finite(hidden, head.weight, head.bias, logps, entropies)  # last: it waits for the GPU
-        return found
+        return found + self.router_aux_loss_coef * aux_loss / micro_batches
 
     def _log(self, output: PolicyLoss, inputs: dict[str, Any]) -> None:
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
-        if self.objective.temperature(self.temperature) == self.temperature:  # at another, vLLM's are not comparable
+        if self.objective.temperature(self.temperature) == self.temperature:
             self.sampler.observe(output.logps, inputs)
+        elif self.state.global_step == 0:
+            # vLLM's are comparable at its own temperature only, which takes a forward more: once is enough.
+            self.sampler.observe(self.logps_of(inputs), {**inputs, "old_per_token_logps": None})
         if inputs.get("old_per_token_logps") is not None:
             self._log_clipping(inputs, output.logps, output.shaped_advantages)
         self.groups.log_completions(inputs["row"], inputs.get("behaviour_entropy", output.entropy), output.kept)

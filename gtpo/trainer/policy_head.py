@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
+from gtpo.head import check_finite, token_statistics
+
 
 class LMHead(NamedTuple):
     """The language model head: logits = softcap tanh(scale (h W^T + b) / softcap)."""
@@ -131,3 +133,28 @@ def policy_forward(
             **router,
         )
     return output
+
+
+def token_forward(
+    trainer: Any,
+    model: Any,
+    batch: Mapping[str, Any],
+    mask: Tensor,
+    loss: Callable[[Tensor, Tensor], Any],
+    **options: Any,
+) -> PolicyOutput:
+    """Run a model's forward; return what `loss` makes of log-probabilities and entropies [B, L] of the completions.
+
+    mask [B, L] bool: the tokens that are wanted; others have 0. options: temperature, log_clamp and entropy_gradient of
+    `gtpo.head.head_statistics`. Raises ValueError if a statistic is not finite.
+    """
+
+    def of_hidden(hidden: Tensor, head: LMHead) -> Any:
+        ids, transform = batch["completion_ids"], head.transform()
+        logps, entropies = token_statistics(hidden, head.weight, ids, mask, **options, **transform)
+        found = loss(logps, entropies)
+        # Last: it waits for the GPU.
+        check_finite(hidden, head.weight, head.bias, logps, entropies)
+        return found
+
+    return policy_forward(trainer, model, batch, of_hidden)

@@ -5,7 +5,7 @@
 
 Before the first completion is sampled, so before H_ini is measured too, the trainer's own model draws a few tokens in a
 padded batch, as rollouts are drawn. `generate` gives its logits before and after sampling parameters act on them. vLLM
-gives log-probabilities with its completions: they are compared at the first round, and again at every step.
+gives log-probabilities with its completions: they are compared on those that H_ini is measured on, and at every step.
 
 In exact arithmetic both sides are equal. What rounding makes of them depends on the coarsest dtype (measured:
 docs/scale.md), and TOLERANCE lies above it: an untrained adapter on a pretrained model of 135 million parameters in
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from transformers import GenerationConfig
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.trainer import trl_seam
-from gtpo.trainer.group_statistics import loss_mask, padded, padded_batch
+from gtpo.trainer.group_statistics import loss_mask, padded_batch
 
 # The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn.
 ROWS, WIDTH, DRAWN = 8, 64, 16
@@ -104,7 +105,7 @@ def count_positions(model: Any) -> None:
 
     For models whose positions are absolute; rotary ones compute the same from any start.
     """
-    backbone = trl_seam.backbone(model)
+    backbone = model.get_decoder() if model.base_model is model else model.base_model
     rotary = getattr(model.config.get_text_config(), "rope_parameters", None)
     if rotary or "position_ids" not in inspect.signature(backbone.forward).parameters:
         return
@@ -160,16 +161,14 @@ def chosen_logps(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 class SamplerCheck:
-    """Compares the sampler's log-probabilities with the loss's, once before the first round and then at every step.
+    """Compares the sampler's log-probabilities with the loss's: before the first round, and vLLM's at every step.
 
     tolerance: nats per token; None: that of the dtype.
     """
 
     def __init__(self, trainer: Any, tolerance: float | None = None) -> None:
         self.trainer, self.tolerance = trainer, tolerance
-        self._checked, self._sum, self._tokens = False, 0.0, 0.0
-
-    # -- at the first round ----------------------------------------------------------------------------------------
+        self._checked, self._step = False, [0.0] * 5
 
     def prompts(self, prompt_ids: Sequence[Sequence[int]]) -> None:
         """Check the ids of a round's prompts, and before the first round how the trainer's own model samples.
@@ -189,26 +188,6 @@ class SamplerCheck:
             self._checked = True
             with torch.random.fork_rng():
                 self._own_model(prompt_ids)
-
-    def completions(self, outputs: Sequence[Any]) -> None:
-        """Compare the log-probabilities of the first round that vLLM samples. outputs: what TRL's `_generate` returned.
-
-        Of two completions, of the shortest prompts: a round may be large. Raises OtherPolicy. All processes call it.
-        """
-        prompt_ids, completion_ids, tool_mask, logprobs = *outputs[:3], outputs[4]
-        if self._checked or not logprobs or trl_seam.mode(self.trainer) != "train":
-            return
-        self._checked = True
-        rows, drawn = sorted(range(len(prompt_ids)), key=lambda row: len(prompt_ids[row]))[:2], slice(WIDTH)
-        batch = padded_batch(
-            self.trainer, [prompt_ids[row] for row in rows], [completion_ids[row][drawn] for row in rows]
-        )
-        given = [[float("nan") if p is None else p for p in logprobs[row][drawn]] for row in rows]
-        sampled = padded(self.trainer, given, float("nan"), "right")
-        known = batch["completion_mask"].bool() & ~sampled.isnan()
-        if tool_mask is not None:  # what a tool wrote, nobody drew
-            known &= padded(self.trainer, [tool_mask[row][drawn] for row in rows], 0, "right").bool()
-        self._judge(batch, sampled.nan_to_num(), known)
 
     def _own_model(self, prompt_ids: Sequence[Sequence[int]]) -> None:
         """Let the trainer's own model continue a few prompts, cut to different lengths so that there is padding."""
@@ -233,7 +212,8 @@ class SamplerCheck:
             chosen_logps(logits / trainer.temperature, drawn),
             logits.gather(-1, drawn[..., None])[..., 0].abs(),
         )
-        self._judge(batch, plain, mask, size)
+        ours = trainer.logps_of(batch)
+        self._judge(self._totals(ours, plain, mask, size), batch, ours, plain, mask)
         shaped = _mean((chosen_logps(scores, drawn) - plain).abs(), mask)
         if shaped > self.allowed(_mean(size, mask)):
             LOG.warning(
@@ -249,90 +229,83 @@ class SamplerCheck:
         dtype = computing_dtype(self.trainer)
         return TOLERANCE[dtype] + size * torch.finfo(dtype).eps
 
-    def _judge(self, batch: dict[str, Tensor], sampled: Tensor, mask: Tensor, size: Tensor | None = None) -> None:
-        """Raise OtherPolicy if the loss's log-probabilities are not the sampler's [B, L], with the likely cause.
+    def _totals(self, ours: Tensor, sampled: Tensor, mask: Tensor, size: Tensor | None = None) -> list[float]:
+        """Return sums over the tokens of a mask on all ranks: of the differences, of both sides, of `size`, of ones."""
+        values = ((ours - sampled).abs(), ours, sampled, torch.zeros_like(ours) if size is None else size, mask)
+        here = torch.stack([torch.where(mask, each.float(), 0.0).sum() for each in values])
+        totals: list[float] = self.trainer.accelerator.gather(here).view(-1, 5).sum(dim=0).tolist()
+        return totals
 
-        size: of the drawn tokens' logits, if they are known.
+    def _judge(
+        self, totals: Sequence[float], batch: Mapping[str, Tensor], ours: Tensor, sampled: Tensor, mask: Tensor
+    ) -> None:
+        """Raise OtherPolicy, with the likely cause, if the sums of `_totals` say so.
+
+        batch: completions of which the cause is sought, the log-probabilities [B, L] of both sides, and which count.
         """
-        ours, trainer = self.trainer.logps_of(batch), self.trainer
-        gap, sizes = (ours - sampled).abs(), torch.zeros_like(ours) if size is None else size
-        here = torch.stack([torch.where(mask, each.float(), 0.0).sum() for each in (gap, ours, sampled, sizes, mask)])
-        difference, loss, sampler, logits, tokens = trainer.accelerator.gather(here).view(-1, 5).sum(dim=0).tolist()
-        mean, allowed = difference / max(tokens, 1), self.allowed(logits / max(tokens, 1))
+        (difference, loss, sampler, logits), tokens, trainer = totals[:4], max(totals[4], 1.0), self.trainer
+        mean, allowed = difference / tokens, self.allowed(logits / tokens)
         if mean <= allowed:  # never if it is not a number
             return
         policy = trl_seam.policy(trainer)
         text = (
-            f"{type(policy).__name__}: {'vLLM' if trainer.use_vllm else 'generate'} gives the tokens that it draws a "
-            f"mean log-probability of {sampler / tokens:.4f}, the loss {loss / tokens:.4f}; they differ by {mean:.3g} "
-            f"nats per token over {tokens:.0f} tokens, the tolerance is {allowed:.2g}. "
+            f"step {trainer.state.global_step + 1}: {type(policy).__name__}: "
+            f"{'vLLM' if trainer.use_vllm else 'generate'} gives the tokens that it draws a mean log-probability of "
+            f"{sampler / tokens:.4f}, the loss {loss / tokens:.4f}; they differ by {mean:.3g} nats per token over "
+            f"{tokens:.0f} tokens, the tolerance is {allowed:.2g} (rollout.logp_difference_alarm). "
         )
         acting = ", ".join(sorted({name for _, name, _ in dropouts(policy)}))
         if acting and not trainer.args.disable_dropout:
             LOG.warning(f"{text}Dropout acts ({acting}): each forward is another policy; set disable_dropout=True")
+            # Once is enough.
+            self.tolerance = math.inf
             return
-        raise OtherPolicy(f"{text}Likely cause: {self._cause(batch, ours, sampled, mask, allowed, acting)}")
-
-    def _cause(
-        self, batch: dict[str, Tensor], ours: Tensor, sampled: Tensor, mask: Tensor, allowed: float, dropout: str
-    ) -> str:
-        """Say what is likely behind a difference, from its pattern and the model's own forward on the same tokens."""
-        trainer = self.trainer
-        own = chosen_logps(own_logits(trainer, batch) / trainer.temperature, batch["completion_ids"])
-        if (apart := _mean((ours - own).abs(), mask)) > allowed / 2:
-            return (
+        # Of two completions: all logits of a micro-batch may not fit.
+        few = {name: batch[name][:2] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+        own = chosen_logps(own_logits(trainer, few) / trainer.temperature, few["completion_ids"])
+        whole = batch["prompt_mask"].bool().all(dim=1)
+        if (apart := _mean((ours[:2] - own).abs(), mask[:2])) > allowed / 2:
+            cause = (
                 f"the model's own forward differs from the loss by {apart:.3g} nats too, so it changes its hidden "
                 "states or logits after the last layer in a way that gtpo does not know. It cannot be trained here; "
                 "please report the model's class"
             )
-        if dropout:
-            return f"dropout ({dropout}); set it to 0 in the model's config"
-        if trainer.use_vllm:
-            return (
+        elif acting:
+            cause = f"dropout ({acting}); set it to 0 in the model's config"
+        elif trainer.use_vllm:
+            cause = (
                 "vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample with the "
                 "trainer's own model (rollout.engine: transformers, use_vllm=False)"
             )
-        whole = batch["prompt_mask"].bool().all(dim=1)
-        if whole.any() and not whole.all() and _mean((ours - sampled)[whole].abs(), mask[whole]) <= allowed:
-            return (
+        elif whole.any() and not whole.all() and _mean((ours - sampled)[whole].abs(), mask[whole]) <= allowed:
+            cause = (
                 "only rows with padding differ, so the model counts positions, or attends, from the padding on. Give "
                 "prompts of equal length, or another model"
             )
-        return (
-            "`generate` computes with a cache, and the model's forward without one gives other logits for the same "
-            "tokens. Try generation_kwargs use_cache: false, or another attn_implementation"
-        )
+        else:
+            cause = (
+                "`generate` computes with a cache, and the model's forward without one gives other logits for the same "
+                "tokens. Try generation_kwargs use_cache: false, or another attn_implementation"
+            )
+        raise OtherPolicy(f"{text}Likely cause: {cause}")
 
-    # -- at every step, vLLM ---------------------------------------------------------------------------------------
-
-    def observe(self, logps: Tensor, inputs: Mapping[str, Any]) -> None:
+    def observe(self, logps: Tensor, batch: Mapping[str, Any], *, last: bool | None = None) -> None:
         """Log how far the loss's log-probabilities [B, L] of a micro-batch are from vLLM's; judge each step as a whole.
 
-        They are compared under the policy that sampled, also if several optimizer steps share a rollout. Raises
-        OtherPolicy beyond the tolerance.
+        They are compared under the policy that sampled, also if several optimizer steps share a rollout. last: whether
+        it is the last of what is judged together, by default of a step. Raises OtherPolicy beyond the tolerance.
         """
-        sampled, old, trainer = inputs.get("sampling_per_token_logps"), inputs.get("old_per_token_logps"), self.trainer
+        sampled, old, trainer = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps"), self.trainer
         if sampled is None:
             return
-        known = loss_mask(inputs).bool() & ~sampled.isnan()
-        gap = torch.where(known, (logps.detach() if old is None else old) - sampled, 0.0).abs()
-        totals = torch.stack([gap.sum(), known.sum().to(gap.dtype)])
-        difference, tokens = trainer.accelerator.gather(totals).view(-1, 2).sum(dim=0).tolist()
-        trl_seam.log(trainer, "sampling/logp_difference", difference / max(tokens, 1))
-        self._sum, self._tokens = self._sum + difference, self._tokens + tokens
+        ours, known = logps.detach() if old is None else old, loss_mask(batch).bool() & ~sampled.isnan()
+        here = self._totals(ours, sampled, known)
+        trl_seam.log(trainer, "sampling/logp_difference", here[0] / max(here[4], 1.0))
+        self._step = [before + now for before, now in zip(self._step, here, strict=True)]
         # The few tokens of a micro-batch say little.
-        if not trainer.accelerator.sync_gradients:
-            return
-        mean, tokens, allowed = self._sum / max(self._tokens, 1.0), self._tokens, self.allowed()
-        self._sum = self._tokens = 0.0
-        if mean <= allowed:  # never if it is not a number
-            return
-        raise OtherPolicy(
-            f"step {trainer.state.global_step + 1}: vLLM's log-probabilities differ from the trainer's by {mean:.4g} "
-            f"nats per token over {tokens:.0f} tokens, the tolerance is {allowed:g} (rollout.logp_difference_alarm): "
-            "it samples from another policy than the one that is trained. Its weights are stale, or another base: see "
-            "gtpo doctor, and train on with rollout.engine: transformers"
-        )
+        if trainer.accelerator.sync_gradients if last is None else last:
+            totals, self._step = self._step, [0.0] * 5
+            self._judge(totals, batch, ours, sampled, known)
 
 
 def _mean(values: Tensor, mask: Tensor) -> float:

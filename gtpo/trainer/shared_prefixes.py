@@ -9,6 +9,7 @@ The result is that of the padded batch but for rounding.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -85,85 +86,68 @@ def obstacle(config: Any) -> str | None:
     return None
 
 
-class SharedPrefixes:
-    """Hooks of a backbone (the model without its head) that compute its batches along trees."""
-
-    def __init__(self, backbone: nn.Module, *, eager: bool) -> None:
-        self.eager = eager
-        self.tree: Tree | None = None
-        self.active = True
-        self.handles = [
-            backbone.register_forward_pre_hook(self._before, with_kwargs=True),
-            backbone.register_forward_hook(self._after),
-        ]
-
-    def remove(self) -> None:
-        """Let the backbone compute padded batches again."""
-        for handle in self.handles:
-            handle.remove()
-
-    def _before(self, backbone: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        self.tree = None
-        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
-        # Generation has a cache; what else a caller asks for beside ids and a mask is not known here.
-        others = {key for key, value in kwargs.items() if value is not None and value is not False}
-        if not self.active or args or others != {"input_ids", "attention_mask"} or kwargs.get("use_cache") is not False:
-            return None
-        assert ids is not None
-        assert mask is not None
-        if ids.dim() != 2 or mask.shape != ids.shape:
-            return None
-        self.tree = prefix_tree(ids, mask)
-        attends = self.tree.attends
-        if self.eager:  # which adds its mask to the scores
-            attends = torch.zeros(attends.shape, device=attends.device).masked_fill(~attends, -torch.inf)
-        return args, {
-            "input_ids": self.tree.ids,
-            "attention_mask": attends,
-            "position_ids": self.tree.positions,
-            "use_cache": False,
-        }
-
-    def _after(self, backbone: nn.Module, args: Any, output: Any) -> Any:
-        if self.tree is not None:
-            places, self.tree = self.tree.places, None
-            output.last_hidden_state = output.last_hidden_state[0][places]
-        return output
-
-
-def share_prefixes(model: Any) -> SharedPrefixes:
+def share_prefixes(model: Any) -> ExitStack:
     """Let a transformers causal LM compute the tokens that the rows of a batch share once, and no padding.
 
-    Before any PEFT wrapping or sharding. If the model is called with ids and a mask alone and without a cache, as
-    trainers call it; generation is as before.
+    Before any PEFT wrapping or sharding; until what is returned is closed. If the model is called with ids and a mask
+    alone and without a cache, as trainers call it; generation is as before.
 
     Raises ValueError if the model cannot be computed so, also if a small batch shows it.
     """
     config = model.config.get_text_config()
     if why := obstacle(config):
         raise ValueError(why)
-    hooks = SharedPrefixes(model.base_model, eager=config._attn_implementation == "eager")
+    # From the hook before a forward to the one after it.
+    trees: list[Tree] = []
+
+    def before(backbone: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        trees.clear()
+        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
+        # Generation has a cache; what else a caller asks for beside ids and a mask is not known here.
+        others = {key for key, value in kwargs.items() if value is not None and value is not False}
+        if args or others != {"input_ids", "attention_mask"} or kwargs.get("use_cache") is not False:
+            return None
+        assert ids is not None
+        assert mask is not None
+        if ids.dim() != 2 or mask.shape != ids.shape:
+            return None
+        trees.append(prefix_tree(ids, mask))
+        tree, attends = trees[0], trees[0].attends
+        if config._attn_implementation == "eager":  # which adds its mask to the scores
+            attends = torch.zeros(attends.shape, device=attends.device).masked_fill(~attends, -torch.inf)
+        whole = {"input_ids": tree.ids, "attention_mask": attends, "position_ids": tree.positions, "use_cache": False}
+        return args, whole
+
+    def after(backbone: nn.Module, args: Any, output: Any) -> Any:
+        if trees:
+            output.last_hidden_state = output.last_hidden_state[0][trees.pop().places]
+        return output
+
     # Another rank has the weights, and compares.
-    if next(model.parameters()).device.type == "meta":
-        return hooks
-    difference, dtype = _difference(model, hooks)
-    if not difference <= TOLERANCE.get(dtype, 0.01):
-        hooks.remove()
-        raise ValueError(f"without padding the model's hidden states are others (they differ by {difference:.0%})")
-    LOG.info(f"prefixes are shared: on a small batch hidden states differ by {difference:.1e} from the padded batch's")
-    return hooks
+    compared = next(model.parameters()).device.type != "meta"
+    expected = _small_batch(model) if compared else None
+    shared = ExitStack()
+    shared.callback(model.base_model.register_forward_pre_hook(before, with_kwargs=True).remove)
+    shared.callback(model.base_model.register_forward_hook(after).remove)
+    if expected is not None:
+        change = _small_batch(model).double() - expected.double()
+        difference = float((change.norm(dim=1) / expected.double().norm(dim=1)).max())
+        if not difference <= TOLERANCE.get(expected.dtype, 0.01):
+            shared.close()
+            raise ValueError(f"without padding the model's hidden states are others (they differ by {difference:.0%})")
+        LOG.info(
+            f"prefixes are shared: on a small batch hidden states differ by {difference:.1e} from the padded batch's"
+        )
+    return shared
 
 
-def _difference(model: Any, hooks: SharedPrefixes) -> tuple[float, torch.dtype]:
-    """Return the greatest difference of a token's hidden state, as a share of its norm, and the states' dtype."""
-    device, size = next(model.parameters()).device, model.config.get_text_config().vocab_size
+def _small_batch(model: Any) -> Tensor:
+    """Return the hidden states [n, D] of the tokens of a small padded batch."""
+    device, size, training = next(model.parameters()).device, model.config.get_text_config().vocab_size, model.training
     rows = torch.tensor([[0, 5, 6, 7, 8], [5, 6, 7, 9, 4], [5, 6, 3, 0, 0]], device=device) % size
     mask = torch.tensor([[0, 1, 1, 1, 1], [1] * 5, [1, 1, 1, 0, 0]], device=device)
-    found, training = [], model.training
     model.eval()  # no dropout
     with torch.no_grad():
-        for hooks.active in (False, True):
-            hidden = model.base_model(input_ids=rows, attention_mask=mask, use_cache=False).last_hidden_state
-            found.append(hidden[mask.bool()].double())
+        hidden: Tensor = model.base_model(input_ids=rows, attention_mask=mask, use_cache=False).last_hidden_state
     model.train(training)
-    return float(((found[0] - found[1]).norm(dim=1) / found[0].norm(dim=1)).max()), hidden.dtype
+    return hidden[mask.bool()]

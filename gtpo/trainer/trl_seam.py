@@ -138,11 +138,6 @@ def policy(trainer: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def backbone(model: Any) -> Any:
-    """Return a causal LM without its head."""
-    return model.get_decoder() if model.base_model is model else model.base_model
-
-
 def generate(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, asked: GenerationConfig) -> Any:
     """Return what `generate` makes of padded prompts [B, T], in the contexts in which TRL samples."""
     options = {"gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs}
@@ -160,24 +155,26 @@ def generate(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, asked: Generat
 
 
 class RoundOver(Exception):
-    """Ends TRL's round of sampling before it is scored."""
-
-    def __init__(self, outputs: tuple[Any, ...]) -> None:
-        super().__init__("a round was sampled to be measured, and is not scored")
-        # What TRL's `_generate` returned: ids of prompts and completions, which of them the policy wrote, texts.
-        self.outputs = outputs
+    """Ends TRL's round of sampling before it is scored; its argument is what TRL's `_generate` returned."""
 
 
 def sample(trainer: Any, rows: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
-    """Return what a round on rows of the dataset samples, one for each, as `RoundOver.outputs`. All processes call it.
+    """Return this process's share of what TRL's `_generate` returns for rows of the dataset, one completion for each.
 
-    TRL prepares the round, with its tools and environments.
+    That is: ids of prompts and completions, which of them the policy wrote, texts, log-probabilities. All processes
+    call it. Gathered, the shares are in the order of the rows, the last of which may be repeated. TRL prepares the
+    round, with its tools and environments.
     """
+    accelerator = trainer.accelerator
+    # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
+    share = -(-len(rows) // accelerator.num_processes)
+    filled = [*rows, *([rows[-1]] * (share * accelerator.num_processes - len(rows)))]
     trainer.only_samples = True
     try:
-        GRPOTrainer._generate_and_score_completions(trainer, list(rows))
+        GRPOTrainer._generate_and_score_completions(trainer, filled[share * accelerator.process_index :][:share])
     except RoundOver as over:
-        return over.outputs
+        outputs: tuple[Any, ...] = over.args[0]
+        return outputs
     finally:
         trainer.only_samples = False
     raise RuntimeError("TRL scored a round that it did not generate")
@@ -222,15 +219,10 @@ def aside(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def own_random_stream(trainer: Any, seed: int) -> Iterator[None]:
-    """Let completions be sampled as `aside` does, from a random stream of their own, and count no time for it."""
-    times = dict(trainer.groups.stopwatch)
-    try:
-        with aside(trainer), torch.random.fork_rng():
-            torch.manual_seed(seed + trainer.accelerator.process_index)
-            yield
-    finally:
-        trainer.groups.stopwatch.clear()
-        trainer.groups.stopwatch.update(times)
+    """Let completions be sampled as `aside` does, from a random stream of their own."""
+    with aside(trainer), torch.random.fork_rng():
+        torch.manual_seed(seed + trainer.accelerator.process_index)
+        yield
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -244,11 +236,6 @@ def log(trainer: Any, name: str, value: float) -> None:
 def log_instead(trainer: Any, name: str, value: float) -> None:
     """Replace what was logged last under a name."""
     trainer._metrics[mode(trainer)][name][-1] = value
-
-
-def logged(trainer: Any, name: str) -> float:
-    """Return what was logged last under a name."""
-    return float(trainer._metrics[mode(trainer)][name][-1])
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from gtpo.entropy import describe_gate
 from gtpo.objective import PRESETS
 from gtpo.trainer import calibration
 from gtpo.trainer.calibration import GateCalibration
-from gtpo.trainer.group_statistics import batch_statistics
+from gtpo.trainer.group_statistics import batch_statistics, padded_batch
+from gtpo.trainer.sampler_check import OtherPolicy
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
 ROWS = [{"prompt": prompt} for prompt in PROMPTS]
@@ -78,7 +79,7 @@ def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path) -> None:
     assert first.gate.calibration.initial_entropy == pytest.approx(sum(expected) / 5, abs=1e-5)
     assert first.gate.calibration.samples == 5
     told = "\n".join(lines)
-    assert "5/5 samples" in told
+    assert told == "measuring H_ini on the untrained policy: sampling 5 completions"
     assert "H_ini of 5 samples, all there are; the paper takes 100" in describe_gate(
         first.objective, first.gate.calibration
     )
@@ -222,3 +223,28 @@ def test_h_ini_is_of_the_tokens_that_the_policy_wrote(tmp_path: Path) -> None:
     for value, prompt, completion in zip(first, outputs["prompt_ids"], outputs["completion_ids"], strict=True):
         logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1].log_softmax(-1)
         assert float(value) == pytest.approx(float(-(logits.exp() * logits).sum()), abs=1e-5)
+
+
+def test_another_policy_that_samples_is_found_before_h_ini_is_taken_from_it(tmp_path: Path) -> None:
+    """Log-probabilities come with the completions, as vLLM's do: those of the same policy, then of another."""
+    model, tokenizer = tiny_model()
+    trainer = trainer_at(tmp_path, model, tokenizer, [])
+    plain, told = trainer.rollout_func, list[torch.Tensor]()
+
+    def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        found = plain(prompts, trainer)
+        batch = padded_batch(trainer, found["prompt_ids"], found["completion_ids"])
+        logps = trainer.logps_of(batch) + sum(told)
+        return found | {
+            "logprobs": [row[: len(ids)].tolist() for row, ids in zip(logps, found["completion_ids"], strict=True)]
+        }
+
+    trainer.rollout_func = rollouts
+    trainer.gate.ensure()
+    trainer.gate.calibration = None
+    told.append(torch.tensor(0.01))
+    with pytest.raises(
+        OtherPolicy, match=r"step 1: .* they differ by 0\.01 nats per token over .* the tolerance is 0\.001"
+    ):
+        trainer.gate.ensure()
+    assert trainer.gate.calibration is None
