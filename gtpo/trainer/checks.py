@@ -77,22 +77,21 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
     The reference is in float64 (CPU) or float32 (GPU), with the logits of the model's own forward. Raises ValueError
     if those, or the gradients of the hidden states, differ.
     """
-    accelerator, group, rows = trainer.accelerator, trl_seam.group_size(trainer), {}
-    names = {"prompt_ids": True, "prompt_mask": True, "completion_ids": False, "completion_mask": False}
-    for name, left in names.items():
-        whole = accelerator.pad_across_processes(batch[name], dim=1, pad_first=left)
-        rows[name] = accelerator.gather(whole)[:group]
-    lengths = rows["completion_mask"].sum(dim=1)
-    rows |= {name: rows[name][:, :MAX_TOKENS] for name in ("completion_ids", "completion_mask")}
-    ids, own = rows["completion_ids"], own_logits(trainer, rows)
+    accelerator, group = trainer.accelerator, trl_seam.group_size(trainer)
+    rollout = trainer.groups.rollouts[trl_seam.mode(trainer)]
+    ids, mask = rollout.ids[:group, :MAX_TOKENS], rollout.mask[:group, :MAX_TOKENS]
+    rows = {"completion_ids": ids, "completion_mask": mask.long()}
+    for name in ("prompt_ids", "prompt_mask"):
+        rows[name] = accelerator.gather(accelerator.pad_across_processes(batch[name], dim=1, pad_first=True))[:group]
+    own = own_logits(trainer, rows)
     shared: dict[str, Any] = {
         "completion_ids": ids,
-        "completion_mask": torch.arange(ids.size(1), device=ids.device) < lengths[:, None],
+        "completion_mask": mask,
         "rewards": trainer.groups.total_rewards()[:group],
         "num_generations": group,
         "initial_entropy": trainer.initial_entropy,
         "temperature": trainer.temperature,
-        "truncated": trainer.groups.rollouts[trl_seam.mode(trainer)].truncated[:group],
+        "truncated": rollout.truncated[:group],
     }
 
     def losses(hidden: Tensor, head: LMHead) -> tuple[str, bool]:
@@ -114,7 +113,7 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
         # If there is no gradient at all, the difference is absolute.
         norm = float(wanted.norm()) or 1.0
         gradient = float((found.to(wide) - wanted).norm()) / norm
-        apart = float(gap[shared["completion_mask"]].mean())
+        apart = float(gap[mask].mean())
         allowed = trainer.sampler.allowed(float(own.float().abs().mean()))
         passed = gradient <= TOLERANCE.get(hidden.dtype, 2e-2) and apart <= allowed
         verdict = "agrees with" if passed else "DIFFERS from"

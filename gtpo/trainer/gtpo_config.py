@@ -73,6 +73,9 @@ class GTPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f"preset {self.preset!r} is not one of {', '.join(PRESETS)}")
+        # As JSON can hold it: GTPOConfig(**to_dict()) has the same objective.
+        if isinstance(self.objective, Objective):
+            self.objective = asdict(self.objective)
         objective = self.resolved_objective()
         defaults = {entry.name: entry.default for entry in fields(self)}
         for name, instead in NOT_GTPO.items():
@@ -102,9 +105,7 @@ class GTPOConfig(GRPOConfig):
         super().__post_init__()
 
     def resolved_objective(self) -> Objective:
-        """Return `objective` if it is whole, else the preset with the fields that it names changed."""
-        if isinstance(self.objective, Objective):
-            return self.objective
+        """Return the preset with the fields changed that `objective` names."""
         changes: Any = self.objective or {}
         if isinstance(changes, str):
             with contextlib.suppress(json.JSONDecodeError):
@@ -123,10 +124,3 @@ class GTPOConfig(GRPOConfig):
             return replace(PRESETS[self.preset], **changes)
         except ValueError as error:
             raise ValueError(f"GTPOConfig: {error}") from None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the arguments as JSON can hold them; GTPOConfig(**to_dict()) has the same objective."""
-        arguments = super().to_dict()
-        if isinstance(self.objective, Objective):
-            arguments["objective"] = asdict(self.objective)
-        return arguments

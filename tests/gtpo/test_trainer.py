@@ -184,7 +184,7 @@ def test_gate_needs_the_calibration(folder: Path, tmp_path: Path) -> None:
 def test_objective_is_passed_whole_and_survives_json_and_pickle(tmp_path: Path) -> None:
     objective = replace(PRESETS["gtpo-eq7"], gamma=0.03)
     settings = arguments(tmp_path, objective=objective)
-    assert settings.resolved_objective() is objective
+    assert settings.resolved_objective() == objective
     written = json.loads(settings.to_json_string())["objective"]
     assert written == asdict(objective)
     assert arguments(tmp_path, objective=written).resolved_objective() == objective
