@@ -42,8 +42,8 @@ from gtpo.evalkit.engines.base import (
 )
 from gtpo.evalkit.engines.openai_request import Server, Servers, apart
 
-# Between two looks at the queue; within what time a server must say its version.
-TICK_S, PROBE_S = 0.1, 5.0
+# Between two looks at the queue.
+TICK_S = 0.1
 
 # Before another attempt; it doubles with each.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
@@ -63,9 +63,6 @@ CANARIES, CANARY_TOKENS, CANARIES_S = 2, 48, 20.0
 
 # Share of the completions from which on something is worth a warning.
 SOME = 0.05
-
-# Client errors that pass; every other one stays.
-_TRY_AGAIN = (408, 409, 425, 429)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -175,7 +172,6 @@ class Answer:
                 self._add(json.loads(b"\n".join(self._whole) or b"{}"))
             except (ValueError, RecursionError) as error:
                 raise _malformed(error) from None
-            self.deltas = 0  # a whole body is no event
         said, self.finish_reason = self.finish_reason, finish_word(self.finish_reason)
         if self.finish_reason == "refused":
             raise RequestError(f"the server withheld the completion (finish_reason {said})")
@@ -215,7 +211,8 @@ def refused(status: int, headers: Any, body: str) -> RequestError:
         text = _message(found.get("error", found))
     return RequestError(
         f"HTTP {status}: {text}",
-        passing=(status >= 500 or status in _TRY_AGAIN) and "insufficient_quota" not in body,
+        # Other client errors stay, and a used-up quota, which is a 429 too.
+        passing=(status >= 500 or status in (408, 409, 425, 429)) and "insufficient_quota" not in body,
         pause_s=_retry_after(headers.get("retry-after", "")),
         status=status,
     )
@@ -288,7 +285,8 @@ class OpenAIEngine(Engine):
 
         Raises UserError if a server refuses them in a way that no sample can mend, or if another one has another model.
         """
-        versions, texts = apart(self._ask_first())
+        texts = apart(self._ask_first())
+        versions = sorted({server.version for server in self.servers if server.version is not None})
         models = {server.url: server.model for server in self.servers if server.model is not None}
         if len(set(models.values())) > 1:
             names = "; ".join(f"{url} answers as {model}" for url, model in models.items())
@@ -315,23 +313,16 @@ class OpenAIEngine(Engine):
         }
         return {
             "name": self.name,
-            "versions": package_versions("aiohttp") | ({"server": ", ".join(sorted(versions))} if versions else {}),
+            "versions": package_versions("aiohttp") | ({"server": ", ".join(versions)} if versions else {}),
             "hardware": None,
             "base_urls": [server.url for server in self.servers],
             **({"canaries": found} if texts else {}),
             **({"parameters_left_out": by_default} if by_default else {}),
         }
 
-    async def _ask_first(self) -> tuple[set[str], dict[str, list[str]]]:
-        """Return the versions of the servers, and url -> the texts of the canaries, by seed."""
-        versions: set[str] = set()
+    async def _ask_first(self) -> dict[str, list[str]]:
+        """Return url -> the texts of the canaries, by seed."""
         texts: dict[str, list[str]] = {}
-
-        async def version(server: Server) -> None:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-                timeout = aiohttp.ClientTimeout(total=PROBE_S)
-                async with self._session.get(f"{server.url.removesuffix('/v1')}/version", timeout=timeout) as answer:
-                    versions.add(one_line(json.loads(await answer.read())["version"]))
 
         async def try_out(server: Server, task: Task) -> None:
             found = []
@@ -349,11 +340,8 @@ class OpenAIEngine(Engine):
                 texts[server.url] = found
 
         async with self._connect() as self._session:
-            there = self._in()
-            await asyncio.gather(
-                *map(version, there), *(try_out(server, task) for server in there for task in self._first)
-            )
-        return versions, texts
+            await asyncio.gather(*(try_out(server, task) for server in self._in() for task in self._first))
+        return texts
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
@@ -389,10 +377,8 @@ class OpenAIEngine(Engine):
     def _run(self, tasks: Sequence[Task]) -> None:
         try:
             asyncio.run(self._sample(tasks))
-        except ExceptionGroup as error:  # told to the caller, as all below
-            self._fatal = error.exceptions[0]
-        except Exception as error:
-            self._fatal = error
+        except Exception as error:  # told to the caller
+            self._fatal = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
         finally:
             self._hand_over()
             self._results.put(None)
@@ -414,6 +400,7 @@ class OpenAIEngine(Engine):
         """Ask until every sample is there or has failed, or the run is stopped."""
         self._waiting = deque(self._request(task, index) for task in tasks for index in task.missing)
         self._left = len(self._waiting)
+        self._in_flight.clear()
         async with self._connect() as self._session, asyncio.TaskGroup() as group:
             places = [(server, place) for server in self._in() for place in range(self._concurrency)]
             workers = [group.create_task(self._work(server, place)) for server, place in places]

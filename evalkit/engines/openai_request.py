@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -163,6 +164,7 @@ class Server:
         self.url, self.ref, self.access = url, ref, access
         self.out: str | None = None  # Why it gets no requests
         self.cards: list[dict[str, Any]] = []  # One for each model that it lists
+        self.version: str | None = None  # Of its program, if that is vLLM
         self.model: str | None = None  # The model that answers, as it says itself
         self.left_out: set[str] = set()
         self._own_only = urlsplit(url).hostname == "api.openai.com"
@@ -305,6 +307,9 @@ class Servers:
             server.cards = [card for card in listed if isinstance(card, dict) and "id" in card]
         except (ValueError, KeyError, TypeError, RecursionError):
             server.cards = []
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            async with session.get(f"{server.url.removesuffix('/v1')}/version") as response:
+                server.version = one_line((await response.json(content_type=None))["version"])
 
     def context(self) -> int | None:
         """Return the tokens that the model takes on every server, as they list it; None if no server says."""
