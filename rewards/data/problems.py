@@ -129,19 +129,10 @@ class HubSource:
         return problem_of(row, position, "", where)
 
 
-# Hub config -> subject.
-MATH_SUBJECTS = {
-    "algebra": "Algebra",
-    "counting_and_probability": "Counting & Probability",
-    "geometry": "Geometry",
-    "intermediate_algebra": "Intermediate Algebra",
-    "number_theory": "Number Theory",
-    "prealgebra": "Prealgebra",
-    "precalculus": "Precalculus",
-}
-
 _TABLE = tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
-SOURCES = {name: HubSource(**source) for name, source in _TABLE.items()}
+SOURCES = {name: HubSource(**source) for name, source in _TABLE["sources"].items()}
+# Hub config -> subject.
+MATH_SUBJECTS: dict[str, str] = _TABLE["math_subjects"]
 # Splits of the embedded task, generated when they are asked for.
 GENERATED = {f"arithmetic_{split}": partial(arithmetic_problems, split) for split in DEFAULT_COUNTS}
 

@@ -31,15 +31,8 @@ CALLED = frozenset("fghFG")
 CLOSERS = {"(": ")", "[": "]", "\\{": "\\}", "\\lceil": "\\rceil", "\\lfloor": "\\rfloor"}
 STARTS = frozenset(["(", "[", "\\{", "{", "\\lceil", "\\lfloor"])
 
-STARTING_COMMANDS = (
-    WORDS.greek
-    | WORDS.unary
-    | ALIASES.keys()
-    | WORDS.accents
-    | WORDS.opaque_commands
-    | {"frac", "sqrt", "pi", "infty", "binom", "dbinom", "tbinom", "sum", "prod", "begin", "{"}
-    | {"lceil", "lfloor", "lvert", "unitvector", "repeating", "mixed", "theta", "abs", "floor", "ceil"}
-)
+# What begins a factor with no sign before it: `2\pi`, `x\sqrt{3}`.
+STARTING_COMMANDS = WORDS.greek | WORDS.unary | ALIASES.keys() | WORDS.accents | WORDS.opaque_commands | WORDS.factors
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<sci>(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+(?![\w]))|(?P<num>\d+\.\d+|\.\d+|\d+\.(?![\d.])|\d+)"
