@@ -115,14 +115,17 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                         assert plan.ref is not None
                         LOG.info("starting %s with %s", asked.engine.name, plan.ref.adapter or plan.ref.source)
                         loading = time.monotonic()
+                        # What libraries print while they load would hide the lines that say something.
                         with libraries_aside():
                             engine = make_engine(settings, plan, sampling, record.engine.rows)
                         stack.callback(engine.close)
                         LOG.info("engine ready after %.0f s", time.monotonic() - loading)
                     sampled_on = _engine_record(folder.path, settings, engine, record.engine, old)
                     record = made_on(record, sampled_on)
+                    # Those beyond what is asked for now stay: they belong to a larger k.
                     tally.drop_failed({key for key in failed if key[2] < plan.samples.get(key[:2], 0)})
                     folder.begin(record, clock)
+                    # Of this command's questions, not of all that are stored.
                     wanted = Counter(task.benchmark for task in plan.tasks for _ in task.missing)
                     done = Counter(name for name, question, i in have if i < plan.samples.get((name, question), 0))
                     if done:
@@ -134,6 +137,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     try:
                         _sample(settings, plan, lacking, engine, pipeline, progress)
                     finally:
+                        # Also after an error: the time was spent.
                         record.model_copy(update={"wall_seconds": clock()}).write(folder.path)
             record = made_on(record, sampled_on)
             apart, judges = record.engine.name in ("openai", "recorded"), record.verifier.name
@@ -320,6 +324,7 @@ def _engine_record(
     if before.get("models") and after.get("models") and before["models"] != after["models"]:
         answer, did = (", ".join(canaries["models"]) for canaries in (after, before))
         raise UserError(f"{path} was sampled from another model: {answer} answers, and {did} did. Choose another --out")
+    # A name may stay while the weights behind it change.
     texts = [set(map(tuple, canaries.get("texts", {}).values())) for canaries in (before, after)]
     if all(texts) and not texts[0] & texts[1]:
         LOG.warning("%s: the server's first texts are others than they were for the same seeds", path)

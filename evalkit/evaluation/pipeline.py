@@ -70,6 +70,7 @@ class ScoringPipeline:
         self._changed = threading.Condition()
         self._closing = False
         self._error: BaseException | None = None
+        # A daemon: after an error elsewhere the process ends although this one waits.
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
 

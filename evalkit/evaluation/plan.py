@@ -56,6 +56,7 @@ class Rendered:
     def longest(self) -> int:
         """Tokens of the longest prompt; an upper bound if a server tokenises."""
         if any(prompt.ids is None for prompt in self.prompts.values()):
+            # A token is at least one byte; 64 for what a template adds to a message.
             texts = ((p.text or "", *(m["content"] + 64 * " " for m in p.messages)) for p in self.prompts.values())
             return max(sum(len(text.encode()) for text in each) for each in texts)
         return max(len(prompt.ids or ()) for prompt in self.prompts.values())
@@ -250,6 +251,7 @@ def render_prompts(
         protocol=protocol.name, system=system, chat_template_hash=template_hash, chat_template_kwargs=kwargs,
         **protocol.model_dump(include={"system_role", "user", "fewshot", "api", "thoughts", "begins_in_thought"}),
     )  # fmt: skip
+    # What is as by default is not part of the hash: it stays that of runs before these keys were known.
     plain = PromptRecord()
     other = {key: value for key in ("user", "fewshot", "api") if (value := getattr(record, key)) != getattr(plain, key)}
     further = [json.dumps(what, sort_keys=True) for what in (kwargs, other) if what]

@@ -128,6 +128,7 @@ class Protocol(_Section):
             )
         if self.fewshot.choice == "first":
             return {p.id: pool[: self.fewshot.count] for p in problems}
+        # One generator for all questions in their order, as lm-eval draws.
         draw = random.Random(self.fewshot.seed)
         return {p.id: draw.sample(pool, self.fewshot.count) for p in problems}
 

@@ -163,6 +163,7 @@ def _of_lm_eval(path: Path, rows: Rows) -> Rows:
     task = match[1] if match else path.name.partition(".")[0]
     chosen = None
     for where, row in rows:
+        # lm-eval logs each completion once for every filter.
         chosen = chosen if chosen is not None else row.get("filter")
         if row.get("filter") != chosen:
             continue
@@ -206,6 +207,7 @@ def _of_inspect(path: Path) -> Rows:
         raise UserError(f"{path}: not a log of inspect_ai ({type(error).__name__}: {first})") from None
     if not log.samples:
         raise UserError(f"{path}: the log holds no samples (status {log.status})")
+    # A question's samples are numbered in the order of its epochs.
     for sample in sorted(log.samples, key=lambda sample: sample.epoch):
         output, asked, metadata = sample.output, sample.input, sample.metadata or {}
         if not isinstance(asked, str):
@@ -285,6 +287,7 @@ def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str,
     if by_itself and benchmark.local and data_folder(settings.data_dir) is None:
         # Its own golds are enough: no download for a name.
         return benchmark.name, str(path), found.problems
+    # Golds of a benchmark are verified; those in a file may be spelled otherwise.
     known = {p.id: p for p in load_problems(benchmark, settings.data_dir)}
     unknown = next((identifier for identifier in found.counts if identifier not in known), None)
     others = sum(p.answer != known[i].answer for i, p in found.problems.items() if i in known)

@@ -182,6 +182,7 @@ def count_votes(
         Counter(a for a, v in zip(answers, verdicts, strict=True) if v not in (Verdict.CORRECT, Verdict.NO_ANSWER))
         for answers, verdicts, _ in questions
     ]
+    # One wrong text is one class: nothing is to be compared.
     divided = [i for i, answers in enumerate(wrong) if len(answers) > 1]
     sizes: dict[int, Counter[int | None]] = {}
     for kind in {questions[i][2].answers for i in divided}:

@@ -194,6 +194,7 @@ class EvalSettings(Options):
                 f"--k {self.k} needs at least {self.k} samples per question, found --samples {self.samples}: "
                 "pass@k from fewer samples would be wrong"
             )
+        # It imports numpy, and `gtpo --help` reads this module.
         from gtpo.evalkit.metrics import MAX_SAMPLES
 
         if self.n > MAX_SAMPLES:
