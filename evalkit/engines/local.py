@@ -35,7 +35,8 @@ def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
             safetensors_shapes(path)
     try:
         return AutoConfig.from_pretrained(ref.source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:  # a config.json of another shape
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        # A config.json of another shape.
         raise _explain(error, ref.source) from None
 
 
@@ -82,7 +83,8 @@ def render(
         text = tokenizer.apply_chat_template(
             messages, chat_template=template, tokenize=False, add_generation_prompt=True, **(template_kwargs or {})
         )
-    except Exception as error:  # jinja raises what the template's author chose
+    except Exception as error:
+        # Jinja raises what the template's author chose.
         raise UserError(
             f"the chat template refuses the prompt ({error}); --prompt '' leaves the system prompt out"
         ) from None

@@ -91,7 +91,8 @@ def content_hashes(ref: ModelRef) -> dict[str, str | None]:
     }
     apart = {"tokenizer_config.json", "generation_config.json"}
     files["weights"] = [p for p in files["weights"] if p.name not in apart]
-    with ThreadPoolExecutor() as pool:  # hashing lets go of the interpreter, and large weights are many files
+    # Hashing lets go of the interpreter, and large weights are many files.
+    with ThreadPoolExecutor() as pool:
         hashes = {path: pool.submit(file_hash, path) for paths in files.values() for path in paths}
     return {
         what: text_hash(*(f"{path.name} {hashes[path].result()}" for path in paths)) if paths else None

@@ -130,7 +130,8 @@ class Answer:
             self.tokens = _count(usage.get("completion_tokens"), self.tokens)
             self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
             for choice in event.get("choices") or ():
-                if not choice.get("index"):  # one was asked for
+                # Only one was asked for.
+                if not choice.get("index"):
                     self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
                     self._take(choice.get("delta") or choice.get("message") or {"content": choice.get("text")})
         except (AttributeError, TypeError, ValueError) as error:
@@ -139,7 +140,8 @@ class Answer:
     def _take(self, message: dict[str, Any]) -> None:
         content = message.get("content") or message.get("refusal") or ""
         thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        if isinstance(content, list):  # parts: text, or thoughts that have parts of their own
+        # Parts: text, or thoughts that have parts of their own.
+        if isinstance(content, list):
             thought = "".join(_joined(part.get("thinking")) for part in content) or thought
             content = _joined(content)
         if not (isinstance(content, str) and isinstance(thought, str)):
@@ -159,7 +161,8 @@ class Answer:
         if thoughts:
             ended = text or finish_word(self.finish_reason) == "stop"
             text = f"<think>{thoughts}</think>{text}" if ended else f"<think>{thoughts}"
-        if _SURROGATE.search(text):  # a character may come as two events with half of it each
+        # A character may come as two events with half of it each.
+        if _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return text
 
@@ -336,7 +339,8 @@ class OpenAIEngine(Engine):
                                 raise UserError(mistake) from None
                             if not error.passing:
                                 break
-            if any(map(str.strip, found)):  # thoughts that are not shown say nothing
+            # A model whose thoughts are not shown has no text here, which says nothing of its seeds.
+            if any(map(str.strip, found)):
                 texts[server.url] = found
 
         async with self._connect() as self._session:
@@ -377,7 +381,8 @@ class OpenAIEngine(Engine):
     def _run(self, tasks: Sequence[Task]) -> None:
         try:
             asyncio.run(self._sample(tasks))
-        except Exception as error:  # told to the caller
+        except Exception as error:
+            # Told to the caller.
             self._fatal = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
         finally:
             self._hand_over()
@@ -406,7 +411,8 @@ class OpenAIEngine(Engine):
             workers = [group.create_task(self._work(server, place)) for server, place in places]
             while self._left and (self._stop_at is None or (self._in_flight and time.monotonic() < self._stop_at)):
                 await asyncio.sleep(TICK_S)
-                if self._completed:  # until then, failures may be one mistake of the command's
+                # Until then, failures may be one mistake of the command's.
+                if self._completed:
                     self._hand_over()
             for worker in workers:
                 worker.cancel()
@@ -469,14 +475,16 @@ class OpenAIEngine(Engine):
     def _failed(self, server: Server, request: _Request, error: RequestError) -> None:
         """Decide from an error: the sample is asked for again, or has failed, or the server is left out."""
         text, status, now = self.access.redact(str(error)), error.status, time.monotonic()
-        if status == 429 and error.passing:  # a refusal for the rate: the sample has not failed
+        # A refusal for the rate: the sample has not failed.
+        if status == 429 and error.passing:
             self._waiting.appendleft(request)
             server.pause_until = max(server.pause_until, now + max(error.pause_s, min(FIRST_PAUSE_S, LONGEST_PAUSE_S)))
             server.full_since = server.full_since or now
             if now - server.full_since > self.access.timeout_s:
                 self._leave_out(server, f"it has accepted no request for {now - server.full_since:.0f} s (HTTP 429)")
             return
-        if server.out is not None or (server.served and status in (401, 429)):  # nothing that the sample did
+        # This says nothing of the sample: another server may answer it.
+        if server.out is not None or (server.served and status in (401, 429)):
             self._waiting.appendleft(request)
             self._leave_out(server, f"it refuses further requests ({text})")
             return

@@ -227,7 +227,8 @@ class Server:
         if self._own_only:
             sent = {name: v for name, v in sent.items() if name not in _EXTRAS or (_NEUTRAL[name] not in (None, v))}
         sent = {name: value for name, value in sent.items() if name not in self.left_out}
-        if self._renamed:  # the reasoning models of OpenAI know no max_tokens
+        # The reasoning models of OpenAI know no max_tokens.
+        if self._renamed:
             sent["max_completion_tokens"] = sent.pop("max_tokens")
         if self.card().get("owned_by") == "llamacpp" and "repetition_penalty" in sent:
             sent["repeat_penalty"] = s.repetition_penalty
@@ -240,7 +241,8 @@ class Server:
             return True
         named = {name for name in _NEUTRAL if name in sent and re.search(rf"\b{name}\b", said)}
         idle = {name for name in named if _NEUTRAL[name] in (None, sent[name])}
-        if named != idle:  # one that was asked for: without it, samples would be of another kind
+        # One that was asked for: without it, samples would be of another kind.
+        if named != idle:
             return False
         if "stream" in idle:
             idle.add("stream_options")
@@ -298,7 +300,8 @@ class Servers:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             server.out = self.access.redact(f"{type(error).__name__}: {one_line(error)}")
             return
-        if status in (502, 503, 504):  # what a proxy says of a server that is not there
+        # What a proxy says of a server that is not there.
+        if status in (502, 503, 504):
             server.out = f"HTTP {status}"
         elif status in (401, 403):
             raise UserError(self.access.refused(server.url, status))

@@ -55,7 +55,8 @@ class ModelCopy:
             from gtpo.evalkit.engines.vllm import VLLMEngine
 
             self._engine = VLLMEngine(ref, sampling, longest_prompt, **options)
-        except UserError as error:  # kept for `start`: raised here, it would be a death, and tried again
+        except UserError as error:
+            # Kept for `start`: raised here, it would be a death, and tried again.
             self._mistake = error
 
     async def start(self) -> tuple[dict[str, Any], int]:
@@ -66,7 +67,8 @@ class ModelCopy:
 
     async def sample(self, question: int, task: Task) -> tuple[int, list[Generation]]:
         """Return the question's place in the run, and all of its missing samples."""
-        if self._mistake is not None:  # it was started again, and cannot load the model any more
+        # It was started again, and cannot load the model any more.
+        if self._mistake is not None:
             os._exit(1)
         found: list[Generation] = []
         whole = asyncio.get_running_loop().create_future()
@@ -88,7 +90,8 @@ class ModelCopy:
                     if len(found) == wanted:
                         whole.set_result(None)
                 await asyncio.sleep(0)
-        except BaseException:  # vLLM is of no use any more: Ray starts the copy again
+        except BaseException:
+            # vLLM is of no use any more: Ray starts the copy again.
             os._exit(1)
 
 
@@ -127,7 +130,8 @@ class RayEngine(Engine):
                 scheduling_strategy="SPREAD",
                 max_concurrency=MOST_CALLS,
                 max_restarts=RESTARTS,
-                max_task_retries=-1,  # as often as it is started again
+                # As often as it is started again.
+                max_task_retries=-1,
             )
             self._copies = [actor.remote(ref, sampling, longest_prompt, options) for _ in range(count)]
             started = ray.get([copy.start.remote() for copy in self._copies])
@@ -158,7 +162,8 @@ class RayEngine(Engine):
         pool = ActorPool([copy for _ in range(self._calls) for copy in self._copies])
         left = {place: task for place, task in enumerate(tasks) if task.missing}
         before, why = -1, ""
-        while left and len(left) != before:  # again for what a copy owed that is left out now
+        # Once more for what a copy owed that is left out now.
+        while left and len(left) != before:
             before, waiting = len(left), deque(left.items())
             while True:
                 while waiting and self._stop_at is None and pool.has_free():
@@ -198,7 +203,8 @@ def _join(address: str | None) -> None:
     from ray._private import worker
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:  # completions are small and are fetched at once
+    # Completions are small and are fetched at once.
+    if address is None:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": 256 * 2**20}
     else:
         options["address"] = _checked_address(address)
@@ -207,7 +213,8 @@ def _join(address: str | None) -> None:
     try:
         try:
             ray.init(**options)
-        except Exception as error:  # on a busy machine its services come up too late; then it raises a bare Exception
+        except Exception as error:
+            # On a busy machine its services come up too late; then it raises a bare Exception.
             if address is not None:
                 raise
             LOG.info("Ray did not start (%s): once more", one_line(error))

@@ -45,7 +45,8 @@ def plan_batches(tasks: Sequence[Task], n: int, rows: int) -> list[Batch]:
     ordered = sorted(tasks, key=lambda task: (-len(task.prompt.ids or ()), task.question_id))
     batches, low = [], 0
     while low < n:
-        high = low + min(max(low, 1), BLOCK)  # it may reach beyond n: a raised n has the same batches
+        # It may reach beyond n: a raised n has the same batches.
+        high = low + min(max(low, 1), BLOCK)
         width = max(1, rows // (high - low))
         for start in range(0, len(ordered), width):
             chunk = ordered[start : start + width]
@@ -80,7 +81,8 @@ class TransformersEngine(Engine):
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # of loading weights; our own table follows
+        # Those of loading weights; our own table follows.
+        logging.disable_progress_bar()
         # Not the table of missing weights: `check_all_loaded` says it in a sentence.
         logging.set_verbosity_error()
         self.ref, self.tokenizer, self.sampling = ref, tokenizer, sampling
@@ -111,7 +113,8 @@ class TransformersEngine(Engine):
         self.rows = rows or (CPU_ROWS if self.device.type == "cpu" else GPU_ROWS)
         ends = getattr(self.model.generation_config, "eos_token_id", None)
         self.end_ids = sorted({*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None})
-        self.model.generation_config = type(self.model.generation_config)()  # `generate` fills in what it holds
+        # Else `generate` would fill in the defaults that it holds.
+        self.model.generation_config = type(self.model.generation_config)()
 
     def describe(self) -> dict[str, Any]:
         """Return name, versions, hardware, and the batch rows that the samples' rounding depends on."""
@@ -173,7 +176,8 @@ class TransformersEngine(Engine):
         ids = torch.tensor([[pad] * (width - len(one)) + one for one in prompts], device=self.device)
         mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts], device=self.device)
         options: dict[str, Any] = {}
-        if size > 1 and width > 1:  # a question's prompt is read once for all of its samples
+        # A question's prompt is read once for all of its samples.
+        if size > 1 and width > 1:
             cache = DynamicCache(config=self.model.config)
             positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, :-1]
             known = {"attention_mask": mask[:, :-1], "position_ids": positions, "past_key_values": cache}
@@ -231,7 +235,8 @@ class _Watch:
         """Return which rows [rows] are done, of ids [rows, width + tokens so far]."""
         import torch
 
-        if self._engine._stop_at is not None:  # a batch is sampled whole or not at all
+        # A batch is sampled whole or not at all.
+        if self._engine._stop_at is not None:
             raise _Stopped
         self._step = ids.shape[1] - self._width
         ended = torch.isin(ids[:, -1], self._ends).cpu() & ~self._done

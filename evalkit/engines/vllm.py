@@ -61,7 +61,8 @@ class VLLMEngine(Engine):
         import torch
 
         on_cpu = not torch.cuda.is_available()
-        if on_cpu and tensor_parallel_size > 1:  # vLLM binds each rank to a NUMA node of its own, if there are so many
+        # vLLM binds each rank to a NUMA node of its own, if there are so many.
+        if on_cpu and tensor_parallel_size > 1:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         quiet_vllm(on_cpu=on_cpu)
         from vllm import EngineArgs, LLMEngine
@@ -167,7 +168,8 @@ class VLLMEngine(Engine):
                             finished.append(self._generation(task, first, seed, sample))
             return finished
         except EngineDeadError as error:
-            if self._stop_at is not None:  # Ctrl-C reaches vLLM's own processes too
+            # Ctrl-C reaches vLLM's own processes too.
+            if self._stop_at is not None:
                 self._known.clear()
                 return []
             raise EngineStopped(f"vLLM died: {error}") from None
@@ -185,7 +187,8 @@ class VLLMEngine(Engine):
             seed=seed,
             **drawn,
             stop=list(s.stop) if self._sends_stop else None,
-            skip_special_tokens=False,  # tags and delimiters of thoughts may be special tokens
+            # Tags and delimiters of thoughts may be special tokens.
+            skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = TokensPrompt(prompt_token_ids=task.prompt.ids or [])
