@@ -335,7 +335,7 @@ class OpenAIEngine(Engine):
                         try:
                             found.append((await self._ask(server, self._request(task, index), CANARY_TOKENS)).text())
                         except RequestError as error:
-                            if mistake := server.mistake(error.status, str(error)):
+                            if mistake := server.mistake(error.status, self.access.redact(str(error))):
                                 raise UserError(mistake) from None
                             if not error.passing:
                                 break

@@ -193,8 +193,8 @@ class Server:
 
     def mistake(self, status: int | None, text: str) -> str:
         """Return what to tell of an HTTP status that no other request can change; empty if another may."""
-        if self.unlisted and status in (400, 404):
-            return self.unlisted
+        if status in (400, 404) and (told := self.unlisted):
+            return told
         if status == 401:
             return self.access.refused(self.url, status)
         if status == 404:
@@ -320,7 +320,7 @@ class Servers:
 
     def rendered(self, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None) -> dict[_Key, Prompt]:
         """Return the prompts with text and tokens as the first server renders them (vLLM can), else as they are."""
-        server = self.each[0]
+        server = next(server for server in self.each if server.out is None)
         template = {"chat_template_kwargs": kwargs} if kwargs else {}
 
         async def post(path: str, **said: Any) -> Any:
