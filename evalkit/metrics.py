@@ -188,5 +188,6 @@ def maj_at_all_k(
             results[key] = total[1 : n + 1] / _binomials(n)[n, 1:]
     for q, (key, n) in enumerate(zip(keys, samples, strict=True)):
         out[q, :n] = results[key]
-    np.minimum(out, 1.0, out=out)  # rounding: 1 + 2e-16 is no probability
+    # Rounding: 1 + 2e-16 is no probability.
+    np.minimum(out, 1.0, out=out)
     return out

@@ -240,7 +240,8 @@ def differences(
         raise ValueError(f"paired seeds must be equally many, got {a.shape[1]} and {b.shape[1]}")
     seeds = tuple(x.shape[1] if by_training else 0 for x, by_training in zip((a, b), trained, strict=True))
     wins = a.mean(axis=1) - b.mean(axis=1)
-    wins = np.where(np.abs(wins) < 1e-12, 0.0, wins)  # the same pass@k, computed twice, may differ in the last bit
+    # The same pass@k, computed twice, may differ in the last bit.
+    wins = np.where(np.abs(wins) < 1e-12, 0.0, wins)
     a, weight = by_cluster(a, clusters)
     b, _ = by_cluster(b, clusters)
     paired = paired and all(trained) and a.shape[1] >= PAIRS_NEEDED
@@ -262,7 +263,8 @@ def differences(
     alike = np.maximum(1 - different / questions, questions * mean**2 / np.maximum(squares, 1e-300))
     spread = np.square(d - weight * mean[:, None]).sum(axis=1) + UNSEEN * alike * (squares + 1) / (different + 1)
     of_questions = spread / (questions - 1) / questions
-    if found.scope == WEIGHTS:  # given weights do not vary: only other questions and samples could change it
+    # Given weights do not vary: only other questions and samples could change it.
+    if found.scope == WEIGHTS:
         return found._replace(
             variance=of_questions, of_questions=of_questions, freedom=np.full_like(mean, questions - 1.0)
         )

@@ -222,7 +222,8 @@ def application(runs: Runs, token: str) -> web.Application:
 
     @web.middleware
     async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
-        if request.path == "/favicon.ico":  # every browser asks for it, without the token
+        # Every browser asks for it, without the token.
+        if request.path == "/favicon.ico":
             return web.Response(status=204)
         first = request.path.split("/")[1].encode("utf-8", "surrogateescape")
         if request.url.host not in HOSTS or not hmac.compare_digest(first, token.encode()):
@@ -233,7 +234,8 @@ def application(runs: Runs, token: str) -> web.Application:
 
     def data(act: Callable[[Query], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
-            async with turn:  # one reader at a time; the server stays able to answer
+            # One reader at a time; the server stays able to answer.
+            async with turn:
                 return web.json_response(await asyncio.to_thread(act, request.query))
 
         return answer

@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 from trl import SFTTrainer
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import write_text
+from gtpo.common.files import lock_folder, write_text
 from gtpo.common.log import LOG
 from gtpo.common.provenance import git_commit, package_versions
 from gtpo.config import HealthSection
@@ -110,7 +110,7 @@ class RunLog(TrainerCallback):
             return
         if state.global_step == 0 and self.folder.has_begun():
             raise UserError(f"{self.folder.root} holds a run already; give RunLog another folder, or move it away")
-        self.folder.lock()
+        self.lock = lock_folder(self.folder.root)
         self.folder.drop_after(state.global_step)
         rows = self.trainer.train_dataset
         if "prompt" in (getattr(rows, "column_names", None) or ()) and hasattr(rows, "__len__"):
@@ -141,4 +141,4 @@ class RunLog(TrainerCallback):
         """Note the end."""
         if state.is_world_process_zero:
             self.folder.update_run(status="finished", step=state.global_step)
-            self.folder.unlock()
+            self.lock.release()

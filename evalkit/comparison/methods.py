@@ -189,7 +189,8 @@ def _config_group(member: Member, members: list[Member]) -> tuple[str, str]:
 
     alike = [other for other in alike if kind(other) == kind(member)]
     seeds = [other.seed for other in alike]
-    if seeds.count(member.seed) > 1 or member.seed is None:  # the same seed twice is no second draw of training
+    # The same seed twice is no second draw of training.
+    if seeds.count(member.seed) > 1 or member.seed is None:
         return ("config", f"run {member.name}")
     return ("config", alike[0].name)
 

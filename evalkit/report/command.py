@@ -163,7 +163,8 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
         formats = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv, "json": as_json}
         sys.stdout.write(formats[settings.format](comparison, details=details))
     sys.stdout.flush()
-    if settings.format == "csv":  # a file of numbers has no place for them
+    # A file of numbers has no place for them.
+    if settings.format == "csv":
         for note in comparison.all_notes:
             print(f"note: {visible(note)}", file=sys.stderr)
     if settings.html is not None:

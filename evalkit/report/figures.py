@@ -58,7 +58,8 @@ def write_figures(comparison: MethodComparison, folder: Path) -> list[Path]:
     """Write every figure that the runs have data for; return the files. Raises UserError if there is none."""
     import matplotlib
 
-    matplotlib.use("Agg")  # no window: a cluster's node has no display
+    # No window: a cluster's node has no display.
+    matplotlib.use("Agg")
     written = []
     with matplotlib.rc_context(STYLE):
         for name, figure in _figures(comparison):

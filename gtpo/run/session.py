@@ -14,6 +14,7 @@ from accelerate import PartialState
 from transformers import PrinterCallback, TrainerCallback
 
 from gtpo.common.errors import UserError
+from gtpo.common.files import lock_folder
 from gtpo.common.log import LOG, duration, libraries_aside
 from gtpo.common.provenance import command_line, now, peak_memory
 from gtpo.config import TrainConfig
@@ -118,7 +119,7 @@ class TrainingRun(TrainerCallback):
         rewards = guarded_rewards(names.reward_calls(), names.reward_weights) if self.config.method != "sft" else []
         kind = trainer_class(self.config)
         if self.main:
-            self.folder.lock()
+            lock = lock_folder(self.folder.root)
             self.stop.forget()
         try:
             self.folder.metrics()
@@ -176,7 +177,7 @@ class TrainingRun(TrainerCallback):
             raise mistake from (None if isinstance(error, UserError | torch.OutOfMemoryError) else error)
         finally:
             if self.main:
-                self.folder.unlock()
+                lock.release()
             # Left to the interpreter's end, it can wait forever. vLLM closes what it shares by itself.
             if self.processes.num_processes > 1 and not self.beside_vllm:
                 torch.distributed.destroy_process_group()

@@ -121,11 +121,6 @@ class ModelRecord(_Block):
     method: str | None = Field(None, description="Its method.")
     preset: str | None = Field(None, description="Its preset.")
 
-    @property
-    def has_fingerprint(self) -> bool:
-        """Return whether the fingerprint covers all weights: those of an adapter too, if there is one."""
-        return self.fingerprint is not None and self.fingerprint.count("-") == (self.adapter is not None)
-
 
 class EngineRecord(_Block):
     """What sampled: `Engine.describe`, and the dtype as it was asked for."""
@@ -269,10 +264,14 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
     The questions are none of them: a subset is a view on what is stored.
     """
     found: list[tuple[str, str]] = []
+    # Where the weights lie counts only if their content is not known, that of an adapter too.
+    known_weights = all(
+        m.fingerprint is not None and m.fingerprint.count("-") == (m.adapter is not None) for m in (old.model, new.model)
+    )
     for key in IDENTITY:
         before, now = setting(old, key), setting(new, key)
-        if key in ("model.source", "model.adapter") and old.model.has_fingerprint and new.model.has_fingerprint:
-            continue  # where the weights lie counts only if their content is not known
+        if key in ("model.source", "model.adapter") and known_weights:
+            continue
         if key == "engine.dtype":  # what `auto` came to counts, not the word
             known = old.engine.compute_dtype, new.engine.compute_dtype
             if all(known):

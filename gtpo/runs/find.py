@@ -33,7 +33,7 @@ def find_runs(
     notes: list[str] = []
     alone: list[str] = []
     for given, folder in [(name, resolve(name)) for name in names]:
-        if is_eval(folder):
+        if is_eval(folder) or not (folder / "run.json").is_file():
             run = _read_eval_run(folder, allow_incomplete, notes)
             evals.append(run)
             if run.train is not None:
@@ -166,10 +166,7 @@ def _train_run_of(record: EvalRecord, folder: Path) -> TrainFolder | None:
 def _read_eval_run(folder: Path, allow_incomplete: bool, notes: list[str]) -> EvalRun:
     """Read and check one eval run. Raises UserError naming file and field."""
     if not (folder / "eval.json").is_file():
-        raise UserError(
-            f"{folder}: the eval run is incomplete (no eval.json yet); run the gtpo eval command that started it "
-            "again, it resumes"
-        )
+        raise UserError(f"{folder}: no eval.json and no run.json yet; the command that started it resumes it")
     record = read_record(folder)
     name = record.name or folder.resolve().name
     scored = (folder / "questions.parquet").is_file()

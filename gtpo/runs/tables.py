@@ -151,7 +151,8 @@ def read_table(
     different texts. Raises UserError if the file is damaged, too new, or lacks one of the columns.
     """
     try:
-        with pq.ParquetFile(path, read_dictionary=list(dictionary)) as file:  # pq.read_table imports pandas: 0.25 s
+        # pq.read_table imports pandas: 0.25 s.
+        with pq.ParquetFile(path, read_dictionary=list(dictionary)) as file:
             metadata = file.schema_arrow.metadata or {}
             check_schema_version(path, int(metadata.get(b"gtpo_schema_version", b"0")), newest)
             missing = [name for name in columns or () if name not in file.schema_arrow.names]

@@ -25,13 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from filelock import FileLock
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import (
     check_schema_version,
     flatten,
-    lock_folder,
     read_json_object,
     write_json,
     write_parquet,
@@ -97,7 +95,7 @@ def last_checkpoint(checkpoints: Path) -> Path | None:
 
 
 class TrainFolder:
-    """One train run on disk. Anyone may read it; only the main process of a training writes, and holds the lock."""
+    """One train run on disk. Anyone may read it; only the main process of a training writes, under `lock_folder`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -109,7 +107,6 @@ class TrainFolder:
         self.final = root / "final"
         self.completions = root / "completions"
         self.base = root / "base"
-        self._lock: FileLock | None = None
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -211,16 +208,6 @@ class TrainFolder:
         return sorted(self.completions.glob("*.parquet"))
 
     # -- writing ---------------------------------------------------------------------------------------------------
-
-    def lock(self) -> None:
-        """Take the folder for this process until it ends. Raises UserError if another process writes to it."""
-        self._lock = lock_folder(self.root)
-
-    def unlock(self) -> None:
-        """Give the folder back."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
 
     def remove_partial(self) -> None:
         """Remove what an interrupted write left behind; put back a folder that was moved aside for a new one."""

@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 import gtpo.run.session
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
+from gtpo.common.files import lock_folder
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig, load_config
 from gtpo.inputs.model import prepare_tokenizer
@@ -316,12 +317,10 @@ def test_folder_that_is_no_run_and_run_that_is_busy_are_refused(tmp_path: Path) 
     with pytest.raises(UserError, match="is no train run"):
         run(tmp_path)
 
-    from gtpo.runs.train_run import TrainFolder
-
-    busy = TrainFolder(tmp_path / "busy/results/train/run")
-    busy.lock()
+    lock = lock_folder(tmp_path / "busy/results/train/run")
     with pytest.raises(UserError, match="another process"):
         run(tmp_path / "busy")
+    lock.release()
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ function drawAnswer() {
     const plot = primaryForest(tables);
   root.append(headline(tables), ...data.notes.map((note) => el("p", { class: "note" }, note)),
     plot ? el("details", { class: "card", open: innerWidth > 760 || tables.length * others().length <= 16 }, el("summary", {}, el("h3", {}, `${data.metrics[0]}: differences to ${label(state.baseline)}`)), plot,
-      el("p", { class: "soft small" }, `Dot: difference, filled where a verdict is shown. Line: its interval.${field}`)) : "",
+      el("p", { class: "soft small" }, `Dot: difference, filled if a verdict is shown. Line: its interval.${field}`)) : "",
     controls,
     ...data.metrics.map((metric, i) => el("details", { class: "card", open: i === 0 || innerWidth > 760 }, el("summary", {}, el("h3", {}, `${metric}, %`), el("span", { class: "soft small" }, i === 0 ? "primary metric" : "not tested")), paperTable(metric))));
   const more = tables.map((table) => [table, otherForest(table)]).filter(([, plot]) => plot);

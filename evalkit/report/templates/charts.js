@@ -44,8 +44,9 @@ function lineChart(options) {
     const px = (x) => pad.left + ((shape(x) - shape(x0)) / span) * (width - pad.left - pad.right);
     // Raw values may leave the range that the smoothed line sets: they stop at its edge.
     const py = (y) => pad.top + ((high - Math.min(high, Math.max(low, y))) / (high - low || 1)) * (height - pad.top - pad.bottom);
-    const yText = options.yFormat || compact;
-    for (const t of ticks(low, high, height / 48)) {
+    const yText = options.yFormat || compact, levels = ticks(low, high, height / 48);
+    pad.left = Math.max(pad.left, 8 + 7 * Math.max(...levels.map((t) => yText(t).length)));  // as wide as its longest number
+    for (const t of levels) {
       node.append(svg("line", { class: "gridline", x1: pad.left, x2: width - pad.right, y1: py(t), y2: py(t) }),
         svg("text", { x: pad.left - 6, y: py(t) + 4, "text-anchor": "end" }, yText(t)));
     }
