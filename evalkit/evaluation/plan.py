@@ -43,7 +43,7 @@ Problems = dict[str, list[Problem]]  # benchmark -> the problems that are evalua
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class Rendering:
     """The prompts of a run as its engine reads them."""
 
     prompts: dict[QuestionKey, Prompt]
@@ -72,7 +72,7 @@ class Plan:
     problems: Problems
     samples: dict[QuestionKey, int]  # Question -> how many samples it is to have
     protocol: Protocol
-    rendered: Rendered
+    rendered: Rendering
     ref: ModelRef | None = None  # None for recorded completions
     labels: dict[Key, bool] = field(default_factory=dict)  # Recorded completions: the owner's verdicts
 
@@ -218,7 +218,7 @@ def render_prompts(
     ref: ModelRef,
     engine: str,
     asked: Mapping[QuestionKey, tuple[Problem, list[Problem]]],
-) -> Rendered:
+) -> Rendering:
     """Render every question, each with its examples. Raises UserError for a model or template that cannot be used."""
     system = settings.prompt
     if system is None:
@@ -256,7 +256,7 @@ def render_prompts(
     other = {key: value for key in ("user", "fewshot", "api") if (value := getattr(record, key)) != getattr(plain, key)}
     further = [json.dumps(what, sort_keys=True) for what in (kwargs, other) if what]
     record.hash = text_hash(system, template_hash, *further)
-    return Rendered(prompts, record, Reading(tuple(protocol.stop), thoughts), context, servers)
+    return Rendering(prompts, record, Reading(tuple(protocol.stop), thoughts), context, servers)
 
 
 def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None = None) -> Sampling:

@@ -28,7 +28,7 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.plan import Plan, Rendered, drop_unverifiable
+from gtpo.evalkit.evaluation.plan import Plan, Rendering, drop_unverifiable
 from gtpo.evalkit.evaluation.protocol import Protocol
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
@@ -236,7 +236,7 @@ def _of_inspect(path: Path) -> Rows:
 
 
 @dataclass(slots=True)
-class Recorded:
+class FileContent:
     """What the first reading of a file found."""
 
     problems: dict[str, Problem] = field(default_factory=dict)  # id -> problem with its gold, for rows that bring one
@@ -247,9 +247,9 @@ class Recorded:
     tagged: bool = False  # Whether a completion has an answer tag
 
 
-def read_recorded(path: Path, fields: Mapping[str, str]) -> Recorded:
+def read_recorded(path: Path, fields: Mapping[str, str]) -> FileContent:
     """Check every row of a file (`read_completions`). UserError with file and line on the first that is wrong."""
-    found = Recorded()
+    found = FileContent()
     for row in read_completions(path, fields):
         if row.problem is None and row.no_gold:
             found.no_gold.add(row.id)
@@ -265,7 +265,7 @@ def read_recorded(path: Path, fields: Mapping[str, str]) -> Recorded:
     return found
 
 
-def _identify(settings: EvalSettings, path: Path, found: Recorded) -> tuple[str, str, dict[str, Problem]]:
+def _identify(settings: EvalSettings, path: Path, found: FileContent) -> tuple[str, str, dict[str, Problem]]:
     """Return (benchmark name, source, id -> problem): whose golds count, and under which name."""
     stem = _stem(path)
     if settings.benchmarks:
@@ -348,7 +348,7 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
         {benchmark: kept},
         {(benchmark, p.id): found.counts[p.id] for p in kept},
         protocol,
-        Rendered({}, prompt, Reading(tuple(protocol.stop), tuple(protocol.thoughts))),
+        Rendering({}, prompt, Reading(tuple(protocol.stop), tuple(protocol.thoughts))),
         labels={(benchmark, *key): label for key, label in found.labels.items()},
     )
     return plan, RecordedEngine(path, settings.field_names())
