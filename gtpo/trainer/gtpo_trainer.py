@@ -36,13 +36,13 @@ from gtpo.trainer.checks import check_first_group, check_inputs
 from gtpo.trainer.group_statistics import (
     GroupStatistics,
     batch_statistics,
+    draw_again,
     from_batch,
     loss_mask,
     without_empty_columns,
 )
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import add_policy_head, token_forward
-from gtpo.trainer.resampling import draw_again
 from gtpo.trainer.sampler_check import SamplerCheck, prepare
 
 
@@ -142,7 +142,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     groups: GroupStatistics
     # Whether the round that TRL begins is to be measured, and neither scored nor trained on.
     only_samples = False
-    # How many times groups whose rewards are all equal are drawn again (`gtpo.trainer.resampling`).
+    # How many times groups whose rewards are all equal are drawn again.
     resample_equal_groups = 0
     _rows: Any = None
     _rewards: Tensor | None = None
