@@ -322,6 +322,10 @@ class GTPOTrainer(SampledTrainer):
     # -- the loss ------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        return self.policy_loss(model, inputs)
+
+    def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Return the loss (a scalar) of a micro-batch; what a subclass overrides."""
         # They are padded to the longest completion of the round, not of this micro-batch.
         inputs = without_empty_columns(inputs)
         mask, group = loss_mask(inputs).bool(), trl_seam.group_size(self)
