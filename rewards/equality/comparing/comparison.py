@@ -157,7 +157,7 @@ class Comparison:
         if isinstance(p, Words) or isinstance(g, Words):
             return isinstance(p, Words) and isinstance(g, Words) and same_words(p.text, g.text)
         if isinstance(p, Based) or isinstance(g, Based):
-            return _based(p, g)
+            return p == g
         if isinstance(p, Relation) and isinstance(g, Relation) and self._relations(p, g):
             return True
         if isinstance(p, Relation) and isinstance(g, Scalar):
@@ -456,17 +456,3 @@ def _as_matrix(listing: Listing, matrix: Term) -> bool:
 
 def _terms(listing: Listing) -> tuple[Term, ...]:
     return tuple(item.term for item in listing.items if isinstance(item, Scalar))
-
-
-def _based(p: Answer, g: Answer) -> bool:
-    if isinstance(p, Based) and isinstance(g, Based):
-        return p == g
-    based, other = (p, g) if isinstance(p, Based) else (g, p)
-    assert isinstance(based, Based)
-    # A numeral in base 10 is a plain number; in any other base the base is part of the answer.
-    return (
-        based.base == 10
-        and isinstance(other, Scalar)
-        and based.digits.isdigit()
-        and equal_terms(("num", Fraction(based.digits)), other.term)
-    )

@@ -394,7 +394,10 @@ class Parser:
             parts = [self._raw_group() for _ in range(3)]
             return ("num", repeating_decimal(*parts))
         if name == "mixed":  # what `3\frac{1}{2}` is cleaned to
-            return ("fn", "mixed", *(("num", Fraction(self._raw_group())) for _ in range(3)))
+            parts = [self._raw_group() for _ in range(3)]
+            if not all(part.removeprefix("-").isdecimal() for part in parts):
+                raise NotMathematics("a mixed number without digits")
+            return ("fn", "mixed", *(("num", Fraction(part)) for part in parts))
         if name in WORDS.opaque_commands:
             return ("sym", name) if self._peek() != "{" else ("sym", f"{name} {self._raw_group()}")
         raise NotMathematics(f"the command \\{name}")

@@ -202,16 +202,23 @@ def mixed(text: str) -> str:
     return _MIXED_LATEX.sub(written, _MIXED_TYPED.sub(written, text))
 
 
+def _numeral(digits: str, base: int) -> Scalar | Based:
+    digits = re.sub(r"^(-?)0+(?=\d)", r"\1", digits.upper())
+    # In base 10 it is a plain number; in any other the base is part of the answer.
+    plain = base == 10 and digits.removeprefix("-").isdigit()
+    return Scalar(("num", Fraction(digits))) if plain else Based(digits, base)
+
+
 def read_quantity(text: str) -> Scalar | Based | Words:
     """Return the number or expression a text is, or Words if the grammar does not know it."""
     based = _BASED.match(text)
     if based:
         base = int(based[2]) if based[2].isdigit() else NUMBER_WORDS[based[2]]
         if base > 10 or not re.search("[a-f]", based[1]):  # `2a_5` is 2 times a_5
-            return Based(re.sub(r"^(-?)0+(?=\d)", r"\1", based[1].upper()), base)
+            return _numeral(based[1], base)
     worded = _BASED_IN_WORDS.match(text)
     if worded and (base := _base(next(filter(None, worded.groups()[1::2])))):
-        return Based(re.sub(r"^(-?)0+(?=\d)", r"\1", next(filter(None, worded.groups()[::2])).upper()), base)
+        return _numeral(next(filter(None, worded.groups()[::2])), base)
     hexadecimal = re.fullmatch(r"0[xX]([0-9A-Fa-f]+)", text)
     if hexadecimal:
         return Based(hexadecimal[1].lstrip("0").upper() or "0", 16)
