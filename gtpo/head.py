@@ -13,8 +13,9 @@ One visit: with a frozen W and no gradient of the entropy, dlogp/dh = (S dz_y/dr
 the loss. The forward saves it. The target is kept out of u, so that 1 - p_y keeps its digits. r may lag behind the
 row's maximum, so that tiles hardly ever rescale u.
 
-Two visits: otherwise the backward walks the tiles again, all rows whose g or b is not 0 in each: its gradient of W is
-complete then. It makes p anew, or takes the e^{z - r} that the forward kept of two fifths of the columns.
+Two visits: otherwise the backward walks the tiles again, for rows whose g or b is not 0. It makes p anew, or takes the
+e^{z - r} that the forward kept of two fifths of the columns. A tile is visited by all rows: its gradient of W is
+complete then.
 
 R rows, of which m visit, hidden width D, vocabulary V, W = lm_head [V, D], w columns of a tile.
 """
@@ -52,7 +53,7 @@ class Head(NamedTuple):
     softcap: float | None
     floor: float
     entropy_gradient: bool
-    # Dtype of what is multiplied; logits, statistics and sums are in float32, or float64 if the weights are.
+    # Dtype of what is multiplied; logits, statistics and sums have `compute_dtype`.
     factors: torch.dtype
     sizes: Sizes
 
@@ -65,7 +66,7 @@ class Head(NamedTuple):
 
     def logits(self, states: Tensor, block: Tensor, bias: Tensor | None) -> Tensor:
         """Return the logits [m, w] of states [m, D] for a tile of W [w, D]."""
-        z = states.new_empty(len(states), len(block), dtype=torch.promote_types(states.dtype, torch.float32))
+        z = states.new_empty(len(states), len(block), dtype=compute_dtype(states))
         return self.logits_(multiply(states, block.t(), z, scale=self.scale), bias)
 
     def logits_(self, z: Tensor, bias: Tensor | None) -> Tensor:
@@ -76,6 +77,11 @@ class Head(NamedTuple):
     def slope(self, z: Tensor) -> Tensor | float:
         """Return dz/draw, but for the factor scale."""
         return 1.0 if self.softcap is None else 1 - (z / self.softcap).square_()
+
+
+def compute_dtype(weight: Tensor) -> torch.dtype:
+    """Return the type of logits, statistics and sums."""
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
 def cpu_multiplies(dtype: torch.dtype) -> bool:
@@ -148,7 +154,7 @@ class _Statistics(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, ids: Tensor, head: Head, visits: int) -> Any:
         # Aliases: ZeRO-3 takes a parameter's own data away when the model's forward has ended.
         weight, bias = weight.detach(), None if bias is None else bias.detach()
-        take, states, dtype = fold, hidden.to(head.factors), torch.promote_types(weight.dtype, torch.float32)
+        take, states, dtype = fold, hidden.to(head.factors), compute_dtype(weight)
         if hidden.is_cuda and installed("triton"):
             from gtpo.triton_head import fold as take
         # A CPU that multiplies bfloat16 hands products over rounded, so the target's logit is computed apart.
