@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -92,8 +92,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             every = folder.questions() | plan.questions
             if old is not None and old.verifier.version != RULES_VERSION:
                 LOG.warning("the rules of scoring have changed: the stored completions are verified again")
-                for _ in verify_stored(folder, every, verifier, old.verifier.name):
-                    pass
+                deque(verify_stored(folder, every, verifier, old.verifier.name), maxlen=0)
                 tally = Tally(folder, verifier)
             check_prompts(folder, plan.rendered.prompts)
             # Until the engine has described itself, the record names what the stored samples were made on.

@@ -355,7 +355,7 @@ class GTPOTrainer(SampledTrainer):
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
         if self.objective.temperature(self.temperature) == self.temperature:
             self.sampler.observe(output.logps, inputs)
-        elif self.state.global_step == 0:
+        elif self.state.global_step == 0 and "sampling_per_token_logps" in inputs:
             # vLLM's are comparable at its own temperature only, which takes a forward more: once is enough.
             self.sampler.observe(self.logps_of(inputs), {**inputs, "old_per_token_logps": None})
         if inputs.get("old_per_token_logps") is not None:
