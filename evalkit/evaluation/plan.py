@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError
-from gtpo.common.log import LOG
+from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.packages import installed, require
 from gtpo.common.provenance import text_hash
 from gtpo.evalkit.engines.base import Prompt, Reading, Sampling, Task, check_context
@@ -237,7 +237,8 @@ def render_prompts(
         from gtpo.evalkit.engines import local
 
         config = local.load_config(ref, trust_remote_code=settings.trust_remote_code)
-        local.check_adapter(ref, config)
+        with libraries_aside():
+            local.check_adapter(ref, config)
         tokenizer = local.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
         context = local.context_length(config)
         thoughts += local.thought_tokens(tokenizer)

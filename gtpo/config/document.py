@@ -6,6 +6,7 @@ A Document is what was read: one flat table, each key with its raw value and whe
 
 from __future__ import annotations
 
+import difflib
 import functools
 import itertools
 import re
@@ -111,12 +112,14 @@ def unknown_key(setting: Setting, likely: Iterable[str] = ()) -> str:
     """Name an unknown key or flag, where it was set, and the nearest known one; `likely` are compared first."""
     name = setting.typed.removeprefix("--")
     section, _, leaf = name.rpartition(".")
-    # A right name in a wrong section is the most frequent mistake.
-    same = [key for key in keys() if key.rpartition(".")[2] == leaf.replace("-", "_")]
+    # A right name, or nearly, in a wrong section is the most frequent mistake; one of its own section is nearer.
+    own = [key for key in keys() if key.startswith(f"{section}.")]
+    leaves = {key.rpartition(".")[2]: key for key in (*reversed(keys()), *own)}
+    close = difflib.get_close_matches(leaf.replace("-", "_"), leaves, n=1, cutoff=0.8)
     if name in keys() and section and not setting.is_flag:
         hint = f' A file nests its keys: put "{leaf}:" under "{section}:" (with dots it is a flag, --{name}).'
-    elif same:
-        hint = f' Did you mean "{same[0]}"?'
+    elif close:
+        hint = f' Did you mean "{leaves[close[0]]}"?'
     else:
         near = did_you_mean(name, likely) or did_you_mean(name, (*SHORTCUTS, *keys()))
         hint = near or " gtpo train --help-config lists the keys."

@@ -242,6 +242,7 @@ def test_every_key_is_a_flag_that_loads(tmp_path: Path) -> None:
         ("--gtpo_runtime.ent_threshold -1", "--gtpo_runtime.ent_threshold must be a number > 0; found '-1'."),
         ("--dataset-name gsm9k", '--dataset-name "gsm9k" is not known. Did you mean "gsm8k"?'),
         ("--learning_rate 1", 'unknown flag "--learning_rate". Did you mean "--training.learning_rate"?'),
+        ("--learning-rat 1", 'unknown flag "--learning-rat". Did you mean "--training.learning_rate"?'),
         (
             "--trainin.learning_rate 1",
             'unknown flag "--trainin.learning_rate". Did you mean "--training.learning_rate"?',
