@@ -133,7 +133,7 @@ def synchronised(root: Path, *words: str) -> dict[str, Any]:
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("base", ["4bit", "bfloat16"])
+@pytest.mark.parametrize("base", ["4bit", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_fifty_synchronisations_leave_the_base_and_the_difference(root: Path, base: str) -> None:
     found = synchronised(root, base, "50")
     assert found["steps"] == 50
@@ -143,6 +143,7 @@ def test_fifty_synchronisations_leave_the_base_and_the_difference(root: Path, ba
     assert found["difference_last"] < 3 * found["difference_first"]
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 def test_null_merging_moves_a_bfloat16_base(root: Path) -> None:
@@ -153,7 +154,7 @@ def test_null_merging_moves_a_bfloat16_base(root: Path) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("packed", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_paper_recipe_starts(root: Path, tmp_path: Path, packed: bool) -> None:
     """The paper's recipe on a small model: `--dry-run` and a step, in 4 bits and in bfloat16."""
     spec = BuiltModel(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
