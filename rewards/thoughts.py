@@ -54,7 +54,7 @@ _END = (
     r"|end▁of▁sentence|▁pad▁|end_of_sentence|begin▁of▁sentence|user|assistant|system|observation|endofprompt"
     r"|finetune_right_pad_id|role_end|im_sep|hy_eos)\s*[|｜]>"
 )
-_TURN_END = re.compile(_END, re.IGNORECASE)
+_TURN_END = re.compile(rf"(?=[<\[])(?:{_END})", re.IGNORECASE)
 _LAST = re.compile(r"(?:\s*(?:" + _END + r"|<[|｜][\w▁]{3,40}[|｜]>))+\s*\Z", re.IGNORECASE)
 _FIRST = re.compile(
     r"\s*(?:(?:<s>|<bos>|<[|｜](?:begin_of_text|begin▁of▁sentence|assistant|bos)[|｜]>|\[\|assistant\|\]"
@@ -97,7 +97,9 @@ def without_end(text: str) -> str:
     if (begin := _FIRST.match(text)) is not None:
         text = text[begin.end() :]
     end = _TURN_END.search(text, max(0, text.rfind("</think>"))) if not unfinished(text) else None
-    return text[: end.start()].rstrip() if end is not None else _LAST.sub("", text)
+    if end is not None:
+        return text[: end.start()].rstrip()
+    return _LAST.sub("", text) if text.rstrip().endswith((">", "]")) else text
 
 
 def unfinished(text: str) -> bool:
