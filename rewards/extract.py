@@ -206,7 +206,7 @@ _PUNCTUATION: dict[int, int | str | None] = {
 _OTHER_SCRIPT = re.compile(
     r"[^\W\da-zA-Z_\u0370-\u03ff](?:[^\W\da-zA-Z_\u0370-\u03ff]|[\u0900-\u0e7f])|[\u0370-\u03ff]{3}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 )
-_NEXT_QUESTION = re.compile(r"\n[#*\s]*(?:Question|Q|Problem|Human|User|Instruction)(?: ?\d+)?[*]*:", re.IGNORECASE)
+_NEXT_QUESTION = re.compile(r"\n[#*\s]*(?i:Question|Q|Problem|Human|User|Instruction)(?: ?\d+)?[*]*:")
 _ANSWERED = re.compile(r"####\s*\S|\\boxed|</answer>|\banswer\b[^.\n]{0,80}?(?:is|=|:)\s*\S", re.IGNORECASE)
 # A choice, said on a line of its own behind a box.
 _LAST_LINE = re.compile(
@@ -315,7 +315,8 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     if scoring not in ("strict", "lenient"):
         raise ValueError(f'scoring must be "strict" or "lenient", not {scoring!r}')
     # Whole, since the tag that opens a thought may be far from the end.
-    visible = _first_turn(without_thoughts(plain(text))[-MAX_TEXT:].translate(_PUNCTUATION))
+    visible = without_thoughts(plain(text))[-MAX_TEXT:]
+    visible = _first_turn(visible if visible.isascii() else visible.translate(_PUNCTUATION))
     visible = visible.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     if "<answer>" in visible and (tagged := ANSWER.findall(without_thoughts(visible, reasoning=True))):
         answer = tagged[-1].strip()
