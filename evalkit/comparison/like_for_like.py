@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import flatten
 from gtpo.evalkit.engines.model_ref import fingerprint
-from gtpo.runs.eval_record import EvalRecord, setting
+from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.eval_run import EvalRun
 
 # What two runs must share to be comparable: name for a reader -> key in eval.json. `n` belongs to a benchmark.
@@ -39,7 +40,7 @@ NOT_SETTINGS = (
 def settings(run: EvalRun) -> dict[str, Any]:
     """Return SETTINGS by name: the prompt's hash where its text is unknown, Math-Verify's version if it judged."""
     record = run.record
-    found = {name: setting(record, key) for name, key in SETTINGS.items()}
+    found = {name: attrgetter(key)(record) for name, key in SETTINGS.items()}
     if record.prompt.system is None:
         found["prompt"] = record.prompt.hash
     return found | {"verifier": record.verifier.other_judge or record.verifier.version}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from gtpo.runs.tables import (
 RUN = b"gtpo_run"
 
 
-class EvalFolder:
+class EvalFolder(AbstractContextManager["EvalFolder"]):
     """An eval run on disk, locked for this process until `close`. Raises UserError if another process holds it."""
 
     def __init__(self, path: Path) -> None:
@@ -66,9 +67,6 @@ class EvalFolder:
                 (self.path / name).unlink(missing_ok=True)
             self.path.rmdir()
         self._lock.release()
-
-    def __enter__(self) -> EvalFolder:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

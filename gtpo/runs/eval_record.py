@@ -6,14 +6,14 @@ Rates and metrics are fractions in [0, 1]. A key that a file of this schema vers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import check_schema_version, read_json, write_json
+from gtpo.common.files import check_schema_version, read_json_object, write_json
 from gtpo.rewards.extract import Scoring
 
 # 2: samples that failed are stored with their error; parts carry their run's record.
@@ -228,13 +228,11 @@ class EvalRecord(_Block):
 def read_record(folder: Path) -> EvalRecord:
     """Read eval.json of a run's folder. UserError, naming the field, if it is missing, broken, or too new."""
     path = folder / "eval.json"
-    return parse_record(read_json(path), path)
+    return parse_record(read_json_object(path), path)
 
 
-def parse_record(document: Any, path: Path) -> EvalRecord:
+def parse_record(document: dict[str, Any], path: Path) -> EvalRecord:
     """Check what was read from a file. UserError, naming the field, if it is no run's record."""
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: expected a JSON object")
     if not isinstance(document.get("schema_version"), int):
         raise UserError(f"{path}: no schema_version; not a file that gtpo wrote")
     check_schema_version(path, document["schema_version"], EVAL_SCHEMA_VERSION)
@@ -269,7 +267,7 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
         m.fingerprint is not None and m.fingerprint.count("-") == (m.adapter is not None) for m in (old.model, new.model)
     )
     for key in IDENTITY:
-        before, now = setting(old, key), setting(new, key)
+        before, now = map(attrgetter(key), (old, new))
         if key in ("model.source", "model.adapter") and known_weights:
             continue
         if key == "engine.dtype":  # what `auto` came to counts, not the word
@@ -291,7 +289,3 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
             f"{where} was made with other settings: {'; '.join(differing[:SHOWN])}{rest}. Repeat those, or {other}"
         )
 
-
-def setting(record: EvalRecord, key: str) -> Any:
-    """Return the value of a dotted key, e.g. `model.fingerprint`."""
-    return reduce(getattr, key.split("."), record)

@@ -122,7 +122,7 @@ def resolve(given: str) -> Path:
 
 def every_folder() -> list[Path]:
     """Return the folders of all runs under results/, train runs first, by name."""
-    return [*_subfolders(RESULTS / "train"), *_subfolders(RESULTS / "eval")]
+    return [folder for kind in ("train", "eval") for folder in sorted((RESULTS / kind).glob("*")) if folder.is_dir()]
 
 
 def is_eval(folder: Path) -> bool:
@@ -134,11 +134,7 @@ def evals_of(folder: Path) -> list[Path]:
     """Return the eval runs of a train run, complete or not: beside it (results/train/X -> results/eval/*), or here."""
     beside = (Path(os.path.abspath(folder)).parent.parent / "eval", folder.resolve().parent.parent / "eval")
     homes = {home.resolve() for home in (*beside, RESULTS / "eval")}
-    return sorted(entry for home in homes for entry in _subfolders(home) if _is_of(entry, folder))
-
-
-def _subfolders(parent: Path) -> list[Path]:
-    return sorted(entry for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
+    return sorted(entry for home in homes for entry in home.glob("*") if _is_of(entry, folder))
 
 
 def _is_of(entry: Path, train: Path) -> bool:

@@ -147,18 +147,16 @@ class TrainFolder:
 
     def weights(self, checkpoint: str | None = None) -> Path:
         """Return the folder of its weights: best/, else final/; or a checkpoint by name or path. Raises UserError."""
-        options = [self.root / name for name in ([checkpoint] if checkpoint else ["best", "final"])]
-        if checkpoint is not None and checkpoint not in ("best", "final"):
-            options += [self.checkpoints / checkpoint, Path(checkpoint)]
-        for place in options:
+        names = ["best", "final"] if checkpoint is None else [checkpoint, f"checkpoints/{checkpoint}"]
+        for place in (*(self.root / name for name in names), *map(Path, names[: checkpoint is not None])):
             if place.is_dir():
                 return place
-        if len(options) == 3:
+        if checkpoint not in (None, "best", "final"):
             there = sorted(path.name for path in self.checkpoints.glob("*") if path.is_dir())
             near = did_you_mean(str(checkpoint), ["best", "final", *there])
             raise UserError(f'train run {self.root} has no checkpoint "{checkpoint}".{near}')
         raise UserError(
-            f"train run {self.root} has no {' or '.join(f'{place.name}/' for place in options)} yet (status: "
+            f"train run {self.root} has no {f'{checkpoint}/' if checkpoint else 'best/ or final/'} yet (status: "
             f"{self.status}); the command that started it resumes it; gtpo eval --checkpoint chooses other weights"
         )
 
@@ -273,23 +271,18 @@ def read_completions(path: Path) -> list[dict[str, Any]]:
 
 
 def _metrics_lines(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
-    *whole, last = path.read_bytes().split(b"\n")
-    with suppress(ValueError):
-        json.loads(last)
-        whole.append(last)
-    for number, line in enumerate(whole, start=1):
-        if not line.strip():
-            continue
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}:{number}: not a JSON object ({error})") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
-        step = row.get("step")
-        if isinstance(step, bool) or not isinstance(step, (int, float)) or not math.isfinite(step):
-            raise UserError(f"{path}:{number}: step is {step!r}, expected a number")
-        yield step, row
+            known = math.isfinite(row["step"])
+        except (ValueError, TypeError, KeyError):
+            known = False
+        if known:
+            yield row["step"], row
+        # The last one has no newline: its writer is at work, or was killed.
+        elif line.strip() and number < len(lines):
+            raise UserError(f"{path}:{number}: not a JSON object with a number as its step")
 
 
 def _log_history(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:

@@ -124,8 +124,8 @@ def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_
     [
         ("run.json", "[]", "run.json: expected a JSON object, found list"),
         ("run.json", "null", "run.json: expected a JSON object, found NoneType"),
-        ("metrics.jsonl", '{"step": 1}\n5\n', "metrics.jsonl:2: expected a JSON object, found int"),
-        ("metrics.jsonl", '{"loss": 1}\n', "metrics.jsonl:1: step is None, expected a number"),
+        ("metrics.jsonl", '{"step": 1}\n5\n', "metrics.jsonl:2: not a JSON object with a number as its step"),
+        ("metrics.jsonl", '{"loss": 1}\n', "metrics.jsonl:1: not a JSON object with a number as its step"),
     ],
 )
 def test_damaged_file_of_a_run_is_named(name: str, text: str, words: str, tmp_path: Path) -> None:
