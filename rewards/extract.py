@@ -186,12 +186,13 @@ _LEAD_IN = re.compile(
 # The same in the languages of MGSM and a few more. The words are looked for by themselves first: the pattern costs as
 # much as all else that is done with an English text.
 _ANSWER_WORDS = (
-    "答案", "故选", "应选", "答え", "解答", "정답", "답", "ответ", "đáp án", "đáp an", "উত্তর", "సమాధానం", "คำตอบ",
+    "答案", "故选", "应选", "正确选项", "正确的是", "正解",
+    "答え", "解答", "정답", "답", "ответ", "đáp án", "đáp an", "উত্তর", "సమాధానం", "คำตอบ",
     "antwort", "lösung", "réponse", "respuesta", "resposta", "risposta", "solución", "solucion", "jibu", "odpowiedz",
     "odpowiedź", "antwoord", "cevap", "yanıt", "إجابة", "جواب", "उत्तर", "απάντηση", "תשובה",
 )  # fmt: skip
 _LEAD_IN_ELSEWHERE = re.compile(
-    rf"(?i:(?<![a-zà-ÿ])(?:{'|'.join(_ANSWER_WORDS)}))"
+    rf"(?i:(?<![a-zà-ÿ])(?:{'|'.join(_ANSWER_WORDS)})|选(?=\s*:?\s*\(?[A-H](?![a-zA-Z])))"
     r"(?:\s+(?:final|finale|correcta|correcte|correta|ni|ist|est|es|è|é|هي|هو|है|είναι|היא|الصحيحة|النهائية|là|jest|is)\b)*"
     r"\s*(?:选项|选|是|为|は|은|는|คือ|হল|হলো)*\s*[:=]?[\s*]*"
 )
@@ -204,15 +205,22 @@ _PUNCTUATION: dict[int, int | str | None] = {
 # Words in another script than formulas use, where two Greek letters side by side are a product. The vowel signs of
 # Hindi and its neighbours are no letters to `re`.
 _OTHER_SCRIPT = re.compile(
-    r"[^\W\da-zA-Z_\u0370-\u03ff](?:[^\W\da-zA-Z_\u0370-\u03ff]|[\u0900-\u0e7f])|[\u0370-\u03ff]{3}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+    r"[^\W\da-zA-Z_\u0370-\u03ff](?:[^\W\da-zA-Z_\u0370-\u03ff]|[\u0900-\u109f])|[\u0370-\u03ff]{3}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+    r"|[a-zA-Z][à-öø-ÿĀ-ſ\u1e00-\u1eff]|[à-öø-ÿĀ-ſ\u1e00-\u1eff][a-zA-Z]"  # có, quả
 )
-_NEXT_QUESTION = re.compile(r"\n[#*\s]*(?i:Question|Q|Problem|Human|User|Instruction)(?: ?\d+)?[*]*:")
+_NEXT_QUESTION = re.compile(
+    r"\n(?:[#*\s\[]*(?i:Question|Q|Problem|Example|Exercise|Human|User|Instruction)(?:(?: ?\d+)?[*\]]*:| \d+\. )"
+    r"|#+ *(?:Question|Problem|Example|Exercise)(?: ?\d+)?\s*\n)"
+)
 _ANSWERED = re.compile(r"####\s*\S|\\boxed|</answer>|\banswer\b[^.\n]{0,80}?(?:is|=|:)\s*\S", re.IGNORECASE)
 # A choice, said on a line of its own behind a box.
 _LAST_LINE = re.compile(
-    r"[\s*_#]*(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is)?\s*[*_]*:?[*_\s]*(\(?[A-Za-z]\)?)[.*_\s]*",
+    r"[\s*_#]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|option|choice)\b\s*(?:is\b)?"
+    r"\s*[*_]*:?[*_\s]*(\(?[A-Za-z]\)?)[.*_\s]*|[\s*]*(?:因此|所以|故)?,?\s*(?:正确)?(?:答案|选项|选)[是为]?[\s*:]*(\(?[A-Z]\)?)[.*\s]*",
     re.IGNORECASE,
 )
+# One capital by itself in a phrase of another language: `C입니다`, `la C.`, `C'dir`.
+_CHOICE = re.compile(r"(?<![a-zA-Z])\(?([A-H])\)?(?![a-zA-Z])")
 # How a phrase begins that does not give its number as the answer.
 _HEDGED = re.compile(r"\s*(?:not|neither|either|between|less|more|at (?:least|most))\b", re.IGNORECASE)
 _HOPE = re.compile(r"\s*\.?\s*I hope (?:it|this) is correct\b.*", re.IGNORECASE | re.DOTALL)
@@ -326,9 +334,13 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
         return (_of_boxes(boxes, answer) if boxes else answer).strip() or None
     if scoring == "strict":
         return None
+    # Reka Flash thinks in <reasoning>, as the paper's layout does: what is said behind it counts.
+    _, closed, after = visible.rpartition("</reasoning>")
+    if closed and "<answer>" not in after and (said := extract_answer(after, "lenient")) is not None:
+        return said
     boxes = last_boxes(visible)
     if boxes and (choice := _LAST_LINE.fullmatch(visible[visible.rstrip().rfind("\n") + 1 :])) is not None:
-        return choice[1]
+        return choice[1] or choice[2]
     end = boxes[-1][1] if boxes else 0
     if _OPEN_BOX.search(visible, end):  # opened and never closed: the completion was cut in its answer
         return None
@@ -348,14 +360,15 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     lowered = visible.lower()
     spoken = "answer" in lowered or "solution" in lowered
     phrases = [match.end() for match in _LEAD_IN.finditer(visible)] if spoken else []
-    if not phrases and any(word in lowered for word in _ANSWER_WORDS):
+    if elsewhere := not phrases and any(word in lowered for word in ("选", *_ANSWER_WORDS)):
         phrases = [match.end() for match in _LEAD_IN_ELSEWHERE.finditer(visible)]
     if phrases:
         line = visible[phrases[-1] : phrases[-1] + VALUE_REACH].lstrip().split("\n")[0]
         sentence = re.split(r"(?<!\b[A-Za-z])[.!?](?:\*\*|\")?(?=\s|$)", line, maxsplit=1)[0]  # no decimal point
         answer = _HOPE.sub("", sentence.strip().strip("*").strip())
         if answer:
-            return _of_phrase(answer)
+            choices = _CHOICE.findall(answer) if elsewhere and not re.search(r"[\d\\]", answer) else []
+            return choices[0] if len(choices) == 1 else _of_phrase(answer)
     visible = visible[-VALUE_REACH:]
     if "I hope" in visible:
         visible = _HOPE.sub("", visible)

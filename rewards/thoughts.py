@@ -8,28 +8,36 @@ from __future__ import annotations
 
 import re
 
-_TAG = r"(?:\w+[:_])?(?:think|thinking|thoughts?|scratch_?pad)"
+# A token that names a thought: <think>, <seed:think>, <|START_THINKING|>, <|plamo:begin_think:plamo|>, <think_fast>.
+# The paper's <reasoning> is none: answers may stand in it.
+_NAMED = r"[^<>\s]{0,24}?(?:think|thought|scratch_?pad|reasoning)[^<>\s]{0,24}(?:\s+\w+=\"[^\"<>\n]{0,40}\")?\s*>"
+_ENDS = r"[^<>\s]{0,24}?(?:/|end|close|stop)"
 
 _OPENING = (
-    rf"<\s*{_TAG}\s*>",  # DeepSeek-R1, Qwen3 and most others; EXAONE <thought>, Seed-OSS <seed:think>, <longcat_think>
-    r"\[THINK\]",  # Magistral
-    # OpenThinker, Command A, Apertus
-    r"<[|｜](?:begin_of_thought|START_THINKING|think|thinking|thoughts?|inner_prefix)[|｜]>",
-    r"\A\s*Here is my thought process:",  # Granite 3.2
-    r"◁think▷",  # Kimi
+    rf"<\s*(?!/|reasoning>|{_ENDS}){_NAMED}",
+    r"\[THINK(?:ING)?\]",  # Magistral
+    r"<\|inner_prefix\|>",  # Apertus
+    r"\A\s*Here(?: is|'s) my thought process:",  # Granite 3.2
+    r"\A\s*Here are my reasoning steps:",  # Apriel
+    r"◁think▷",  # Kimi VL
+    r"<\|open\|>think<\|sep\|>",  # Kimi K3
+    r"\[unused16\]",  # Pangu
+    r"<\|im_start\|>think\b",  # s1
+    r"\A\s*(?:<\|start\|>assistant)?\s*to=self<\|message\|>",  # Muse Glimmer
     r"<\|channel>\s*thought\b\n?",  # Gemma 4
     r"<unused94>(?:\s*thought\b\n?)?",  # MedGemma
 )
 _CLOSING = (
-    rf"<\s*/\s*{_TAG}\s*>",
-    r"\[/THINK\]",
-    r"<[|｜](?:end_of_thought|END_THINKING|/think|/thinking|/thoughts?|inner_suffix)[|｜]>"
-    r"(?:\s*<[|｜](?:begin_of_solution|START_RESPONSE)[|｜]>)?",
-    r"(?:^|\n)\s*Here is my response:",
+    rf"(?:<\s*(?:/\s*(?!reasoning\s*>)|(?={_ENDS})(?!/reasoning\s*>)){_NAMED}|<\|inner_suffix\|>)"
+    r"(?:\s*<[|｜](?:begin_of_solution|START_RESPONSE|START_TEXT)[|｜]>)?",
+    r"\[/THINK(?:ING)?\]",
+    r"(?:^|\n)\s*Here(?: is|'s) my response:",
     r"◁/think▷",
+    r"<\|close\|>think<\|sep\|>(?:\s*<\|open\|>response<\|sep\|>)?",
+    r"\[unused17\]",
     r"<channel\|>",
     r"<unused95>",
-    r"\[BEGIN FINAL RESPONSE\]",  # Apriel, whose thought begins with the completion
+    r"\[BEGIN FINAL RESPONSE\]",
 )
 _OPEN = re.compile("|".join(_OPENING), re.IGNORECASE)
 _CLOSE = re.compile("|".join(_CLOSING), re.IGNORECASE)
@@ -39,34 +47,64 @@ _OPENED_AT_END = re.compile(
 # What stands in each text with a delimiter, or with a marker of an end: these characters and, in lower case, one of
 # these words. The patterns take ten times as long as all else that is done with a text.
 _DELIMITERS = {
-    "<": ("think", "thought", "channel", "<unused9", "scratch", "inner_"),
-    "[": ("[think", "[/think", "[begin f"),
+    "<": ("think", "thought", "channel", "<unused9", "scratch", "inner_", "_reasoning", "|reasoning", "to=self"),
+    "[": ("[think", "[/think", "[begin f", "[unused1"),
     "◁": ("think",),
-    "ere is my": ("here is my",),
+    "Here": ("here is my", "here's my", "here are my reasoning"),
 }
 _MARKERS = {
-    "<": ("<|", "<｜", "</s>", "<s>", "<bos>", "<eos>", "<pad>", "turn>", "turn|>", "<seed:"),
-    "[": ("[|", "[eos]", "[pad]", "[end f", "[inst]", "[/inst]"),
+    "<": (
+        "<|",
+        "<｜",
+        "</s>",
+        "<s>",
+        "<bos>",
+        "<eos>",
+        "<pad>",
+        "turn>",
+        "turn|>",
+        "<seed:",
+        "<unk",
+        "<eo",
+        "<end_",
+        "<extra_",
+        "<reserved_",
+        "<special_",
+        "|end>",
+    ),
+    "[": ("[|", "[eo", "[pad]", "[end f", "[inst]", "[/inst]", "[unused"),
 }
 
 # gpt-oss (harmony): the answer is the channel `final`; a server without its parser drops the tokens and leaves the
 # words, `analysis…assistantfinal…`.
 _HARMONY_FINAL = re.compile(r"<\|channel\|>\s*final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 _HARMONY = re.compile(r"<\|channel\|>\s*(?:analysis|commentary)\b")
-_STRIPPED = re.compile(r"\s*analysis(?!\s*[:\n*=-]|\s+(?:of|for|on|by|and|shows|is)\b)")
-_STRIPPED_FINAL = re.compile(r"assistant\s*final(?![a-z])")
+_STRIPPED = re.compile(
+    r"\s*(?:analysis(?!\s*[:\n*=-]|\s+(?:of|for|on|by|and|shows|is)\b)|(?:analysis|commentary)(?=[\s\S]*assistantfinal))"
+)
+_STRIPPED_FINAL = re.compile(r"assistantfinal[:\s]*|assistant\s+final(?![a-z])")
+# A thought that is a message of its own (Solar, Inkling, s1, Muse Glimmer) ends where the next one begins.
+_NEXT_MESSAGE = re.compile(
+    r"(?:<\|(?:im_end|end|eom|end_message)\|>\s*)?"
+    r"(?:<\|(?:im_start|begin|start)\|>\s*(?:assistant|answer)\b(?:\s*to=user)?|<\|message_model\|>)"
+    r"(?:\s*<\|(?:content|message|content_text)\|>)?"
+)
 
 # Markers of the end of a turn, of the begin of another one, and padding.
 _END = (
     r"</s>|<eos>|<pad>|<end_of_turn>|<start_of_turn>|<\|?turn\|?>|\[\|(?:endofturn|user|assistant)\|\]|<seed:[be]os>"
-    r"|\[(?:EOS|PAD|END FINAL RESPONSE|INST|/INST)\]|<\|tool_call>"
+    r"|\[(?:EOS|PAD|END FINAL RESPONSE|INST|/INST)\]|<\|tool_call>|<\|close\|>(?:response|message)<\|sep\|>"
     r"|<[|｜]\s*(?:im_end|im_start|eot_id|eom_id|eot|endoftext|end_of_text|begin_of_text|start_header_id|end|start|return"
     r"|call|eos|bos|pad|end_of_turn|END_OF_TURN_TOKEN|START_OF_TURN_TOKEN|END_RESPONSE|end_of_solution|endofresponse"
     r"|end▁of▁sentence|▁pad▁|end_of_sentence|begin▁of▁sentence|user|assistant|system|observation|endofprompt"
     r"|finetune_right_pad_id|role_end|im_sep|hy_eos)\s*[|｜]>"
 )
 _TURN_END = re.compile(_END, re.IGNORECASE)
-_LAST = re.compile(r"(?:\s*(?:" + _END + r"|<[|｜][\w▁]{3,40}[|｜]>))+\s*\Z", re.IGNORECASE)
+_LAST = re.compile(
+    r"(?:\s*(?:" + _END + r"|<[|｜][\w▁:/]{3,40}[|｜]>|<(?:unk|eo[adfmt]|end_of_\w+|\w+\|end)>"
+    r"|<(?:extra_id|reserved|special)_(?:\w+_)?\d+>|\[(?:EOT|unused(?:_token_)?\d+)\]))+\s*\Z",
+    re.IGNORECASE,
+)
 _FIRST = re.compile(
     r"\s*(?:(?:<s>|<bos>|<[|｜](?:begin_of_text|begin▁of▁sentence|assistant|bos)[|｜]>|\[\|assistant\|\]"
     r"|<\|im_start\|>assistant|<\|start_header_id\|>assistant<\|end_header_id\|>|<start_of_turn>model|<\|turn>model"
@@ -103,6 +141,8 @@ def plain(text: str) -> str:
         text = f"<think>{text[begin.end() : finals[-1].start()]}</think>{text[finals[-1].end() :]}"
     elif _may_hold(text, _DELIMITERS):
         text = _CLOSE.sub("</think>", _OPEN.sub("<think>", text))
+        if unfinished(text) and (begin := _NEXT_MESSAGE.search(text, text.rfind("<think>"))) is not None:
+            text = f"{text[: begin.start()]}</think>{text[begin.end() :]}"
     return without_end(text)
 
 

@@ -20,7 +20,7 @@ from gtpo.runs.eval_record import SCORINGS
 from gtpo.runs.tables import QuestionKey, Sample
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
-RULES_VERSION = 15
+RULES_VERSION = 16
 
 Judges = Literal["gtpo", "math-verify"]  # Whose verdicts are stored
 

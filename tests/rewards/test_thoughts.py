@@ -24,6 +24,14 @@ FAMILIES = {
     "Apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
     "scratchpad": ("<scratchpad>", "</scratchpad>"),
     "Granite 3.2": ("Here is my thought process:", "\nHere is my response:"),
+    "Solar Open": ("<|think|>", "<|end|><|begin|>assistant<|content|>"),
+    "Solar Open 2": ("<|think:start|>", "<|think:end|>"),
+    "PLaMo 3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    "K2": ("<think_fast>", "</think_fast>"),
+    "Kimi K3": ("<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"),
+    "Inkling": ("<|content_thinking|>", "<|end_message|><|message_model|><|content_text|>"),
+    "Pangu": ("[unused16]", "[unused17]"),
+    "s1": ("<|im_start|>think\n", "<|im_start|>answer\n"),
     "MedGemma": ("<unused94>thought\n", "<unused95>"),
     "gpt-oss": (
         "<|channel|>analysis<|message|>",
@@ -43,7 +51,11 @@ def test_families(family: str) -> None:
     assert extract_answer(f"{thought}{closing}The answer is 42.", "lenient") == "42"
     assert unfinished_thought(thought)
     assert not unfinished_thought(thought + closing)
-    if "analysis" not in opening and "Here" not in opening:  # the completion begins with these
+    if (
+        "analysis" not in opening
+        and "Here" not in opening
+        and not closing.endswith(("_text|>", "content|>", "answer\n"))
+    ):  # the completion begins with these
         assert opened_thought(f"<|user|>What is it?<|assistant|>{opening}\n")
         assert closes_unopened(plain(f"It is 7.{closing}42"))
     assert not opened_thought(f"{opening}\n\n{closing}\n")
@@ -58,7 +70,7 @@ def test_words_that_only_look_like_a_thought() -> None:
 ENDS = (
     "<|im_end|>", "</s>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "<｜end▁of▁sentence｜>", "<eos>",
     "<|end_of_text|>", "[|endofturn|]", "<turn|>", "<|return|>", "<|user|>", "<|eot|>", "<pad><pad>",
-    "</s>\n<|some_pad_token|>",
+    "</s>\n<|some_pad_token|>", "<end_of_utterance>", "[UNUSED_TOKEN_145]", "<unk><extra_id_1>", "<|plamo:tag|>",
     "<|im_end|>\n<|im_start|>user\nAnd 3 + 4?<|im_end|>\n<|im_start|>assistant\n#### 7",
 )  # fmt: skip
 FORMS = {
