@@ -66,7 +66,7 @@ class ConfigKey:
     @property
     def doc(self) -> str:
         """What it means, in one line."""
-        return " ".join((self.info.description or "").split())
+        return " ".join((self.info.description or "As in TRL.").split())
 
     def default_in_words(self) -> str:
         """Return the default as the reference prints it."""

@@ -106,30 +106,37 @@ def _nearest_choice(value: Any, choices: Iterable[str]) -> str:
 # -- what a config passes on to TRL or peft ----------------------------------------------------------------------------
 
 
-def checked(config: TrainConfig, section: str, kind: Any, decided: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a section passes on to `kind`, each value as the type that its field has.
-
-    section: training or lora. kind: the library's dataclass. decided: fields that a run sets itself -> what the user
-    sets instead.
-
-    Raises UserError with a line per key that `kind` does not have, that is decided, or whose value has another type.
-    """
+def fields_of(kind: Any) -> dict[str, Any]:
+    """Return the fields of a library's dataclass that may be set, with their types."""
     hints = typing.get_type_hints(kind)
-    names = [entry.name for entry in fields(kind) if entry.init]
+    return {entry.name: hints[entry.name] for entry in fields(kind) if entry.init}
+
+
+def checked(
+    config: TrainConfig, section: str, known: Mapping[str, Any], whose: str, decided: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what a section passes on to a library, each value as the type that its field has.
+
+    known: the library's fields -> their types; whose: the class that has them. decided: fields that a run sets itself
+    -> what the user sets instead.
+
+    Raises UserError with a line per key that the library does not have, that is decided, or whose value has another
+    type.
+    """
     values, errors = getattr(config, section).passed_on, []
     for name, value in values.items():
         place = config.place(f"{section}.{name}")
         if name in decided:
             errors.append(f"{place}: {decided[name]}")
-        elif name not in names:
+        elif name not in known:
             own = [key.rpartition(".")[2] for key in keys() if key.startswith(f"{section}.")]
-            near = did_you_mean(name, [*own, *names])
+            near = did_you_mean(name, [*own, *known])
             # As the user can type it: a dotted flag, or a key in its section.
             near = near.replace('mean "', f'mean "{"--" * place.startswith("--")}{section}.')
-            errors.append(f"{place}: unknown key; neither gtpo nor {kind.__name__} has it.{near}")
+            errors.append(f"{place}: unknown key; neither gtpo nor {whose} has it.{near}")
         else:
             try:
-                values[name] = typed(place, hints[name], value)
+                values[name] = typed(place, known[name], value)
             except UserError as error:
                 errors.append(str(error))
     if errors:
@@ -145,7 +152,10 @@ def typed(place: str, annotation: Any, value: Any) -> Any:
     if names:
         annotation = Literal[tuple(names)]
     try:
+        # pydantic would read true, which a flag without a value is, as 1.0.
+        if isinstance(value, bool) and bool not in kinds and {int, float}.intersection(kinds):
+            raise ValueError
         return TypeAdapter(annotation).validate_python(value)
-    except ValidationError:
+    except ValueError:
         near = did_you_mean(str(value), names)
         raise UserError(f"{place} must be {in_words(annotation)}; found {value!r}.{near}") from None

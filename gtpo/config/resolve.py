@@ -14,7 +14,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.packages import installed
 from gtpo.config.document import Document
 from gtpo.config.published import Findings
-from gtpo.config.schema import PASSED_ON_DEFAULTS, TrainConfig
+from gtpo.config.schema import TrainConfig
 from gtpo.presets import PRESETS
 from gtpo.rewards.data.problems import MATH_SUBJECTS, has_subjects, training_source
 
@@ -230,10 +230,6 @@ def resolve(config: TrainConfig, document: Document, world_size: int | None = No
     found.raise_errors()
     config = config.model_copy(deep=True)
     model, training = config.model, config.training
-    # Written into the config, so that a run's config.yaml does not depend on a default of ours.
-    for name, value in PASSED_ON_DEFAULTS.items():
-        if name not in training.passed_on:
-            setattr(training, name, value)
     # The published setting; peft has alpha 8 for every rank.
     if model.lora_rank:
         model.lora_alpha = model.lora_alpha or model.lora_rank

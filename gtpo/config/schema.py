@@ -20,8 +20,6 @@ from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
 
 Method = Literal["gtpo", "grpo", "sft"]
-# The published values of TRL's settings that TRL has other defaults for, with every method.
-PASSED_ON_DEFAULTS: dict[str, Any] = {"lr_scheduler_type": "cosine", "weight_decay": 0.1, "max_grad_norm": 0.1}
 
 
 class Section(BaseModel):
@@ -141,25 +139,40 @@ class DatasetSection(Section):
     learn."""
 
 
-class TrainingSection(PassedOn):
-    """Optimization and sampling, with the names of transformers and TRL.
+class TrlDefaults(PassedOn):
+    """TRL's own settings with another default here, the same for every method. TRL documents them and checks them.
 
-    Any other field of TRL's GRPOConfig (SFTConfig with method sft) may stand here too: top_p, chat_template_kwargs,
-    push_to_hub, epsilon, and with method grpo loss_type. Defaults that are not TRL's: lr_scheduler_type cosine,
-    weight_decay 0.1, max_grad_norm 0.1, loss_type grpo.
+    The names are the published ones. Bounds are those that TRL finds only when the weights are loaded, or never.
     """
 
     learning_rate: float = Field(1e-6, gt=0)
-    """Peak learning rate."""
+    lr_scheduler_type: str = "cosine"
     warmup_ratio: float = Field(0.005, ge=0, lt=1)
-    """Share of all steps used for the linear warm-up."""
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of Adam's first moment (the paper: 0.999999 for GTPO, 0.9 for the baselines)."""
-    adam_beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of Adam's second moment (the paper: 0.999999 for GTPO, 0.95 for the baselines)."""
+    """TRL's warmup_steps, as a share of all steps."""
     optimizer: str = "adamw_torch"
-    """Optimizer, by transformers' name. With an Adam beta above 0.9999, 8-bit states become 32-bit states, with a
-    warning."""
+    """TRL's optim. With an Adam beta above 0.9999, 8-bit states become 32-bit states, with a warning."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    weight_decay: float = Field(0.1, ge=0)
+    max_grad_norm: float = Field(0.1, ge=0)
+    gradient_checkpointing: bool = False
+    logging_steps: int = Field(1, ge=1)
+    save_steps: int = Field(500, ge=1)
+    save_total_limit: int | None = Field(2, ge=1)
+
+    @property
+    def passed_on(self) -> dict[str, Any]:
+        """The keys that are TRL's, by the names that they have here."""
+        return {name: getattr(self, name) for name in TrlDefaults.model_fields} | super().passed_on
+
+
+class TrainingSection(TrlDefaults):
+    """Optimization and sampling, with the names of transformers and TRL.
+
+    Any other field of TRL's GRPOConfig (SFTConfig with method sft) may stand here too: top_p, chat_template_kwargs,
+    push_to_hub, epsilon, and with method grpo loss_type, whose default is grpo.
+    """
+
     num_generations: int = Field(8, ge=1)
     """Completions per prompt (G). At least 2."""
     per_device_train_batch_size: int = Field(8, ge=1)
@@ -191,19 +204,11 @@ class TrainingSection(PassedOn):
     """Sampling temperature of the rollouts (the published runs: 0.9)."""
     beta: float = Field(0.0, ge=0)
     """KL weight. Only for method grpo (GTPO has no reference model)."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    logging_steps: int = Field(1, ge=1)
-    """Optimizer steps between lines of metrics.jsonl."""
     eval_steps: int | None = Field(None, ge=1)
     """Optimizer steps between validations: held-out problems, sampled as in training and scored by the same verifier.
     `best/` then follows held-out pass@1. Unset: no validation."""
     eval_samples: int = Field(4, ge=1)
     """Samples per validation problem: pass@1 and maj@k for this k."""
-    save_steps: int = Field(500, ge=1)
-    """Optimizer steps between checkpoints."""
-    save_total_limit: int | None = Field(2, ge=1)
-    """Maximum number of checkpoints to keep. Unset: all."""
     log_kl_steps: int | None = Field(None, ge=0)
     """Optimizer steps between measurements of the KL divergence from the untrained policy (`kl/untrained`), for any
     method. 0: never. Unset: every 10 if a policy that samples has adapters, since the collapse watch follows it; else

@@ -16,7 +16,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import adapter_base, dtype_on_cpu
 from gtpo.common.log import LOG
 from gtpo.config import ModelSection, TrainConfig
-from gtpo.config.load import checked
+from gtpo.config.load import checked, fields_of
 from gtpo.config.resolve import LARGEST_8BIT_BETA
 from gtpo.inputs.model_shape import Weights, router_loss_obstacle
 from gtpo.rewards.data.problem import plain_chat_template
@@ -175,7 +175,7 @@ def lora_settings(config: TrainConfig, *own: str) -> dict[str, Any]:
         "target_modules": "the key is model.target_modules",
         "inference_mode": "the adapter is trained",
     }
-    return checked(config, "lora", LoraConfig, decided)
+    return checked(config, "lora", fields_of(LoraConfig), "LoraConfig", decided)
 
 
 def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:

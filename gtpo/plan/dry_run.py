@@ -27,7 +27,7 @@ from gtpo.common.hub import adapter_base, cache_if_unreachable
 from gtpo.common.packages import install_command, installed
 from gtpo.common.terminal import columns_of_stdout, folded
 from gtpo.config.resolve import launched_processes
-from gtpo.config.schema import PASSED_ON_DEFAULTS, TrainConfig
+from gtpo.config.schema import TrainConfig
 from gtpo.inputs.dataset import DatasetReport, check_ids
 from gtpo.inputs.model_shape import find_weights
 from gtpo.plan.preflight import check_inputs, is_local, needed_packages
@@ -242,7 +242,6 @@ def _print_short(
 ) -> None:
     """Print what a run is in about twelve lines: what was set, and what was resolved."""
     training, model = config.training, config.model
-    trls = PASSED_ON_DEFAULTS | training.passed_on
     preset = f", preset {config.objective.preset}" if config.method == "gtpo" else ""
     weights = f"LoRA of rank {model.lora_rank}" if model.lora_rank else "all weights"
     lines = {
@@ -253,8 +252,8 @@ def _print_short(
         "data": "; ".join(line.strip() for line in report.lines()) if report else note,
         "steps": f"{steps.get('steps', 'not known')} of {steps['examples_per_step']} completions"
         + (f" ({steps['prompts_per_step']:g} prompts)" if "prompts_per_step" in steps else ""),
-        "optimizer": f"{training.optimizer}, learning rate {training.learning_rate:g} ({trls['lr_scheduler_type']}), "
-        f"betas {training.adam_beta1:g} {training.adam_beta2:g}, gradient norm at most {trls['max_grad_norm']:g}",
+        "optimizer": f"{training.optimizer}, learning rate {training.learning_rate:g} ({training.lr_scheduler_type}), "
+        f"betas {training.adam_beta1:g} {training.adam_beta2:g}, gradient norm at most {training.max_grad_norm:g}",
     }
     if config.method != "sft":
         lines["sampling"] = (

@@ -19,8 +19,8 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
-from gtpo.config.load import checked, typed
-from gtpo.config.schema import TrainingSection
+from gtpo.config.load import checked, fields_of
+from gtpo.config.schema import TrainingSection, TrlDefaults
 from gtpo.inputs.model import compute_precision
 from gtpo.trainer import GTPOConfig
 from gtpo.trainer.gtpo_config import NOT_GTPO
@@ -65,7 +65,10 @@ _DECIDED = {
 _MAY_CHANGE = ("loss_type", "disable_dropout", "dataloader_pin_memory", "ddp_find_unused_parameters")
 
 # Validation is ours: TRL would evaluate on a dataset of its own.
-_OWN = TrainingSection.model_fields.keys() - {"eval_steps"}
+_OWN = TrainingSection.model_fields.keys() - TrlDefaults.model_fields.keys() - {"eval_steps"}
+
+# Published name -> TRL's. A warm-up below 1 is a share of all steps.
+_TRLS_NAMES = {"optimizer": "optim", "warmup_ratio": "warmup_steps"}
 
 # Fields of a sampler that the trainer sets itself.
 _OF_A_GROUP = (
@@ -90,8 +93,6 @@ def _common(config: TrainConfig, kind: Any, output: Path, dtype: str) -> dict[st
         **{entry.name: getattr(training, entry.name) for entry in fields(kind) if entry.name in _OWN},
         "output_dir": str(output),
         "run_name": config.run_name,
-        "warmup_steps": training.warmup_ratio,  # a float below 1 is a share of all steps
-        "optim": training.optimizer,
         "logging_nan_inf_filter": False,  # a loss that is not finite must be seen
         "save_strategy": "steps",
         "report_to": list(training.report_to) or "none",
@@ -127,24 +128,17 @@ def _sampled(config: TrainConfig) -> dict[str, Any]:
 
 def sampling_arguments(config: TrainConfig, engine: str) -> dict[str, Any]:
     """Return what `rollout` passes on to the sampler. Raises UserError for what the sampler does not have."""
-    values = config.rollout.passed_on
     if engine == "transformers":
-        sampler, known = "transformers' GenerationConfig", set(GenerationConfig().to_dict())
+        known, whose = dict.fromkeys(GenerationConfig().to_dict(), Any), "transformers' GenerationConfig"
     elif installed("vllm"):
         from vllm import SamplingParams
 
-        sampler, known = "vllm.SamplingParams", set(SamplingParams.__annotations__)
+        known, whose = get_type_hints(SamplingParams), "vllm.SamplingParams"
     else:  # the server runs on another machine
-        return values
-    for name in values:
-        place = config.place(f"rollout.{name}")
-        if name in _OF_A_GROUP:
-            raise UserError(f"{place}: gtpo train sets it (training.num_generations, training.max_completion_length)")
-        if name in {entry.name for entry in fields(GRPOConfig)}:
-            raise UserError(f"{place}: the key is training.{name}")
-        if name not in known:
-            raise UserError(f"{place}: {sampler} has no such field.{did_you_mean(name, known)}")
-    return values
+        return config.rollout.passed_on
+    decided = {entry.name: f"the key is training.{entry.name}" for entry in fields(GRPOConfig)}
+    here = "gtpo train sets it (training.num_generations, training.max_completion_length)"
+    return checked(config, "rollout", known, whose, decided | dict.fromkeys(_OF_A_GROUP, here))
 
 
 def _grpo_faults(arguments: Any) -> Iterator[tuple[str, str]]:
@@ -199,8 +193,10 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
     if config.method == "sft":
         grpo = {entry.name for entry in fields(GRPOConfig)} - {entry.name for entry in fields(kind)}
         decided = dict.fromkeys(grpo, "a setting of GRPO, which SFT does not have") | decided
-    typed(config.place("training.optimizer"), get_type_hints(kind)["optim"], config.training.optimizer)
-    settings = checked(config, "training", kind, decided)
+    known = fields_of(kind)
+    known |= {name: known[theirs] for name, theirs in _TRLS_NAMES.items()}
+    settings = checked(config, "training", known, kind.__name__, decided)
+    settings = {_TRLS_NAMES.get(name, name): value for name, value in settings.items()}
     # TRL checks what only it knows, such as which schedules there are.
     try:
         made = kind(**arguments | settings)

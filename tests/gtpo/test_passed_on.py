@@ -83,7 +83,7 @@ def test_every_field_of_trl_is_read_back_or_refused_with_a_reason(tmp_path: Path
         ("gtpo", {"learning_rte": 1}, 'Did you mean "training.learning_rate"?'),
         ("gtpo", {"top_q": 1}, 'Did you mean "training.top_p"?'),
         ("gtpo", {"loss_type": "dapo"}, "run.yaml:5: training.loss_type: remove it: the objective is GTPO's"),
-        ("gtpo", {"weight_decay": "much"}, "run.yaml:5: training.weight_decay must be a number; found 'much'"),
+        ("gtpo", {"top_p": "much"}, "run.yaml:5: training.top_p must be a number; found 'much'"),
         ("grpo", {"seed": 3}, "training.seed: model.random_seed is the seed of the whole run"),
         ("sft", {"delta": 2.0}, "training.delta: a setting of GRPO, which SFT does not have"),
         ("grpo", {"lr_scheduler_type": "cosin"}, "run.yaml:5: training.lr_scheduler_type must be one of linear,"),
@@ -129,7 +129,10 @@ def test_lora_settings_are_pefts(tmp_path: Path) -> None:
     [
         ({"typical_p": 0.9}, None),
         ({"top_p": 0.9}, "rollout.top_p: the key is training.top_p"),
-        ({"typical": 0.9}, 'has no such field. Did you mean "typical_p"?'),
+        (
+            {"typical": 0.9},
+            'unknown key; neither gtpo nor transformers\' GenerationConfig has it. Did you mean "rollout.typical_p"?',
+        ),
         ({"max_new_tokens": 3}, "gtpo train sets it"),
         ({"num_beams": 2}, "gtpo train sets it"),
         ({"temperature": 0.5}, 'unknown key "rollout.temperature". Did you mean "training.temperature"?'),
