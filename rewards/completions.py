@@ -86,13 +86,18 @@ _NO_GOLD = frozenset((
     "", "-", "--", "—", "?", "n/a", "na", "nan", "null", "none", "nil", "proof", "proof.", "notfound", "not found",
     "not_found", "no answer", "no_answer", "noanswer", "no gold", "not available", "not applicable", "missing",
     "unavailable", "empty", "tbd", "todo", "see solution", "see above", "<na>", "answer not found", "omitted",
-    "unknown", "[proof]", "(proof)", "unanswerable", "#n/a",
+    "unknown", "unanswerable", "#n/a", "not provided", "not given", "proof omitted", "see explanation", "see proof",
+    "证明", "证明题", "略", "见解析", "无答案",
 ))  # fmt: skip
+
+
+_DRESSED = re.compile(r"[\[\](){}.?!…。]+")
 
 
 def is_no_gold(gold: str) -> bool:
     """Return whether a gold stands for none: empty, `proof`, `notfound`, `N/A` and the like."""
-    return gold.strip().strip("`'\"*$").casefold() in _NO_GOLD
+    bare = gold.strip().strip("`'\"*$")
+    return bare.casefold() in _NO_GOLD or _DRESSED.sub("", bare).strip().casefold() in _NO_GOLD - {""}
 
 
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")

@@ -196,11 +196,16 @@ _LEAD_IN_ELSEWHERE = re.compile(
     r"(?:\s+(?:final|finale|correcta|correcte|correta|ni|ist|est|es|è|é|هي|هو|है|είναι|היא|الصحيحة|النهائية|là|jest|is)\b)*"
     r"\s*(?:选项|选|是|为|は|은|는|คือ|হল|হলো)*\s*[:=]?[\s*]*"
 )
-_UNSEEN = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x2060, 0x2065), *range(0x2066, 0x206A), 0xFEFF)
+# Joiners, fillers, soft hyphens, marks of direction: they say nothing of a value. The two that turn the direction of
+# what follows are refused as answers (`reject_reason`).
+UNSEEN = (
+    0xAD, 0x34F, 0x61C, 0x115F, 0x1160, 0x180E, *range(0x200B, 0x2010), *range(0x202A, 0x202D), *range(0x2060, 0x206A),
+    0x3164, *range(0xFE00, 0xFE10), 0xFEFF, 0xFFA0,
+)  # fmt: skip
 # Full-width forms of ASCII; the ideographic space and full stop, the danda; joiners and marks of direction go.
 _PUNCTUATION: dict[int, int | str | None] = {
     **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}, 0x3000: " ", 0x3002: ".", 0x0964: ".",
-    **dict.fromkeys(_UNSEEN),
+    **dict.fromkeys(UNSEEN),
 }  # fmt: skip
 # Words in another script than formulas use, where two Greek letters side by side are a product. The vowel signs of
 # Hindi and its neighbours are no letters to `re`.

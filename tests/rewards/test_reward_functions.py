@@ -95,7 +95,9 @@ def test_golds_that_are_numbers(gold: Any, answer: str) -> None:
     assert published_final_reward([text], [gold])[0] is not None
 
 
-@pytest.mark.parametrize("gold", [None, "", " ", float("nan"), np.float64("nan"), float("inf"), True, ["1"]])
+@pytest.mark.parametrize(
+    "gold", [None, "", " ", "(Proof.)", "证明", float("nan"), np.float64("nan"), float("inf"), True, ["1"]]
+)
 def test_what_is_no_gold_is_unscored(gold: Any) -> None:
     assert accuracy_reward([GOOD], [gold]) == [None]
 

@@ -14,11 +14,9 @@ from typing import Any
 
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.reading import TABLES, patterns
-from gtpo.rewards.extract import ANSWER, last_boxed, match_brace, without_operand_box
+from gtpo.rewards.extract import ANSWER, UNSEEN, last_boxed, match_brace, without_operand_box
 
-# Joiners, direction marks, soft hyphens: they say nothing of a value.
-_INVISIBLE = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
-_UNSEEN = dict.fromkeys(map(chr, _INVISIBLE), "") | {"．": ".", "\u066b": ".", "\u066c": ","}
+_UNSEEN = dict.fromkeys(map(chr, UNSEEN), "") | {"．": ".", "\u066b": ".", "\u066c": ","}
 _TRANSLATION = str.maketrans(TABLES["characters"] | _UNSEEN)
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -26,7 +24,7 @@ _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ]+")
 _LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 
 _SIZES = re.compile(r"\\(?:[bB]igg?[lrm]?|left|right|middle)(?![a-zA-Z])\s*(?:\.(?!\d))?")
-_THOUSANDS = re.compile(r"(?<![\d.])([1-9]\d{0,2})((?:\s*(?:\{\s*,\s*\}(?:\\!)?|,?\s*\\!|\\,)\s*\d{3})+)(?!\d)")
+_THOUSANDS = re.compile(r"(?<![\d.])([1-9]\d{0,2})((?:\s*(?:\{\s*,\s*\}(?:\\!)?|,?\s*\\!|\\[, ]|~)\s*\d{3})+)(?!\d)")
 _TYPED_THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?!\d|,\d)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(?<![\d}] )([1-9]\d{0,2})((?: \d{3})+)(?![\d]| \d)")
 _FONTS = re.compile(
@@ -220,7 +218,7 @@ def one_spelling(text: str) -> str:
     text = _LOWERED_RUN.sub(lambda m: "_{" + m.group().translate(_LOWERED) + "}", text)
     text = text.translate(_TRANSLATION).replace('\\"', " ")
     if not text.isascii():  # digits in circles and of other scripts, wide and styled letters
-        text = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in text)
+        text = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in text).translate(_TRANSLATION)
         # NFKC leaves the digits of Arabic and Devanagari as they are.
         text = "".join(c if c.isascii() or not c.isdecimal() else str(unicodedata.decimal(c)) for c in text)
     return re.sub(

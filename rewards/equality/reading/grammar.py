@@ -448,7 +448,8 @@ class Parser:
             if self._peek()[1:] in WORDS.unary or self._peek()[1:] in ALIASES or self._peek() == "\\sum":
                 break
             term = ("mul", term, self._power())
-        while self._take("/"):  # sin x/2
+        # `\sin x/2` divides the argument, `\ln 3/\ln 2` one function by another.
+        while self._peek() == "/" and self._peek(1)[1:] not in WORDS.unary and self._take("/"):
             term = ("div", term, self._power())
         return term
 
