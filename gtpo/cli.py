@@ -345,14 +345,14 @@ def configs(
     For programs that need a file:
     accelerate launch --config_file "$(gtpo configs accelerate/ddp)" -m gtpo train demo/gtpo
     """
-    from gtpo.config.document import CONFIGS, GROUPS, TABLE, config_names, find_config
+    from gtpo.config.document import CONFIGS, TABLE, config_folders, config_names, find_config
 
     if name is None:
-        for group, line in GROUPS.items():
-            print(f"{group}: {line}")
-            print("\n".join(f"  {known}" for known in config_names() if known.startswith(f"{group}/")))
+        for folder, line in config_folders().items():
+            print(f"{folder}: {line}")
+            print("\n".join(f"  {known}" for known in config_names() if known.startswith(f"{folder}/")))
         return
-    folders = {known.partition("/")[0] for known in config_names()}
+    folders = config_folders()
     path = CONFIGS / name if name in folders else find_config(name)
     if path is None:
         raise UserError(f"gtpo configs {name}: there is none.{did_you_mean(name, [*config_names(), *folders])}")

@@ -27,19 +27,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")), _PACKAGE / "configs")
 # A file of many configs: FOLDER/table.yaml holds FOLDER/NAME for each of its names (`_from_table`).
 TABLE = "table.yaml"
-# Folder of CONFIGS -> what is in it.
-GROUPS = {
-    "demo": "a toy on a CPU core: a base model, then SFT, GRPO, GTPO and eight baselines from it",
-    "laptop": "a real model of 0.1B or 0.5B on a CPU",
-    "desk": "Qwen2.5-1.5B on GSM8K with LoRA, one GPU of 24 GiB",
-    "paper": "the paper's runs: Llama-3.1-8B and Qwen2.5-3B, GSM8K and MATH, one GPU of 80 GB",
-    "ablations": "the paper's figures, each from one of its runs",
-    "published": "the authors' own files",
-    "recipes": "layers for `extends:`, a baseline each; start is what --model and --data begin from",
-    "accelerate": "for accelerate launch: several GPUs or nodes",
-    "slurm": "for sbatch",
-    "verl": "for python -m gtpo.integrations.verl",
-}
 
 
 class Setting(NamedTuple):
@@ -150,9 +137,14 @@ def read_scalar(value: Any) -> Any:
 # -- the configs that come with gtpo -----------------------------------------------------------------------------------
 
 
+def config_folders() -> dict[str, str]:
+    """Return the folders of the configs that come with gtpo -> what is in each."""
+    return read_yaml(CONFIGS / "folders.yaml")[0]
+
+
 def config_names() -> list[str]:
     """Return the names of the configs that come with gtpo, e.g. paper/llama-math-gtpo-g8."""
-    files = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*") if path.suffix in (".yaml", ".sbatch"))
+    files = (path.relative_to(CONFIGS) for path in CONFIGS.glob("*/*") if path.suffix in (".yaml", ".sbatch"))
     names = {file.with_suffix("").as_posix() for file in files if file.name != TABLE}
     for table in CONFIGS.glob(f"*/{TABLE}"):
         names |= {f"{table.parent.name}/{name}" for name in _table_names(table)}

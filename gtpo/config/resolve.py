@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from gtpo.common.errors import UserError
 from gtpo.common.packages import installed
@@ -33,8 +34,17 @@ _32_BIT = {
     "paged_ademamix_8bit": "paged_ademamix_32bit",
 }
 
-# Fields of Objective that TRL's own GRPO can vary.
-_GRPO_FIELDS = {"scale_rewards", "mask_truncated"}
+# The objective of TRL's own GRPO, without the fields that it can vary.
+_OF_GRPO = {"preset": "grpo", **asdict(PRESETS["grpo"])}
+del _OF_GRPO["scale_rewards"], _OF_GRPO["mask_truncated"]
+
+# Key of training that acts with some methods only -> those, and why not with another.
+_OF_METHODS = (
+    ("beta", ("grpo",), "has no KL term; set it to 0"),
+    ("initial_entropy", ("gtpo",), "has no entropy gate"),
+    ("resample_equal_groups", ("gtpo", "grpo"), "samples no groups"),
+    ("eval_steps", ("gtpo", "grpo"), "samples nothing; gtpo eval measures its weights"),
+)
 
 
 def launched_processes() -> int:
@@ -47,19 +57,16 @@ def launched_processes() -> int:
 
 def _of_the_model(config: TrainConfig) -> Iterator[str]:
     model, lora, training = config.model, config.lora.passed_on, config.training
-    if model.model_name and model.build:
-        yield "model.model_name and model.build exclude each other: load a model or build one"
-    if not model.model_name and not model.build:
+    loaded = {"model_name": model.model_name, "load_in_4bit": model.load_in_4bit, "backend": model.backend == "unsloth"}
+    if model.build is None and not model.model_name:
         yield "model needs model_name (a Hub name, a local folder or a train run) or build"
+    for name in [name for name, given in loaded.items() if given and model.build]:
+        yield f"model.{name} {getattr(model, name)} contradicts model.build: the model is built, and none is loaded"
     if (build := model.build) and build.hidden_size % build.num_attention_heads:
         heads, width = build.num_attention_heads, build.hidden_size
         yield f"model.build.num_attention_heads {heads} does not divide hidden_size {width}"
     if model.load_in_4bit and not model.lora_rank:
         yield "model.load_in_4bit needs lora_rank > 0: 4-bit weights are frozen, only adapters are trained"
-    if model.load_in_4bit and model.build:
-        yield "model.load_in_4bit contradicts model.build: weights are packed as they are loaded, and these are built"
-    if model.backend == "unsloth" and model.build:
-        yield "model.backend unsloth contradicts model.build: unsloth loads models, and this one is built"
     if lora and not model.lora_rank:
         yield f"lora.{next(iter(lora))} has no effect: model.lora_rank is 0, and there is no adapter"
     if lora.get("lora_dropout") and config.method != "sft" and training.passed_on.get("disable_dropout", True):
@@ -81,64 +88,29 @@ def _of_the_data(config: TrainConfig) -> Iterator[str]:
 
 
 def _of_training(config: TrainConfig) -> Iterator[str]:
-    training, sft = config.training, config.method == "sft"
+    training, method = config.training, config.method
     if training.max_steps == 0:
         yield "training.max_steps 0 trains nothing; set it to 1 or more, or to -1 for training.num_train_epochs"
-    if training.beta > 0 and config.method != "grpo":
-        why = "SFT has no KL term" if sft else "GTPO has no reference model and no KL term"
-        yield f"training.beta {training.beta} contradicts method {config.method}: {why}; set it to 0"
-    if training.initial_entropy is not None and config.method != "gtpo":
-        yield f"training.initial_entropy {training.initial_entropy}: method {config.method} has no entropy gate"
-    if training.eval_steps is not None and sft:
-        instead = "which samples nothing; gtpo eval measures its weights"
-        yield f"training.eval_steps {training.eval_steps} contradicts method sft, {instead}"
+    for name, methods, why in _OF_METHODS:
+        if (value := getattr(training, name)) and method not in methods:
+            yield f"training.{name} {value} contradicts method {method}, which {why}"
     for name in ("eval_steps", "log_kl_steps"):
         every, steps = getattr(training, name), training.logging_steps
         if every is not None and every % steps:
             why = "and its result is a part of that step's line"
             yield f"training.{name} {every} is no multiple of training.logging_steps {steps}, {why}"
-    if training.resample_equal_groups and sft:
-        yield f"training.resample_equal_groups {training.resample_equal_groups}: method sft samples no groups"
-    for name in config.objective.model_dump(exclude_none=True) if sft else ():
-        yield f"objective.{name} contradicts method sft: supervised fine-tuning has no RL objective"
-
-
-def _of_sampling(config: TrainConfig) -> Iterator[str]:
-    training, names, weights = config.training, config.trainer.reward_funcs, config.trainer.reward_weights
-    if (group := training.num_generations) < 2:
-        yield f"training.num_generations {group}: a group of one has no advantage to learn from; at least 2"
-    if not names:
-        yield "trainer.reward_funcs is empty; at least one reward function is needed"
-    elif weights is not None and len(weights) != len(names):
-        yield f"trainer.reward_weights has {len(weights)} values for {len(names)} reward functions"
-    elif weights is not None and not any(weights):
-        yield f"trainer.reward_weights {weights}: nothing is rewarded; at least one must not be 0"
-    prompt, longest, whole = training.max_prompt_length, training.max_completion_length, config.model.max_seq_length
-    if longest is not None and longest > whole - prompt:
-        room = f"max_prompt_length {prompt} exceeds model.max_seq_length {whole}"
-        yield f"training.max_completion_length {longest} + {room}"
-    elif prompt >= whole:
-        yield f"training.max_prompt_length {prompt} leaves no room for a completion in model.max_seq_length {whole}"
-    # Two temperatures are two distributions: their ratio is no mismatch of the sampler.
-    corrected = config.rollout.importance_sampling_correction and config.rollout.engine != "transformers"
-    objective, temperature = config.objective, training.temperature
-    if config.method == "gtpo" and corrected and config.resolved_objective().temperature(temperature) != temperature:
-        yield (
-            "rollout.importance_sampling_correction true compares vLLM's log-probabilities, at training.temperature "
-            f"{temperature}, with the objective's, at 1 (objective.entropy_temperature one); set "
-            "training.temperature to 1.0, objective.entropy_temperature to sampling, or the correction to false"
-        )
-    if config.method == "grpo" and config.preset_name() != "grpo":
-        yield (
-            f'objective.preset "{objective.preset}" contradicts method grpo, which is TRL\'s own GRPO; '
-            "set method: gtpo to train with this preset"
-        )
-    for name, value in objective.changes().items() if config.method == "grpo" else ():
-        if value != getattr(PRESETS["grpo"], name) and name not in _GRPO_FIELDS:
-            yield (
-                f"objective.{name} {value} contradicts method grpo, which is TRL's own GRPO and has no such switch; "
-                "method: gtpo with objective.preset grpo or grpo-filtered has it"
-            )
+    longest, whole = training.max_completion_length, config.model.max_seq_length
+    if method != "sft" and training.max_prompt_length + (longest or 1) > whole:
+        lengths = (
+            f"max_completion_length {longest} + " if longest else ""
+        ) + f"max_prompt_length {training.max_prompt_length}"
+        yield f"training.{lengths} leaves no room in model.max_seq_length {whole}"
+    for name, value in config.objective.model_dump(exclude_none=True).items():
+        if method == "sft":
+            yield f"objective.{name} contradicts method sft: supervised fine-tuning has no RL objective"
+        elif method == "grpo" and value != _OF_GRPO.get(name, value):
+            instead = "method gtpo takes it, also with objective.preset grpo or grpo-filtered"
+            yield f"objective.{name} {value} contradicts method grpo, TRL's own, which has no such switch; {instead}"
 
 
 # -- derived values ----------------------------------------------------------------------------------------------------
@@ -223,8 +195,7 @@ def resolve(config: TrainConfig, document: Document, world_size: int | None = No
     document: says where a key was set. Raises UserError with a line per contradiction.
     """
     found = Findings()
-    sampled = config.method != "sft"
-    for check in (_of_the_model, _of_the_data, _of_training, *([_of_sampling] if sampled else [])):
+    for check in (_of_the_model, _of_the_data, _of_training):
         for key, _, message in (fault.partition(" ") for fault in check(config)):
             found.errors.append(f"{document.at(key)} {message}")
     found.raise_errors()
@@ -235,7 +206,7 @@ def resolve(config: TrainConfig, document: Document, world_size: int | None = No
         model.lora_alpha = model.lora_alpha or model.lora_rank
     for change in (_devices, _subsets, _precision, _trackers):
         found.notices += change(config, document)
-    if sampled:
+    if config.method != "sft":
         if training.max_completion_length is None:
             training.max_completion_length = model.max_seq_length - training.max_prompt_length
         config.objective.preset = config.preset_name()

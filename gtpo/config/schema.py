@@ -173,8 +173,8 @@ class TrainingSection(TrlDefaults):
     push_to_hub, epsilon, and with method grpo loss_type, whose default is grpo.
     """
 
-    num_generations: int = Field(8, ge=1)
-    """Completions per prompt (G). At least 2."""
+    num_generations: int = Field(8, ge=2)
+    """Completions per prompt (G). A group of one has no advantage to learn from."""
     per_device_train_batch_size: int = Field(8, ge=1)
     """Completions (sft: examples) per device and micro-batch. If devices x this x accumulation is no multiple of G, it
     becomes the nearest multiple of G (at least G, as in the published runs), with a warning."""

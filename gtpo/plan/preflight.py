@@ -18,7 +18,7 @@ from gtpo.inputs.dataset import TrainingProblems, to_row
 from gtpo.inputs.model_shape import Weights, find_weights
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import SOURCES
-from gtpo.rewards.loading import load_reward, probe_reward
+from gtpo.rewards.loading import load_rewards, probe_reward
 from gtpo.runs.train_run import RESULTS
 
 # Optimizers of the package bitsandbytes.
@@ -42,12 +42,12 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
     """Import the rewards and read the data that is local. Raises UserError for what cannot be trained with."""
     problems = TrainingProblems(config)
     local = is_local(problems)
-    calls = [] if config.method == "sft" else config.trainer.reward_calls()
-    functions = [(path, load_reward(path, arguments)) for path, arguments in calls]
+    calls = config.trainer.reward_calls()
+    functions = [] if config.method == "sft" else load_rewards(calls, config.trainer.reward_weights).functions
     # The real first row, if it can be had: a reward may read any of its columns.
     rows = problems.select(None)[0] if local else []
     row = rows[0] if rows else to_row(Problem(id="1", problem="1 + 1", answer="2"), config)
-    for path, function in functions:
+    for (path, _), function in zip(calls, functions, strict=False):
         probe = probe_reward(path, function, row)
         if probe.fault:
             raise UserError(f"trainer.reward_funcs: {probe.fault}")

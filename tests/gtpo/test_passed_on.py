@@ -97,6 +97,14 @@ def test_what_cannot_be_passed_on_is_refused(tmp_path: Path, method: str, traini
     assert words in str(refused.value)
 
 
+def test_a_ratio_of_two_temperatures_is_refused(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "gtpo", temperature=0.9)
+    config.objective.preset = "gtpo-published"
+    config.rollout.engine, config.rollout.importance_sampling_correction = "vllm", True
+    with pytest.raises(UserError, match=r"vllm_importance_sampling_correction compares .* at temperature 0.9"):
+        trainer_arguments(config, tmp_path, "float32")
+
+
 @pytest.mark.parametrize("optimizer", ["schedule_free_adamw", "grokadamw", "galore_adamw"])
 def test_an_optimizers_package_is_asked_for_before_the_weights(tmp_path: Path, optimizer: str) -> None:
     plain, other = (loaded(tmp_path, "gtpo", optimizer=name) for name in ("adamw_torch", optimizer))

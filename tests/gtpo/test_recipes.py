@@ -11,7 +11,7 @@ from logs import logged
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
-from gtpo.config.document import GROUPS, TABLE, config_names, find_config
+from gtpo.config.document import TABLE, config_folders, config_names, find_config
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards import format_ok
 from gtpo.rewards.data.arithmetic import arithmetic_problems
@@ -46,7 +46,7 @@ def test_resolved_recipe_reads_back_to_itself(name: str, tmp_path: Path) -> None
 
 def test_few_files_hold_all_configs_and_each_folder_says_what_is_in_it() -> None:
     assert sum(path.is_file() for path in (ROOT / "configs").rglob("*")) <= 45
-    assert {name.partition("/")[0] for name in config_names()} == set(GROUPS)
+    assert {name.partition("/")[0] for name in config_names()} == set(config_folders())
 
 
 def test_an_error_in_a_table_names_its_line(tmp_path: Path) -> None:
