@@ -111,7 +111,7 @@ class ExactCheckpoints(TrainerCallback):
     def seed_round(self) -> None:
         """Seed all random numbers by the seed and the step, before a round of sampling."""
         accelerator, seed = self.trainer.accelerator, self.trainer.args.seed
-        round_seed = (seed * 1_000_003 + trl_seam.micro_step(self.trainer)) % 2**31
+        round_seed = (seed * 1_000_003 + trl_seam.counters(self.trainer)["micro_step"]) % 2**31
         set_seed(round_seed * (1 + accelerator.num_processes) % 2**31 + accelerator.process_index)
 
     def is_over(self) -> bool:
@@ -164,7 +164,7 @@ class ExactCheckpoints(TrainerCallback):
 
     def _save_extra(self, folder: Path) -> None:
         trainer, rank = self.trainer, self.trainer.accelerator.process_index
-        inputs = trl_seam.round_inputs(trainer) if trl_seam.mid_round(trainer) else None
+        inputs = trl_seam.round_in_use(trainer)
         state = {**self.extra_state(), "within_round": inputs is not None, **trl_seam.counters(trainer)}
         if trainer.accelerator.is_main_process:
             write_json(folder / STATE_FILE, state)

@@ -84,13 +84,13 @@ def _numbers(values: Any) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.float().tolist()]
 
 
-def log_rollout(trainer: Any, folder: TrainFolder, every: int, *, cut: bool = False) -> None:
+def log_rollout(trainer: Any, folder: TrainFolder, every: int) -> None:
     """Write the round of sampling that the last step completed, if it is due. All processes call it.
 
-    every: steps between two that are written, and the first step's is (0: none). cut: no later step trains on it.
+    every: steps between two that are written, and the first step's is (0: none).
     """
     rollout = trainer.groups.rollouts.get("train")
-    if not every or rollout is None or rollout.logged or (trl_seam.mid_round(trainer) and not cut):
+    if not every or rollout is None or rollout.logged or trl_seam.round_in_use(trainer) is not None:
         return
     if rollout.step % every and rollout.step != 1:
         return

@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -115,28 +116,37 @@ class Progress:
 
 
 class StepProgress:
-    """Says what a step is at while it takes long: sampling, scoring, or which micro-batch is trained on."""
+    """Says what a step is at while it takes long: sampling, scoring, or which micro-batch is trained on.
+
+    Counts the seconds of the first two, shown or not.
+    """
 
     def __init__(self, trainer: Any, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self.trainer, self.progress, self._clock = trainer, progress, clock
         # When what is going on began, and what is shown of it after so many seconds.
         self._now: tuple[float, Callable[[float], str]] | None = None
         self._step, self._micro_batch = -1, 0
-        if progress.shown:
-            trainer.step_progress = self
+        # Metric -> seconds since the last line of metrics, which takes them out.
+        self.seconds: dict[str, float] = defaultdict(float)
+        trainer.step_progress = self
 
     @contextmanager
-    def _during(self, tell: Callable[[float], str]) -> Iterator[None]:
+    def _during(self, tell: Callable[[float], str], metric: str | None = None) -> Iterator[None]:
         """Show `tell(seconds since its begin)` now and then; inside another one, in its place."""
-        outer, self._now, ended = self._now, (self._clock(), tell), threading.Event()
+        outer, begin, ended = self._now, self._clock(), threading.Event()
+        self._now = (begin, tell)
         thread = threading.Thread(target=self._report, args=(ended,), daemon=True)
-        if outer is None:
+        reports = outer is None and self.progress.shown
+        if reports:
             thread.start()
         try:
             yield
         finally:
+            # What is sampled to be measured (H_ini, validation) has a time of its own.
+            if metric and not self.trainer.only_samples:
+                self.seconds[metric] += self._clock() - begin
             self._now = None if outer is None else (self._clock(), outer[1])
-            if outer is None:
+            if reports:
                 ended.set()
                 thread.join()
 
@@ -163,8 +173,8 @@ class StepProgress:
 
     def scoring(self, inputs: Sequence[Any]) -> AbstractContextManager[None]:
         """Show inside how long completions are scored."""
-        return self._during(lambda seconds: f"scoring {len(inputs)} completions for {seconds:.0f} s")
+        return self._during(lambda seconds: f"scoring {len(inputs)} completions for {seconds:.0f} s", "time/reward")
 
     def sampling(self, prompts: Sequence[Any]) -> AbstractContextManager[None]:
         """Show inside how long completions are sampled."""
-        return self._during(lambda seconds: f"sampling {len(prompts)} completions for {seconds:.0f} s")
+        return self._during(lambda seconds: f"sampling {len(prompts)} completions for {seconds:.0f} s", "time/generation")

@@ -339,9 +339,8 @@ class TrainingRun(TrainerCallback):
         steps = max(1, len(self.step_seconds))
         row["time/step"] = sum(self.step_seconds) / steps
         self.step_seconds.clear()
-        if self.groups is not None:
-            row |= {name: seconds / steps for name, seconds in self.groups.stopwatch.items()}
-            self.groups.stopwatch.clear()
+        row |= {name: seconds / steps for name, seconds in self.trainer.step_progress.seconds.items()}
+        self.trainer.step_progress.seconds.clear()
         verdict = self.health.observe(state.global_step, row)
         if self.validation is not None:
             verdict = self.validation.judged(self.health, state.global_step, verdict)
@@ -359,9 +358,9 @@ class TrainingRun(TrainerCallback):
         if verdict.collapsed:
             self._collapsed(control, verdict.collapsed)
 
-    def _log_completions(self, *, cut: bool = False) -> None:
+    def _log_completions(self) -> None:
         if self.groups is not None:
-            log_rollout(self.trainer, self.folder, self.config.training.log_completions_steps, cut=cut)
+            log_rollout(self.trainer, self.folder, self.config.training.log_completions_steps)
 
     def _stop(self, control: Any, why: str) -> None:
         self.stopped_because = why
@@ -385,8 +384,9 @@ class TrainingRun(TrainerCallback):
         elif not self.folder.best.exists():
             obstacle = "there are no best weights yet"
         else:
-            self._log_completions(cut=True)
             restore_best(self.trainer, self.folder.best)
+            # No later step trains on what is left of the round.
+            self._log_completions()
             self.health.after_rollback()
             # A resumed run must not start from the weights that collapsed.
             control.should_save = True

@@ -72,7 +72,7 @@ class GateCalibration(TrainerCallback, ExportableState):
         elif self.objective.filter == "auto" and self.calibration is None:
             LOG.warning(f"checkpoint-{step} has no H_ini; it is measured on the policy as it is now")
         round_steps = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
-        if round_steps > 1 and step % round_steps and trl_seam.round_inputs(self.trainer) is None:
+        if round_steps > 1 and step % round_steps and trl_seam.round_in_use(self.trainer) is None:
             LOG.warning(
                 f"resumed at step {step}, within a round of sampling that feeds {round_steps} steps: the rest of it is "
                 "sampled again (gtpo.callbacks.ExactCheckpoints keeps it)"

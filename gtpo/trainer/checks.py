@@ -21,7 +21,6 @@ from gtpo.objective import reference_loss
 from gtpo.rewards.loading import probe_reward
 from gtpo.trainer import trl_seam
 from gtpo.trainer.policy_head import LMHead, policy_forward
-from gtpo.trainer.sampler_check import chosen_logps, own_logits
 
 
 def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None:
@@ -74,16 +73,15 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, tor
 def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
     """Compare the fused loss of the first group of a scored round with `reference_loss`. All processes take part.
 
-    The reference is in float64 (CPU) or float32 (GPU), with the logits of the model's own forward. Raises ValueError
-    if those, or the gradients of the hidden states, differ.
+    The reference has all logits at once, in float64 (CPU) or float32 (GPU). Raises ValueError if the gradients of the
+    hidden states differ, or the head's log-probabilities from those of the model's own forward.
     """
-    accelerator, group = trainer.accelerator, trl_seam.group_size(trainer)
+    accelerator, group, sampler = trainer.accelerator, trl_seam.group_size(trainer), trainer.sampler
     rollout = trainer.groups.rollouts[trl_seam.mode(trainer)]
     ids, mask = rollout.ids[:group, :MAX_TOKENS], rollout.mask[:group, :MAX_TOKENS]
     rows = {"completion_ids": ids, "completion_mask": mask.long()}
     for name in ("prompt_ids", "prompt_mask"):
         rows[name] = accelerator.gather(accelerator.pad_across_processes(batch[name], dim=1, pad_first=True))[:group]
-    own = own_logits(trainer, rows)
     shared: dict[str, Any] = {
         "completion_ids": ids,
         "completion_mask": mask,
@@ -93,6 +91,7 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
         "temperature": trainer.temperature,
         "truncated": rollout.truncated[:group],
     }
+    apart = sampler.from_own_forward(rows, trainer.logps_of(rows), mask)
 
     def losses(hidden: Tensor, head: LMHead) -> tuple[str, bool]:
         wide = torch.float32 if hidden.is_cuda else torch.float64
@@ -103,23 +102,16 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
         with torch.enable_grad():
             fused = fused_linear_gtpo_loss(trainer.objective, ours, head.weight, **head.transform(), **shared)
             logits = exact.logits(theirs)
-            gap = (chosen_logps(own, ids) - chosen_logps(logits.detach(), ids)).abs()
-            # Logits rounded to 16 bits are too coarse for a gradient.
-            if hidden.dtype == torch.float32:
-                logits = logits + (own.to(wide) - logits).detach()
             reference = reference_loss(trainer.objective, logits, **shared)
             (found,) = torch.autograd.grad(fused.loss, ours)
             (wanted,) = torch.autograd.grad(reference.loss, theirs)
         # If there is no gradient at all, the difference is absolute.
         norm = float(wanted.norm()) or 1.0
-        gradient = float((found.to(wide) - wanted).norm()) / norm
-        apart = float(gap[mask].mean())
-        allowed = trainer.sampler.allowed(float(own.float().abs().mean()))
+        gradient, allowed = float((found.to(wide) - wanted).norm()) / norm, sampler.allowed(float(logits.detach().abs().mean()))
         passed = gradient <= TOLERANCE.get(hidden.dtype, 2e-2) and apart <= allowed
-        verdict = "agrees with" if passed else "DIFFERS from"
         line = (
-            f"check-loss: the fused loss {verdict} the reference on the first group: "
-            f"loss {abs(float(fused.loss.detach()) - float(reference.loss.detach())):.1e}, "
+            f"check-loss: the fused loss {'agrees with' if passed else 'DIFFERS from'} the reference on the first "
+            f"group: loss {float((fused.loss - reference.loss).detach().abs()):.1e}, "
             f"entropy {float((fused.entropy.to(wide) - reference.entropy).abs().max()):.1e}, "
             f"gradient {gradient:.1e} (relative); the head's log-probabilities lie {apart:.1e} nats from those of the "
             f"model's own forward (at most {allowed:.1e})"

@@ -9,10 +9,8 @@ of equal rewards again.
 from __future__ import annotations
 
 import math
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,8 +119,6 @@ class GroupStatistics:
         self.objective = objective or PRESETS["grpo"]
         # Whether the objective's advantages are trained with: TRL's if each reward is normalised by itself.
         self.own_advantages = objective is not None and trainer.multi_objective_aggregation == "sum_then_normalize"
-        # Seconds spent since the last logged step, by part.
-        self.stopwatch: dict[str, float] = defaultdict(float)
         # The round of sampling in use, by mode (train, eval).
         self.rollouts: dict[str, Rollout] = {}
         # Makes whole rows NaN if a function failed (`gtpo train`); by itself TRL's meaning of None is kept.
@@ -131,15 +127,6 @@ class GroupStatistics:
         self._scores: dict[str, Any] = {}
 
     # -- sampling and scoring --------------------------------------------------------------------------------------
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds that pass inside to those of a part of the step."""
-        begin = time.perf_counter()
-        yield
-        # What is sampled to be measured (H_ini, validation) has a time of its own.
-        if not self.trainer.only_samples:
-            self.stopwatch[name] += time.perf_counter() - begin
 
     def score(self, prompts: list[Any], completions: list[Any], rewards: Tensor) -> Tensor:
         """Take in the rewards [N, functions] of a round, gathered over ranks; return them, the unscored as NaN.
@@ -274,17 +261,15 @@ def draw_again(
         if not bool(equal.any()):
             break
         drawn += int(equal.sum()) // group
-        by_rank = [part.nonzero()[:, 0].tolist() for part in equal.view(-1, local)]
-        most = max(map(len, by_rank))
-        mine = by_rank[accelerator.process_index]
+        by_rank = equal.view(-1, local)
+        counts, mine = by_rank.sum(dim=1, keepdim=True), by_rank[accelerator.process_index].nonzero()[:, 0].tolist()
+        most = int(counts.max())
         # Every rank takes part in every forward, with as many rows.
         chosen = (mine + [0] * most)[:most]
         with trl_seam.aside(trainer):
             _, new_ids, _, texts, new_logprobs, *_ = trainer.draw([prompts[i] for i in chosen])
         found = score(chosen, texts, new_ids).view(len(by_rank), most, -1)
-        for rank, places in enumerate(by_rank):
-            for k, place in enumerate(places):
-                rewards[rank * local + place] = found[rank, k]
+        rewards[equal] = found[torch.arange(most, device=found.device) < counts]
         for k, place in enumerate(mine):
             completion_ids[place], completions[place] = new_ids[k], texts[k]
             if logprobs is not None:
@@ -292,11 +277,11 @@ def draw_again(
         equal = equal_groups()
     trl_seam.log(trainer, "groups/resampled", drawn * group / len(rewards))
     # TRL has logged these two of the first draw.
-    lengths = torch.tensor([len(ids) for ids in completion_ids], device=accelerator.device, dtype=torch.float32)
     ends = {*trainer.eos_token_ids, trl_seam.tokenizer(trainer).pad_token_id}
-    cut = torch.tensor([float(ids[-1] not in ends) for ids in completion_ids], device=accelerator.device)
-    for name, values in (("completions/mean_length", lengths), ("completions/clipped_ratio", cut)):
-        trl_seam.log_instead(trainer, name, accelerator.gather(values).mean().item())
+    here = [[float(len(ids)), float(ids[-1] not in ends)] for ids in completion_ids]
+    means = accelerator.gather(torch.tensor(here, device=accelerator.device)).mean(dim=0).tolist()
+    for name, value in zip(("completions/mean_length", "completions/clipped_ratio"), means, strict=True):
+        trl_seam.log_instead(trainer, name, value)
     return (prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest), rewards
 
 

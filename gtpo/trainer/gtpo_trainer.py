@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -46,6 +46,16 @@ from gtpo.trainer.policy_head import add_policy_head, token_forward
 from gtpo.trainer.sampler_check import SamplerCheck, prepare
 
 
+class NoProgress:
+    """Shows nothing of a step."""
+
+    def training(self, *of: Any) -> AbstractContextManager[None]:
+        """Return what is entered around a part of a step."""
+        return nullcontext()
+
+    sampling = scoring = training
+
+
 class RunTrainer(Trainer):
     """A trainer of transformers that calls the parts of a run (`gtpo.callbacks`); a part is None until it is built.
 
@@ -55,7 +65,7 @@ class RunTrainer(Trainer):
     # gtpo.run.exact.ExactCheckpoints.
     exact: Any = None
     # gtpo.run.progress.StepProgress.
-    step_progress: Any = None
+    step_progress: Any = NoProgress()
     # gtpo.run.untrained_kl.UntrainedKL.
     untrained_kl: Any = None
     writes_model_card = True
@@ -74,7 +84,7 @@ class RunTrainer(Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Train on a micro-batch."""
-        with nullcontext() if self.step_progress is None else self.step_progress.training():
+        with self.step_progress.training():
             return super().training_step(*args, **kwargs)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
@@ -180,8 +190,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 
     def draw(self, prompts: list[Any]) -> tuple[Any, ...]:
         """Return what TRL's `_generate` samples for prompts, one completion each."""
-        shown = nullcontext() if self.step_progress is None else self.step_progress.sampling(prompts)
-        with shown, self.groups.timed("time/generation"):
+        with self.step_progress.sampling(prompts):
             outputs = super()._generate(prompts)
         return trl_seam.with_special_tokens(self, outputs)
 
@@ -203,8 +212,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 
     def rewards_of(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Return the rewards [N, functions] of this rank's completions, gathered over ranks."""
-        shown = nullcontext() if self.step_progress is None else self.step_progress.scoring(inputs)
-        with shown, self.groups.timed("time/reward"):
+        with self.step_progress.scoring(inputs):
             rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return rewards
 

@@ -144,7 +144,7 @@ def computing_dtype(trainer: Any) -> torch.dtype:
     return coarsest(computes, *held)
 
 
-def own_logits(trainer: Any, batch: dict[str, Tensor]) -> Tensor:
+def own_logits(trainer: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the logits [B, L, V] of the completions by the model's own forward, which knows what it does to them."""
     with torch.no_grad(), trainer.accelerator.autocast():
         output = trainer.model_wrapped(
@@ -208,12 +208,9 @@ class SamplerCheck:
         batch |= {"completion_ids": drawn, "completion_mask": mask.long()}
 
         logits, scores = (torch.stack(each, dim=1).float() for each in (found.logits, found.scores))
-        plain, size = (
-            chosen_logps(logits / trainer.temperature, drawn),
-            logits.gather(-1, drawn[..., None])[..., 0].abs(),
-        )
-        ours = trainer.logps_of(batch)
-        self._judge(self._totals(ours, plain, mask, size), batch, ours, plain, mask)
+        plain, ours = chosen_logps(logits / trainer.temperature, drawn), trainer.logps_of(batch)
+        size = logits.gather(-1, drawn[..., None])[..., 0].abs()
+        self._judge(self._totals(ours, plain, mask, size), batch, ours, mask)
         shaped = _mean((chosen_logps(scores, drawn) - plain).abs(), mask)
         if shaped > self.allowed(_mean(size, mask)):
             LOG.warning(
@@ -236,12 +233,10 @@ class SamplerCheck:
         totals: list[float] = self.trainer.accelerator.gather(here).view(-1, 5).sum(dim=0).tolist()
         return totals
 
-    def _judge(
-        self, totals: Sequence[float], batch: Mapping[str, Tensor], ours: Tensor, sampled: Tensor, mask: Tensor
-    ) -> None:
+    def _judge(self, totals: Sequence[float], batch: Mapping[str, Tensor], ours: Tensor, mask: Tensor) -> None:
         """Raise OtherPolicy, with the likely cause, if the sums of `_totals` say so.
 
-        batch: completions of which the cause is sought, the log-probabilities [B, L] of both sides, and which count.
+        batch: completions of which the cause is sought, with the loss's log-probabilities [B, L], and which count.
         """
         (difference, loss, sampler, logits), tokens, trainer = totals[:4], max(totals[4], 1.0), self.trainer
         mean, allowed = difference / tokens, self.allowed(logits / tokens)
@@ -254,40 +249,36 @@ class SamplerCheck:
             f"{sampler / tokens:.4f}, the loss {loss / tokens:.4f}; they differ by {mean:.3g} nats per token over "
             f"{tokens:.0f} tokens, the tolerance is {allowed:.2g} (rollout.logp_difference_alarm). "
         )
-        acting = ", ".join(sorted({name for _, name, _ in dropouts(policy)}))
-        if acting and not trainer.args.disable_dropout:
+        if acting := ", ".join(sorted({name for _, name, _ in dropouts(policy)})):
             LOG.warning(f"{text}Dropout acts ({acting}): each forward is another policy; set disable_dropout=True")
             # Once is enough.
             self.tolerance = math.inf
             return
-        # Of two completions: all logits of a micro-batch may not fit.
-        few = {name: batch[name][:2] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
-        own = chosen_logps(own_logits(trainer, few) / trainer.temperature, few["completion_ids"])
-        whole = batch["prompt_mask"].bool().all(dim=1)
-        if (apart := _mean((ours[:2] - own).abs(), mask[:2])) > allowed / 2:
+        if (apart := self.from_own_forward(batch, ours, mask)) > allowed / 2:
             cause = (
                 f"the model's own forward differs from the loss by {apart:.3g} nats too, so it changes its hidden "
                 "states or logits after the last layer in a way that gtpo does not know. It cannot be trained here; "
                 "please report the model's class"
             )
-        elif acting:
-            cause = f"dropout ({acting}); set it to 0 in the model's config"
         elif trainer.use_vllm:
             cause = (
                 "vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample with the "
                 "trainer's own model (rollout.engine: transformers, use_vllm=False)"
             )
-        elif whole.any() and not whole.all() and _mean((ours - sampled)[whole].abs(), mask[whole]) <= allowed:
-            cause = (
-                "only rows with padding differ, so the model counts positions, or attends, from the padding on. Give "
-                "prompts of equal length, or another model"
-            )
         else:
             cause = (
-                "`generate` computes with a cache, and the model's forward without one gives other logits for the same "
-                "tokens. Try generation_kwargs use_cache: false, or another attn_implementation"
+                "without the cache of `generate` the model's forward gives other logits for the same tokens: it counts "
+                "positions from the padding on (give prompts of equal length), or attends in another way (try "
+                "generation_kwargs use_cache: false, or another attn_implementation)"
             )
         raise OtherPolicy(f"{text}Likely cause: {cause}")
+
+    def from_own_forward(self, batch: Mapping[str, Tensor], ours: Tensor, mask: Tensor) -> float:
+        """Return how far log-probabilities [B, L] of a mask's tokens are from the model's own forward, in nats."""
+        # Of two completions: all logits of a micro-batch may not fit.
+        few = {name: batch[name][:2] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+        own = chosen_logps(own_logits(self.trainer, few) / self.trainer.temperature, few["completion_ids"])
+        return _mean((ours[:2] - own).abs(), mask[:2])
 
     def observe(self, logps: Tensor, batch: Mapping[str, Any], *, last: bool | None = None) -> None:
         """Log how far the loss's log-probabilities [B, L] of a micro-batch are from vLLM's; judge each step as a whole.
@@ -305,7 +296,7 @@ class SamplerCheck:
         # The few tokens of a micro-batch say little.
         if trainer.accelerator.sync_gradients if last is None else last:
             totals, self._step = self._step, [0.0] * 5
-            self._judge(totals, batch, ours, sampled, known)
+            self._judge(totals, batch, ours, known)
 
 
 def _mean(values: Tensor, mask: Tensor) -> float:

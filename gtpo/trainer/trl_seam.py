@@ -1,6 +1,6 @@
 """What this project leans on inside TRL and transformers: checked when it is imported, read by the functions below.
 
-`gtpo.trainer.gtpo_trainer` overrides the METHODS; no other module of gtpo has a private name of TRL's trainers.
+`gtpo.trainer.gtpo_trainer` overrides the methods; no other module of gtpo has a private name of TRL's trainers.
 """
 
 from __future__ import annotations
@@ -31,62 +31,43 @@ from gtpo.rewards.thoughts import opened_thought, plain
 # The newest release of TRL that all tests have passed with; 1.15 is the oldest.
 NEWEST = (1, 16)
 
-# Methods of every trainer that are overridden or called -> their parameters; None: handed on as they come.
-METHODS: dict[str, list[str] | None] = {
-    **dict.fromkeys(("_run_epoch", "_get_train_sampler", "training_step", "compute_loss", "create_model_card")),
-    "_get_output_dir": ["trial"],
-    "_save_checkpoint": ["model", "trial"],
-    "_load_optimizer_and_scheduler": ["checkpoint"],
-    "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
-}
-
-# The same, of a GRPOTrainer only.
-SAMPLING_METHODS: dict[str, list[str] | None] = {
-    "_compute_loss": ["model", "inputs"],
-    "_generate_and_score_completions": ["inputs"],
-    "_tokenize_prompts": ["prompts"],
-    "_generate": ["prompts"],
-    "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
-    "_get_per_token_logps_and_entropies": None,
-}
-
-# Fields of every trainer that are read or set.
-FIELDS = ("_total_train_tokens", "_metrics", "_tr_loss", "_globalstep_last_logged", "model_wrapped")
-
-# The same, of a GRPOTrainer only.
-SAMPLING_FIELDS = (
-    *("_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer", "eos_token_ids", "temperature", "num_iterations"),
-    *("reward_funcs", "reward_func_names", "reward_weights", "num_generations", "num_generations_eval"),
-    *("epsilon_low", "epsilon_high", "tools", "generation_config", "generation_kwargs", "_dist"),
-    *("aux_loss_enabled", "router_aux_loss_coef", "multi_objective_aggregation", "vllm_generation", "ref_model"),
-    "current_gradient_accumulation_steps",
-)
+# What is overridden, called, read or set, of each class of TRL's: methods with their parameters (...: handed on as they
+# come), and fields.
+OF_TRAINERS = """
+    _run_epoch(...) _get_train_sampler(...) training_step(...) compute_loss(...) create_model_card(...)
+    _get_output_dir(trial) _save_checkpoint(model,trial) _load_optimizer_and_scheduler(checkpoint)
+    _load_from_checkpoint(resume_from_checkpoint,model)
+    _total_train_tokens _metrics _tr_loss _globalstep_last_logged model_wrapped
+"""
+OF_GRPO = """
+    _compute_loss(model,inputs) _generate_and_score_completions(inputs) _tokenize_prompts(prompts) _generate(prompts)
+    _calculate_rewards(inputs,prompts,completions,completion_ids_list) _get_per_token_logps_and_entropies(...)
+    _step _buffered_inputs _last_loaded_step _tokenizer eos_token_ids temperature num_iterations reward_funcs
+    reward_func_names reward_weights num_generations num_generations_eval epsilon_low epsilon_high tools
+    generation_config generation_kwargs _dist aux_loss_enabled router_aux_loss_coef multi_objective_aggregation
+    vllm_generation ref_model current_gradient_accumulation_steps
+"""
+# `gtpo.trainer.adapter_sync`.
+OF_VLLM = "_init_vllm() sync_weights() _dist llm gather_params is_fsdp fsdp_version vllm_client"
 
 
-# Methods of VLLMGeneration that are overridden (`gtpo.trainer.adapter_sync`).
-ENGINE_METHODS: dict[str, list[str] | None] = {"_init_vllm": [], "sync_weights": []}
-
-# Fields of VLLMGeneration that are read or set.
-ENGINE_FIELDS = ("_dist", "llm", "gather_params", "is_fsdp", "fsdp_version", "vllm_client")
-
-
-def missing(trainer: type, methods: dict[str, list[str] | None], fields: Sequence[str]) -> Iterator[str]:
+def missing(owner: type, names: str) -> Iterator[str]:
     """Yield what a class of TRL's has no more: methods, their parameters, fields that some method sets."""
-    for name, expected in methods.items():
-        method = getattr(trainer, name, None)
-        if method is None:
-            yield f"{trainer.__name__}.{name}"
-        elif expected is not None and (found := list(inspect.signature(method).parameters)[1:]) != expected:
-            yield f"{trainer.__name__}.{name}({', '.join(expected)}), which takes ({', '.join(found)})"
-    functions = [inspect.unwrap(f) for owner in trainer.__mro__ for f in vars(owner).values() if inspect.isfunction(f)]
-    known = {name for function in functions for name in function.__code__.co_names}
-    yield from (f"{trainer.__name__}.{name}" for name in fields if name not in known)
+    functions = [inspect.unwrap(f) for kind in owner.__mro__ for f in vars(kind).values() if inspect.isfunction(f)]
+    used = {name for function in functions for name in function.__code__.co_names}
+    for name, is_method, parameters in (entry.partition("(") for entry in names.split()):
+        method, expected = getattr(owner, name, None), parameters.rstrip(")")
+        if (method is None) if is_method else (name not in used):
+            yield f"{owner.__name__}.{name}"
+        elif is_method and expected != "...":
+            found = ",".join(list(inspect.signature(method).parameters)[1:])
+            if found != expected:
+                yield f"{owner.__name__}.{name}({expected}), which takes ({found})"
 
 
 def check_trl(grpo: type = GRPOTrainer, sft: type = SFTTrainer, found: str = version("trl")) -> None:
     """Raise UserError if TRL lacks a name that is leaned on; warn of a TRL newer than the newest tried."""
-    lacking = list(missing(grpo, {**METHODS, **SAMPLING_METHODS}, (*FIELDS, *SAMPLING_FIELDS)))
-    lacking += [*missing(sft, METHODS, FIELDS), *missing(VLLMGeneration, ENGINE_METHODS, ENGINE_FIELDS)]
+    lacking = [*missing(grpo, OF_TRAINERS + OF_GRPO), *missing(sft, OF_TRAINERS), *missing(VLLMGeneration, OF_VLLM)]
     known = f"gtpo is tested with TRL 1.15 to {NEWEST[0]}.{NEWEST[1]}"
     install = f"pip install 'trl>=1.15,<{NEWEST[0]}.{NEWEST[1] + 1}'"
     if lacking:
@@ -116,20 +97,12 @@ def tokenizer(trainer: Any) -> Any:
     return trainer._tokenizer
 
 
-def micro_step(trainer: Any) -> int:
-    """Return the micro-batches that a process has trained on; 0 if nothing is sampled (sft)."""
-    return int(getattr(trainer, "_step", 0))
-
-
-def round_inputs(trainer: Any) -> Any:
-    """Return the micro-batches of the round of sampling in use, or None."""
-    return getattr(trainer, "_buffered_inputs", None)
-
-
-def mid_round(trainer: Any) -> bool:
-    """Return whether a round of sampling still feeds later steps."""
+def round_in_use(trainer: Any) -> Any:
+    """Return the micro-batches of a round of sampling that still feeds later steps; None if there is none."""
     args = trainer.args
-    return isinstance(trainer, GRPOTrainer) and bool(trainer._step % (args.steps_per_generation * args.num_iterations))
+    if isinstance(trainer, GRPOTrainer) and trainer._step % (args.steps_per_generation * args.num_iterations):
+        return trainer._buffered_inputs
+    return None
 
 
 def policy(trainer: Any) -> Any:
@@ -251,7 +224,8 @@ def load_weights(trainer: Any, folder: str) -> None:
 
 def counters(trainer: Any) -> dict[str, int]:
     """Return what a checkpoint of TRL's own forgets: micro-batches, and tokens as TRL's `num_tokens` counts them."""
-    return {"micro_step": micro_step(trainer), "tokens_seen": trainer._total_train_tokens}
+    # sft counts no micro-batches.
+    return {"micro_step": getattr(trainer, "_step", 0), "tokens_seen": trainer._total_train_tokens}
 
 
 def restore(trainer: Any, counted: dict[str, Any], inputs: Any) -> None:
