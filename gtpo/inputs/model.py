@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import statistics
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from gtpo.common.errors import UserError
 from gtpo.common.hub import adapter_base, dtype_on_cpu
@@ -254,6 +256,61 @@ def savable_generation_config(model: Any) -> str:
         named = ", ".join(re.findall(r"^- `(\w+)`", str(error), re.MULTILINE)) or _first(error)
         return f"the model's generation_config cannot be saved as it is ({named}): its sampling defaults are dropped"
     return ""
+
+
+# Fields of a generation_config that do not change which tokens are drawn, or that every call sets.
+_NOT_OF_SAMPLING = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length", "use_cache"),
+    *("cache_implementation", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
+    *("return_dict_in_generate", "transformers_version"),
+}
+
+
+def drop_leaks(own: Any, asked: Any) -> str:
+    """Remove from a model's own generation_config what would act in `generate`, as `asked` leaves it open; name it."""
+    from transformers import GenerationConfig
+
+    names = [name for name in vars(GenerationConfig()) if not name.startswith("_") and name not in _NOT_OF_SAMPLING]
+    leaks = {
+        name: value
+        for name in names
+        if (value := getattr(own, name, None)) is not None and getattr(asked, name, None) is None
+    }
+    for name in leaks:
+        setattr(own, name, None)
+    return ", ".join(f"{name} {value}" for name, value in leaks.items() if value not in (0, 1, [], ""))
+
+
+def dropouts(model: nn.Module) -> Iterator[tuple[Any, str, float]]:
+    """Yield (owner, attribute, value) of each dropout above 0 of a model's modules and their configs."""
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    for owner in (*model.modules(), *configs.values()):
+        for name, value in vars(owner).items():
+            # TRL sets nn.Dropout to 0 itself, and not what attention takes as a number.
+            named = any(part in name for part in ("dropout", "pdrop", "drop_rate"))
+            if (named or (isinstance(owner, nn.Dropout) and name == "p")) and isinstance(value, float) and value > 0:
+                yield owner, name, value
+
+
+def count_positions(model: Any) -> None:
+    """Let a padded batch have the positions of its rows without padding, as in `generate`.
+
+    For models whose positions are absolute; rotary ones compute the same from any start.
+    """
+    backbone = model.get_decoder() if model.base_model is model else model.base_model
+    rotary = getattr(model.config.get_text_config(), "rope_parameters", None)
+    if rotary or "position_ids" not in inspect.signature(backbone.forward).parameters:
+        return
+
+    def fill(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+        # With a cache, `generate` gives them itself.
+        absent = cache is None and kwargs.get("position_ids") is None
+        if absent and isinstance(mask, Tensor) and mask.dim() == 2:
+            kwargs = {**kwargs, "position_ids": (mask.long().cumsum(dim=1) - 1).clamp(min=0)}
+        return args, kwargs
+
+    backbone.register_forward_pre_hook(fill, with_kwargs=True)
 
 
 def rounded_away(args: Any, model: Any) -> Iterator[str]:

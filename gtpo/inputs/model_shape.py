@@ -1,4 +1,4 @@
-"""Where a model's weights are, and what its config rules out. Free of torch."""
+"""Where a model's weights are, what its config rules out, and what it does to logits. Free of torch."""
 
 from __future__ import annotations
 
@@ -72,3 +72,20 @@ def router_loss_obstacle(config: Any, coefficient: float | None = None) -> str |
         f"which TRL cannot compute without {' and '.join(absent)} in its config; set router_aux_loss_coef to 0 in its "
         "config.json to train without that loss"
     )
+
+
+def logit_transform(config: Any) -> tuple[float, float | None]:
+    """Return (logit scale, soft cap) of a text config, under the names that the model families use.
+
+    Cohere: logit_scale; Falcon-H1: lm_head_multiplier; Granite, MiniCPM: 1 / logits_scaling; HyperCLOVA X:
+    logits_scaling; Gemma: final_logit_softcapping.
+    """
+    softcap = getattr(config, "final_logit_softcapping", None)
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        scale = getattr(config, name, None)
+        if scale is not None:
+            return float(scale), softcap
+    scaling = getattr(config, "logits_scaling", None)
+    if scaling is not None:
+        return float(scaling if config.model_type == "hyperclovax" else 1 / scaling), softcap
+    return 1.0, softcap

@@ -177,4 +177,6 @@ class StepProgress:
 
     def sampling(self, prompts: Sequence[Any]) -> AbstractContextManager[None]:
         """Show inside how long completions are sampled."""
-        return self._during(lambda seconds: f"sampling {len(prompts)} completions for {seconds:.0f} s", "time/generation")
+        return self._during(
+            lambda seconds: f"sampling {len(prompts)} completions for {seconds:.0f} s", "time/generation"
+        )

@@ -107,7 +107,8 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
             (wanted,) = torch.autograd.grad(reference.loss, theirs)
         # If there is no gradient at all, the difference is absolute.
         norm = float(wanted.norm()) or 1.0
-        gradient, allowed = float((found.to(wide) - wanted).norm()) / norm, sampler.allowed(float(logits.detach().abs().mean()))
+        gradient = float((found.to(wide) - wanted).norm()) / norm
+        allowed = sampler.allowed(float(logits.detach().abs().mean()))
         passed = gradient <= TOLERANCE.get(hidden.dtype, 2e-2) and apart <= allowed
         line = (
             f"check-loss: the fused loss {'agrees with' if passed else 'DIFFERS from'} the reference on the first "

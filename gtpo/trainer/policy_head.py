@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from gtpo.head import check_finite, token_statistics
+from gtpo.inputs.model_shape import logit_transform
 
 
 class LMHead(NamedTuple):
@@ -49,23 +50,6 @@ class PolicyOutput(NamedTuple):
     value: Any
     # Load-balancing loss of a mixture of experts, a scalar without its coefficient; None unless asked for.
     aux_loss: Tensor | None
-
-
-def logit_transform(config: Any) -> tuple[float, float | None]:
-    """Return (logit scale, soft cap) of a text config, under the names that the model families use.
-
-    Cohere: logit_scale; Falcon-H1: lm_head_multiplier; Granite, MiniCPM: 1 / logits_scaling; HyperCLOVA X:
-    logits_scaling; Gemma: final_logit_softcapping.
-    """
-    softcap = getattr(config, "final_logit_softcapping", None)
-    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        scale = getattr(config, name, None)
-        if scale is not None:
-            return float(scale), softcap
-    scaling = getattr(config, "logits_scaling", None)
-    if scaling is not None:
-        return float(scaling if config.model_type == "hyperclovax" else 1 / scaling), softcap
-    return 1.0, softcap
 
 
 def add_policy_head(model: Any) -> None:

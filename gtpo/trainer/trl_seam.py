@@ -56,7 +56,8 @@ def missing(owner: type, names: str) -> Iterator[str]:
     functions = [inspect.unwrap(f) for kind in owner.__mro__ for f in vars(kind).values() if inspect.isfunction(f)]
     used = {name for function in functions for name in function.__code__.co_names}
     for name, is_method, parameters in (entry.partition("(") for entry in names.split()):
-        method, expected = getattr(owner, name, None), parameters.rstrip(")")
+        method: Any = getattr(owner, name, None)
+        expected = parameters.rstrip(")")
         if (method is None) if is_method else (name not in used):
             yield f"{owner.__name__}.{name}"
         elif is_method and expected != "...":

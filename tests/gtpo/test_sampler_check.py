@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.inputs.model_shape import logit_transform
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.trainers import GRPOBaseline
-from gtpo.trainer.policy_head import logit_transform
 from gtpo.trainer.sampler_check import TOLERANCE, OtherPolicy, coarsest
 
 TOKENIZER = build_tokenizer()
