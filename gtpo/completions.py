@@ -136,6 +136,15 @@ def check_tokens(
     check_ids(completion_ids, mask, len(lm_head))
 
 
+def check_finite(hidden: Tensor, lm_head: Tensor, bias: Tensor | None, logps: Tensor, entropies: Tensor) -> None:
+    """Raise ValueError naming the first token whose statistics [N, L] are not finite, and why; waits for the device."""
+    for row, token in (~(logps + entropies).isfinite()).nonzero()[:1].tolist():
+        causes = {f"hidden[{row}, {token}]": hidden[row, token], "lm_head": lm_head, "bias": bias}
+        infinite = [name for name, values in causes.items() if values is not None and not bool(values.isfinite().all())]
+        cause = f"{infinite[0]} is not finite" if infinite else f"its logits overflow {logps.dtype}"
+        raise ValueError(f"the statistics of completion {row}, token {token} are not finite: {cause}")
+
+
 def prepare_completions(
     objective: Objective,
     scored: Advantages,

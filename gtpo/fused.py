@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from gtpo.completions import group_advantages, prepare_completions
-from gtpo.head import check_finite, token_statistics
-from gtpo.objective import Loss, Objective, filter_is_active, policy_loss
+from gtpo.completions import check_finite
+from gtpo.head import token_statistics
+from gtpo.objective import Loss, Objective, loss_of_groups
 
 
 def fused_linear_gtpo_loss(
@@ -35,13 +34,9 @@ def fused_linear_gtpo_loss(
 
     Raises ValueError as `reference_loss` does, and for hidden states that are not finite.
     """
-    scored, mask = group_advantages(objective, rewards, num_generations), completion_mask
-    wide = torch.promote_types(lm_head.dtype, torch.float32)
-    given = prepare_completions(
-        objective, scored, completion_ids, mask, num_generations, truncated=truncated, dtype=wide
-    )
-    gate_active, options = filter_is_active(objective, initial_entropy), objective.head_options(temperature)
-    logps, entropies = token_statistics(hidden, lm_head, completion_ids, mask, **options, **transform)
-    found = policy_loss(objective, given, logps, entropies, mask.bool(), num_generations, gate_active=gate_active)
-    check_finite(hidden, lm_head, transform.get("bias"), logps, entropies)
-    return Loss(found.loss, given.advantages, found.shaped_advantages, found.entropy, found.kept, given.weights)
+    options, tokens = objective.head_options(temperature) | transform, (completion_ids, completion_mask.bool())
+    statistics = token_statistics(hidden, lm_head, *tokens, **options)
+    loss = loss_of_groups(objective, statistics, *tokens, rewards, num_generations, initial_entropy, truncated)
+    # Last: it waits for the GPU.
+    check_finite(hidden, lm_head, transform.get("bias"), *statistics)
+    return loss

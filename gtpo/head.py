@@ -53,9 +53,11 @@ class Head(NamedTuple):
     softcap: float | None
     floor: float
     entropy_gradient: bool
-    # Dtype of what is multiplied; logits, statistics and sums have `compute_dtype`.
+    # Dtype of what is multiplied.
     factors: torch.dtype
     sizes: Sizes
+    # Of logits, statistics and sums.
+    wide: torch.dtype = torch.float32
 
     def tiles(self, weight: Tensor, bias: Tensor | None, rows: int, kept: int = 0) -> Iterator[tuple[slice, Any, Any]]:
         """Yield each tile's columns, its W [w, D] and its bias [w]. No tile lies on both sides of column `kept`."""
@@ -66,7 +68,7 @@ class Head(NamedTuple):
 
     def logits(self, states: Tensor, block: Tensor, bias: Tensor | None) -> Tensor:
         """Return the logits [m, w] of states [m, D] for a tile of W [w, D]."""
-        z = states.new_empty(len(states), len(block), dtype=compute_dtype(states))
+        z = states.new_empty(len(states), len(block), dtype=self.wide)
         return self.logits_(multiply(states, block.t(), z, scale=self.scale), bias)
 
     def logits_(self, z: Tensor, bias: Tensor | None) -> Tensor:
@@ -77,11 +79,6 @@ class Head(NamedTuple):
     def slope(self, z: Tensor) -> Tensor | float:
         """Return dz/draw, but for the factor scale."""
         return 1.0 if self.softcap is None else 1 - (z / self.softcap).square_()
-
-
-def compute_dtype(weight: Tensor) -> torch.dtype:
-    """Return the type of logits, statistics and sums."""
-    return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
 def cpu_multiplies(dtype: torch.dtype) -> bool:
@@ -114,10 +111,11 @@ def head_statistics(
     visits = 2 if trains[1] or trains[2] or (trains[0] and entropy_gradient) else int(trains[0])
     # A gradient of 1 / (N L) would vanish in float16, whose smallest number is 6e-8.
     widened = (visits == 2 and lm_head.dtype == torch.float16) or not (lm_head.is_cuda or cpu_multiplies(lm_head.dtype))
-    factors = torch.float32 if widened else lm_head.dtype
+    wide = torch.promote_types(lm_head.dtype, torch.float32)
+    factors, sizes = wide if widened else lm_head.dtype, GPU if lm_head.is_cuda else CPU
     scale, cap = logit_scale / temperature, None if softcap is None else softcap / temperature
     floor = math.log(log_clamp) if log_clamp else -math.inf
-    head = Head(scale, cap, floor, entropy_gradient, factors, GPU if lm_head.is_cuda else CPU)
+    head = Head(scale, cap, floor, entropy_gradient, factors, sizes, wide)
     with torch.autocast(hidden.device.type, enabled=False):
         logps, entropies = _Statistics.apply(hidden, lm_head, bias, ids, head, visits)
     return logps, entropies
@@ -140,26 +138,17 @@ def token_statistics(
     return logps, entropies
 
 
-def check_finite(hidden: Tensor, lm_head: Tensor, bias: Tensor | None, logps: Tensor, entropies: Tensor) -> None:
-    """Raise ValueError naming the first token whose statistics [N, L] are not finite, and why; waits for the device."""
-    for row, token in (~(logps + entropies).isfinite()).nonzero()[:1].tolist():
-        causes = {f"hidden[{row}, {token}]": hidden[row, token], "lm_head": lm_head, "bias": bias}
-        infinite = [name for name, values in causes.items() if values is not None and not bool(values.isfinite().all())]
-        cause = f"{infinite[0]} is not finite" if infinite else f"its logits overflow {logps.dtype}"
-        raise ValueError(f"the statistics of completion {row}, token {token} are not finite: {cause}")
-
-
 class _Statistics(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, ids: Tensor, head: Head, visits: int) -> Any:
         # Aliases: ZeRO-3 takes a parameter's own data away when the model's forward has ended.
         weight, bias = weight.detach(), None if bias is None else bias.detach()
-        take, states, dtype = fold, hidden.to(head.factors), compute_dtype(weight)
+        take, states = fold, hidden.to(head.factors)
         if hidden.is_cuda and installed("triton"):
             from gtpo.triton_head import fold as take
         # A CPU that multiplies bfloat16 hands products over rounded, so the target's logit is computed apart.
         # torch sums pairwise here, and in turn in a bmm.
-        target = weight[ids].to(dtype).mul_(hidden).sum(dim=1)
+        target = weight[ids].to(head.wide).mul_(hidden).sum(dim=1)
         target = head.logits_(target.mul_(head.scale), None if bias is None else bias[ids])
         sums = torch.stack([target, torch.zeros_like(target), torch.zeros_like(target)])
 
@@ -197,7 +186,7 @@ class _Statistics(torch.autograd.Function):
         ctx.head, ctx.visits = head, visits
         if visits == 1:
             # dlogp/dh = (S dz_y/draw W_y - u) / total: as large as h, and all that the backward needs.
-            own = weight[ids].to(dtype).mul_((rest / total * head.slope(target))[:, None])
+            own = weight[ids].to(head.wide).mul_((rest / total * head.slope(target))[:, None])
             ctx.save_for_backward(u.div_(-total[:, None]).add_(own).mul_(head.scale).to(hidden.dtype))
         else:
             # If no tile is kept, the backward makes p itself: r = lse.

@@ -224,16 +224,6 @@ def reference_loss(
         raise ValueError(f"temperature must be positive; found {temperature}")
     # Half precision rounds log-probabilities by a percent; the reference is there to be trusted.
     precision = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
-    given = prepare_completions(
-        objective,
-        group_advantages(objective, rewards, num_generations),
-        completion_ids,
-        mask,
-        num_generations,
-        truncated=truncated,
-        dtype=precision,
-    )
-
     scale = objective.temperature(temperature)
     # Padding is blanked first, so that nothing there can reach the loss or its gradient.
     visible = torch.where(mask[..., None], logits.to(precision), 0.0)
@@ -241,15 +231,32 @@ def reference_loss(
     # Padding ids may be -100 or beyond the vocabulary; gather would fail on them.
     ids = torch.where(mask, completion_ids, 0).long()
     log_probability = log_probabilities.gather(-1, ids[..., None]).squeeze(-1)
-    found = policy_loss(
-        objective,
-        given,
-        log_probability,
-        token_entropy(log_probabilities, objective.log_clamp),
-        mask,
-        num_generations,
-        gate_active=filter_is_active(objective, initial_entropy),
+    statistics = log_probability, token_entropy(log_probabilities, objective.log_clamp)
+    return loss_of_groups(
+        objective, statistics, completion_ids, mask, rewards, num_generations, initial_entropy, truncated
     )
+
+
+def loss_of_groups(
+    objective: Objective,
+    statistics: tuple[Tensor, Tensor],
+    completion_ids: Tensor,
+    mask: Tensor,
+    rewards: Tensor | Sequence[float | None],
+    num_generations: int,
+    initial_entropy: float | None,
+    truncated: Tensor | None,
+) -> Loss:
+    """Return the loss of whole groups from the log-probabilities and entropies of their tokens, both [N, L].
+
+    The other arguments, and the errors, are those of `reference_loss`.
+    """
+    scored, dtype = group_advantages(objective, rewards, num_generations), statistics[0].dtype
+    given = prepare_completions(
+        objective, scored, completion_ids, mask, num_generations, truncated=truncated, dtype=dtype
+    )
+    gate_active = filter_is_active(objective, initial_entropy)
+    found = policy_loss(objective, given, *statistics, mask, num_generations, gate_active=gate_active)
     return Loss(found.loss, given.advantages, found.shaped_advantages, found.entropy, found.kept, given.weights)
 
 

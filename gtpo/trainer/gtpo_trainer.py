@@ -224,18 +224,15 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         return self.groups.score(prompts, completions, rewards)
 
 
-# For the model card, which cites GRPO too: GTPO extends it.
-_PAPER = {
-    "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
-    "id": "2508.03772",
-    "citation": """\
+_CITATION = """\
 @article{simoni2025gtpo,
     title        = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
     author       = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
     year         = 2025,
     eprint       = {arXiv:2508.03772},
-}""",
 }
+
+"""
 
 
 class GTPOTrainer(SampledTrainer):
@@ -243,7 +240,12 @@ class GTPOTrainer(SampledTrainer):
 
     _tag_names = ["trl", "gtpo"]  # noqa: RUF012  # TRL declares it so
     _name = "GTPO"
-    _paper = _PAPER | {"citation": f"{_PAPER['citation']}\n\n{GRPOTrainer._paper['citation']}"}
+    # The model card cites GRPO too: GTPO extends it.
+    _paper = GRPOTrainer._paper | {
+        "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
+        "id": "2508.03772",
+        "citation": _CITATION + GRPOTrainer._paper["citation"],
+    }
 
     def __init__(
         self,

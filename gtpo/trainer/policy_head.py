@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
-from gtpo.head import check_finite, token_statistics
+from gtpo.completions import check_finite
+from gtpo.head import token_statistics
 from gtpo.inputs.model_shape import logit_transform
 
 

@@ -39,9 +39,6 @@ class OtherPolicy(UserError, ValueError):
     """The loss would be of another policy than the one that samples."""
 
 
-# -- what is made equal beforehand -------------------------------------------------------------------------------------
-
-
 def prepare(trainer: Any) -> None:
     """Let the policy of a new GRPOTrainer sample from the distribution that its loss is taken of, and say what changed.
 
@@ -68,14 +65,6 @@ def prepare(trainer: Any) -> None:
         count_positions(trainer.accelerator.unwrap_model(reference))
 
 
-# -- the check ---------------------------------------------------------------------------------------------------------
-
-
-def coarsest(*dtypes: torch.dtype) -> torch.dtype:
-    """Return the dtype with the fewest digits."""
-    return max(dtypes, key=lambda dtype: TOLERANCE.get(dtype, 0.0))
-
-
 def computing_dtype(trainer: Any) -> torch.dtype:
     """Return the coarsest dtype that the trainer's log-probabilities, and those of its sampler, are computed in.
 
@@ -88,7 +77,7 @@ def computing_dtype(trainer: Any) -> torch.dtype:
     if trainer.use_vllm:
         engine = getattr(trainer.vllm_generation, "llm", None)
         held.add(torch.bfloat16 if engine is None else engine.llm_engine.model_config.dtype)
-    return coarsest(computes, *held)
+    return max(held | {computes}, key=TOLERANCE.__getitem__)
 
 
 def own_logits(trainer: Any, batch: Mapping[str, Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.inputs.model_shape import logit_transform
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.trainers import GRPOBaseline
-from gtpo.trainer.sampler_check import TOLERANCE, OtherPolicy, coarsest
+from gtpo.trainer.sampler_check import TOLERANCE, OtherPolicy, computing_dtype
 
 TOKENIZER = build_tokenizer()
 SHAPE: dict[str, Any] = {
@@ -165,8 +165,8 @@ def test_ids_beyond_the_embedding_are_named(tmp_path: Path) -> None:
         trainer.sampler.prompts([[5, len(TOKENIZER) - 1]])
 
 
-def test_the_tolerance_is_that_of_the_coarsest_dtype() -> None:
-    assert coarsest(torch.float32, torch.bfloat16) is torch.bfloat16
+def test_the_tolerance_is_that_of_the_coarsest_dtype(tmp_path: Path) -> None:
+    assert computing_dtype(built(tmp_path, small("Llama").to(torch.bfloat16))) is torch.bfloat16
     assert TOLERANCE[torch.float32] < TOLERANCE[torch.float16] < TOLERANCE[torch.bfloat16]
 
 
