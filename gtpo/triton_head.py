@@ -1,12 +1,11 @@
-"""`fold` of `gtpo.head` as two Triton kernels that ask nothing of the host.
+"""`fold` of `gtpo.head` as a Triton kernel that asks nothing of the host.
 
 One program works on a row, block by block; its sums live in registers, in the type of the logits. TRITON_INTERPRET=1,
-set before triton is imported, runs them on a CPU. Triton is imported here and nowhere else.
+set before triton is imported, runs it on a CPU. Triton is imported here and nowhere else.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,7 +15,10 @@ BLOCK = 2048
 
 
 @triton.jit
-def _fold(z_ptr, e_ptr, e_stride, ids_ptr, start, sums_ptr, factor_ptr, rows, columns, lag, BLOCK: tl.constexpr):
+def _fold(
+    z_ptr, e_ptr, e_stride, ids_ptr, start, sums_ptr, earlier_ptr, earlier_stride, width, rows, columns, lag,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * columns
     e_ptr += row * e_stride
@@ -28,6 +30,13 @@ def _fold(z_ptr, e_ptr, e_stride, ids_ptr, start, sums_ptr, factor_ptr, rows, co
         highest = tl.maximum(highest, tl.max(tl.load(z_ptr + offsets, mask=offsets < columns, other=-float("inf"))))
     reference = tl.where(highest > before + lag, highest, before)
     factor = tl.exp(before - reference)
+    # Hardly any row, after the first tile.
+    if factor != 1.0:
+        for begin in range(0, width, BLOCK):
+            offsets = begin + tl.arange(0, BLOCK)
+            pointers = earlier_ptr + row * earlier_stride + offsets
+            values = tl.load(pointers, mask=offsets < width, other=0.0)
+            tl.store(pointers, (values * factor).to(earlier_ptr.dtype.element_ty), mask=offsets < width)
     rest = tl.load(sums_ptr + rows + row)
     weighted = (tl.load(sums_ptr + 2 * rows + row) + rest * (before - reference)) * factor
     rest *= factor
@@ -42,25 +51,11 @@ def _fold(z_ptr, e_ptr, e_stride, ids_ptr, start, sums_ptr, factor_ptr, rows, co
     tl.store(sums_ptr + row, reference)
     tl.store(sums_ptr + rows + row, rest)
     tl.store(sums_ptr + 2 * rows + row, weighted)
-    tl.store(factor_ptr + row, factor)
-
-
-@triton.jit
-def _rescale(matrix_ptr, stride, factor_ptr, columns, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    factor = tl.load(factor_ptr + row)
-    if factor != 1.0:
-        for begin in range(0, columns, BLOCK):
-            offsets = begin + tl.arange(0, BLOCK)
-            pointers = matrix_ptr + row * stride + offsets
-            values = tl.load(pointers, mask=offsets < columns, other=0.0)
-            tl.store(pointers, (values * factor).to(matrix_ptr.dtype.element_ty), mask=offsets < columns)
 
 
 def fold(z: Tensor, e: Tensor, sums: Tensor, ids: Tensor, start: int, lag: float, earlier: Tensor) -> None:
     """See `gtpo.head.fold`. z is left as it is; rows of `earlier` whose factor is 1 are not read."""
     rows, columns = z.shape
-    factor, block = torch.empty_like(sums[0]), min(BLOCK, triton.next_power_of_2(columns))
-    _fold[(rows,)](z, e, e.stride(0), ids, start, sums, factor, rows, columns, lag, BLOCK=block)
-    if earlier.numel():
-        _rescale[(rows,)](earlier, earlier.stride(0), factor, earlier.shape[1], BLOCK=BLOCK)
+    known = (earlier, earlier.stride(0), earlier.shape[1])
+    block = min(BLOCK, triton.next_power_of_2(columns))
+    _fold[(rows,)](z, e, e.stride(0), ids, start, sums, *known, rows, columns, lag, BLOCK=block)
