@@ -41,35 +41,24 @@ class Tree(NamedTuple):
 def prefix_tree(input_ids: Tensor, attention_mask: Tensor) -> Tree:
     """Return the tree of the rows of a batch; both [B, T], the mask 1 at tokens and 0 at padding."""
     kept = attention_mask.bool().cpu()
-    rows = [ids[mask].tolist() for ids, mask in zip(input_ids.cpu(), kept, strict=True)]
-    nodes: list[int] = []
-    positions: list[int] = []
-    paths: dict[int, list[int]] = {}
-    before: list[int] = []
-    path: list[int] = []
-    # A row's longest shared prefix is with its neighbour.
-    for row in sorted(range(len(rows)), key=rows.__getitem__):
-        tokens, shared = rows[row], 0
-        while shared < min(len(tokens), len(before)) and tokens[shared] == before[shared]:
-            shared += 1
-        new = range(len(nodes), len(nodes) + len(tokens) - shared)
-        nodes += tokens[shared:]
-        positions += range(shared, len(tokens))
-        path = [*path[:shared], *new]
-        paths[row], before = path, tokens
+    # (node before it, token) -> node. -1: none is before it.
+    nodes: dict[tuple[int, int], int] = {}
+    paths = []
+    for ids, mask in zip(input_ids.cpu(), kept, strict=True):
+        path = [-1]
+        for token in ids[mask].tolist():
+            path.append(nodes.setdefault((path[-1], token), len(nodes)))
+        paths.append(torch.tensor(path[1:], dtype=torch.long))
+    positions = torch.zeros(len(nodes), dtype=torch.long)
     attends = torch.zeros(len(nodes), len(nodes), dtype=torch.bool)
     places = torch.zeros(kept.shape, dtype=torch.long)
-    for row, path in paths.items():
-        index = torch.tensor(path, dtype=torch.long)
-        attends[index[:, None], index] |= torch.ones(len(path), len(path), dtype=torch.bool).tril()
+    for row, index in enumerate(paths):
+        positions[index] = torch.arange(len(index))
+        attends[index[:, None], index] |= torch.ones(len(index), len(index), dtype=torch.bool).tril()
         places[row, kept[row]] = index
-    device = input_ids.device
-    return Tree(
-        ids=torch.tensor([nodes], dtype=input_ids.dtype, device=device),
-        positions=torch.tensor([positions], device=device),
-        attends=attends[None, None].to(device),
-        places=places.to(device),
-    )
+    tokens = torch.tensor([[token for _, token in nodes]], dtype=input_ids.dtype)
+    whole = Tree(tokens, positions[None], attends[None, None], places)
+    return Tree(*(part.to(input_ids.device) for part in whole))
 
 
 def obstacle(config: Any) -> str | None:
