@@ -78,9 +78,11 @@ class Objective(_Switches):
             # Only the first: a script's author mends one field at a time, and a config file is checked elsewhere.
             fault = error.errors()[0]
             name = str(fault["loc"][0])
-            field = vars(_Switches)["__pydantic_fields__"].get(name)
-            expected = in_words(field.annotation, field.metadata) if field else ""
-            found = f"must be {expected}; found {fault['input']!r}" if field else fault["msg"]
+            known = vars(_Switches)["__pydantic_fields__"]
+            if name not in known:
+                raise ValueError(f"objective has no field {name}; its fields are {', '.join(known)}") from None
+            expected = in_words(known[name].annotation, known[name].metadata)
+            found = f"must be {expected}; found {fault['input']!r}"
             raise ValueError(f"objective: {name} {found}") from None
 
     def temperature(self, sampling: float) -> float:
