@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
-from gtpo.rewards.completions import words
 from gtpo.rewards.thoughts import opened_thought, plain, unfinished
 
 
@@ -83,29 +83,25 @@ class Reading(NamedTuple):
         return min((at for stop in self.stop if (at := plain_text.find(stop, answer)) >= 0), default=None)
 
 
-_ENDED = words(
-    "stop eos eostoken endturn endofturn endoftext endofsequence end ended done finish finished complete completed "
-    "success stopsequence stopsequences stopword stopwords stoptoken stopstring toolcalls tooluse functioncall normal"
-)
-_CUT_OFF = words(
-    "length maxtokens maxoutputtokens maxnewtokens maxcompletiontokens maxlength maxlen modellength tokenlimit "
-    "lengthlimit outputlimit limit limitreached maxtokensreached truncated incomplete contextlength "
-    "contextlengthexceeded contextwindowexceeded modelcontextwindowexceeded"
-)
-_REFUSED = words(
-    "contentfilter contentfiltered safety imagesafety recitation blocklist blocked prohibitedcontent spii refusal "
-    "refused sensitive guardrail guardrailintervened"
-)
+# What the letters of a finish reason hold, in any server's spelling; the first that fits counts.
+_FINISHES = (
+    ("failed", r"error|abort|fail|cancel|timeout|timelimit|timedout|deadline|rateli|rateex|quota|resource|unavail"
+               r"|overload|malformed|unexpected|unspecified|unfinish|notfinish|interrupt|disconnect|killed"),
+    ("refused", r"filter|safety|recitation|blocklist|blocked|prohibited|spii|refus|sensitive|guardrail|policy|moderat"
+                r"|unsafe"),
+    ("length", r"length|limit|trunc|incomplete|cutoff|context|exceed|capped|numpredict"
+               r"|max(?:imum)?(?:new|output|completion|total|token|len)"),
+    ("stop", r"stop|^eo[smta]|^end|reachedend|finish|done|^complete|success|succeed|normal|natural|tool|function|^ok$"),
+)  # fmt: skip
 
 
 def finish_word(said: str) -> str:
-    """Return stop, length or refused for how a server, or a file, says that a completion ended; else `said` itself.
+    """Return stop, length, refused or failed for how a server, or a file, says that a completion ended; else `said`.
 
     By the letters only: `FinishReason.MAX_TOKENS`, `max-tokens` and `maxTokens` are one word.
     """
     word = "".join(filter(str.isalpha, said.rpartition(".")[2].lower())).removeprefix("finishreason")
-    known = (("stop", _ENDED), ("length", _CUT_OFF), ("refused", _REFUSED))
-    return next((name for name, those in known if word in those), said)
+    return next((name for name, pattern in _FINISHES if re.search(pattern, word)), said)
 
 
 class Generation(NamedTuple):

@@ -93,7 +93,7 @@ class Answer:
         self.finish_reason = ""
         self._rest = self._data = b""  # The line that has begun, and the data of the event that has begun
         self._whole: list[bytes] = []  # Lines that belong to no event: a whole body, whatever its content type says
-        self._streamed = False
+        self._streamed = self._done = False
         self._texts: list[str] = []
         self._thoughts: list[str] = []
 
@@ -109,7 +109,8 @@ class Answer:
         if line.startswith(b"data:"):
             self._streamed = True
             self._data += (b"\n" if self._data else b"") + line[5:].strip()
-            if self._data in (b"[DONE]", b""):
+            self._done = self._done or self._data == b"[DONE]"
+            if self._data in (b"[DONE]", b"null", b""):
                 self._data = b""
                 return
             with contextlib.suppress(ValueError, RecursionError):
@@ -123,29 +124,35 @@ class Answer:
     def _add(self, event: Any) -> None:
         """Take one event, or a whole body."""
         try:
-            if (error := event.get("error")) is not None:
+            error = event.get("error")
+            if error is None and not event.get("choices") and not event.get("usage"):
+                error = next((event[name] for name in ("detail", "message", "msg") if event.get(name)), None)
+            if error is not None:
                 raise RequestError(f"the server broke off: {_message(error)}", passing=True)
             self.model = event.get("model") or self.model
-            usage = event.get("usage") or {}
-            self.tokens = _count(usage.get("completion_tokens"), self.tokens)
-            self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
+            self._count(event.get("usage") or {})
             for choice in event.get("choices") or ():
                 # Only one was asked for.
-                if not choice.get("index"):
-                    self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
-                    self._take(choice.get("delta") or choice.get("message") or {"content": choice.get("text")})
+                if str(choice.get("index") or 0) == "0":
+                    self._count(choice.get("usage") or {})
+                    names = ("finish_reason", "finishReason", "native_finish_reason")
+                    reason = next((choice[name] for name in names if choice.get(name)), "null")
+                    reason = str(reason.get("type") if isinstance(reason, dict) else reason)
+                    self.finish_reason = reason if reason != "null" else self.finish_reason
+                    # The last event of some gateways has the whole message beside an empty delta.
+                    said = choice.get("delta") if "delta" in choice else choice.get("message")
+                    self._take(said or {"content": choice.get("text")})
         except (AttributeError, TypeError, ValueError) as error:
             raise _malformed(f"{type(error).__name__}: {error}") from None
 
+    def _count(self, usage: dict[str, Any]) -> None:
+        self.tokens = _count(usage.get("completion_tokens", usage.get("output_tokens")), self.tokens)
+        self.prompt_tokens = _count(usage.get("prompt_tokens", usage.get("input_tokens")), self.prompt_tokens)
+
     def _take(self, message: dict[str, Any]) -> None:
-        content = message.get("content") or message.get("refusal") or ""
-        thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        # Parts: text, or thoughts that have parts of their own.
-        if isinstance(content, list):
-            thought = "".join(_joined(part.get("thinking")) for part in content) or thought
-            content = _joined(content)
-        if not (isinstance(content, str) and isinstance(thought, str)):
-            raise TypeError(f"content is {type(content).__name__}")
+        content, thought = _parts(message.get("content") or message.get("refusal") or "")
+        names = ("reasoning_content", "reasoning", "thinking", "reasoning_text")
+        thought = "".join(_parts(next((message[name] for name in names if message.get(name)), ""))) or thought
         self.deltas += bool(content or thought)
         self._texts.append(content)
         self._thoughts.append(thought)
@@ -175,6 +182,9 @@ class Answer:
                 self._add(json.loads(b"\n".join(self._whole) or b"{}"))
             except (ValueError, RecursionError) as error:
                 raise _malformed(error) from None
+        # Some servers never say how a completion ended: one whose stream ended as agreed is whole, and may be cut off.
+        if not self.finish_reason and (self._done or not self._streamed) and any(self._texts):
+            return
         said, self.finish_reason = self.finish_reason, finish_word(self.finish_reason)
         if self.finish_reason == "refused":
             raise RequestError(f"the server withheld the completion (finish_reason {said})")
@@ -192,15 +202,24 @@ def _message(error: Any) -> str:
     return one_line(error.get("message", error) if isinstance(error, dict) else error)
 
 
-def _joined(content: Any) -> str:
-    """Return the text of parts; text itself stays."""
-    if not isinstance(content, list):
-        return content or ""
-    return "".join(part.get("text") or "" for part in content)
+def _parts(content: Any) -> tuple[str, str]:
+    """Return (text, thoughts) of a message's content: text, or parts, some of them thoughts with parts of their own."""
+    if isinstance(content, str):
+        return content, ""
+    if not isinstance(content, dict | list):
+        raise TypeError(f"content is {type(content).__name__}")
+    texts = ["", ""]
+    for part in [content] if isinstance(content, dict) else content:
+        part = {"text": part} if isinstance(part, str) else part
+        inner = (part.get(name) or "" for name in ("text", "content", "thinking", "summary"))
+        thought = "thinking" in part or part.get("type") in ("thinking", "reasoning")
+        texts[thought] += "".join("".join(_parts(text)) for text in inner)
+    return texts[0], texts[1]
 
 
 def _count(value: Any, before: int | None) -> int | None:
-    return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else before
+    counted = isinstance(value, int | float) and value >= 0 and value == value // 1 and not isinstance(value, bool)
+    return int(value) if counted else before
 
 
 def refused(status: int, headers: Any, body: str) -> RequestError:
@@ -462,9 +481,9 @@ class OpenAIEngine(Engine):
             return
         self._completed += 1
         self._only_thought += answer.only_thought
-        self._hand_on(request, text, answer.finish_reason)
+        self._hand_on(request, text, answer.finish_reason or None)
 
-    def _hand_on(self, request: _Request, text: str, finish_reason: str, error: str | None = None) -> None:
+    def _hand_on(self, request: _Request, text: str, finish_reason: str | None, error: str | None = None) -> None:
         """Hand on a sample, completed or failed."""
         tokens, prompt_tokens = (None, None) if error else (request.answer.tokens, request.answer.prompt_tokens)
         key = request.task.benchmark, request.task.question_id, request.index

@@ -126,17 +126,22 @@ def _checked(url: str, key_name: str) -> str:
     return url.rstrip("/")
 
 
-# Fields in which servers say how many tokens a model takes, in its card or one level below.
+# Fields in which servers say how many tokens a model takes, in its card or below: their letters.
 _CONTEXT = (
-    "max_model_len", "context_length", "loaded_context_length", "max_context_length", "context_window", "n_ctx",
-    "max_context_window", "max_seq_len", "context_size", "inputTokenLimit", "max_input_tokens",
+    "maxmodellen", "contextlength", "loadedcontextlength", "maxcontextlength", "contextwindow", "nctx",
+    "maxcontextwindow", "maxcontextwindowtokens", "maxcontexttokens", "maxseqlen", "maxsequencelength", "contextsize",
+    "numctx", "maxtotaltokens", "inputtokenlimit", "maxinputtokens",
 )  # fmt: skip
 
 
 def _context(card: Mapping[str, Any]) -> int | None:
-    inner = (card, *(value for value in card.values() if isinstance(value, dict)))
-    found = (block.get(name) for name in _CONTEXT for block in inner)
-    return next((int(n) for n in found if isinstance(n, int | float) and not isinstance(n, bool) and n > 0), None)
+    blocks: list[Mapping[str, Any]] = [card]
+    for block in blocks:
+        blocks += [value for value in block.values() if isinstance(value, dict)]
+    named = [{"".join(filter(str.isalpha, name)).lower(): n for name, n in block.items()} for block in blocks]
+    found = (block.get(name) for name in _CONTEXT for block in named)
+    numbers = (int(n) for n in found if isinstance(n, int | float | str) and str(n).removesuffix(".0").isdecimal())
+    return next((n for n in numbers if n > 0), None)
 
 
 # Parameters that are left out for a server that does not take them: those without an effect on what is sampled, or with
@@ -149,8 +154,9 @@ _NEUTRAL: dict[str, Any] = {
 # Beyond those that every server takes.
 _EXTRAS = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "skip_special_tokens")
 
-# owned_by -> what a server takes without a word and does not do: Ollama's /v1 has no such parameters.
-_DEFAULTS_STAY = {"library": ("top_k", "min_p", "repetition_penalty")}
+# owned_by -> what a server takes without a word and does not do: Ollama's /v1 has no such parameters, LM Studio's no
+# min_p.
+_DEFAULTS_STAY = {"library": ("top_k", "min_p", "repetition_penalty"), "organization_owner": ("min_p",)}
 
 
 class Server:
@@ -230,7 +236,7 @@ class Server:
         # The reasoning models of OpenAI know no max_tokens.
         if self._renamed:
             sent["max_completion_tokens"] = sent.pop("max_tokens")
-        if self.card().get("owned_by") == "llamacpp" and "repetition_penalty" in sent:
+        if self.card().get("owned_by") in ("llamacpp", "organization_owner") and "repetition_penalty" in sent:
             sent["repeat_penalty"] = s.repetition_penalty
         return {**sent, **body}
 
@@ -239,7 +245,7 @@ class Server:
         if "max_tokens" in sent and "max_completion_tokens" in said:
             self._renamed = True
             return True
-        named = {name for name in _NEUTRAL if name in sent and re.search(rf"\b{name}\b", said)}
+        named = {name for name in _NEUTRAL if name in sent and re.search(rf"(?i)\b{name}(?:ing)?\b", said)}
         idle = {name for name in named if _NEUTRAL[name] in (None, sent[name])}
         # One that was asked for: without it, samples would be of another kind.
         if named != idle:
@@ -306,8 +312,14 @@ class Servers:
         elif status in (401, 403):
             raise UserError(self.access.refused(server.url, status))
         try:
-            listed = json.loads(body)["data"] if status == 200 else []
-            server.cards = [card for card in listed if isinstance(card, dict) and "id" in card]
+            listed = json.loads(body) if status == 200 else []
+            if isinstance(listed, dict):
+                listed = listed["data"] if "data" in listed else listed["models"]
+            cards = [{"id": card} if isinstance(card, str) else dict(card) for card in listed]
+            names = ("id", "name", "model")
+            server.cards = [
+                c | {"id": next(c[n] for n in names if n in c)} for c in cards if not c.keys().isdisjoint(names)
+            ]
         except (ValueError, KeyError, TypeError, RecursionError):
             server.cards = []
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):

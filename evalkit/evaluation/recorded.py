@@ -39,9 +39,6 @@ from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, PromptR
 
 CHUNK = 512
 
-# Finish reasons of completions that are none.
-_FAILED = ("abort", "aborted", "error", "failed", "cancelled", "canceled", "timeout")
-
 Rows = Iterator[tuple[str, dict[str, Any]]]  # (file and line, row)
 
 
@@ -137,7 +134,7 @@ def _sample(
         error = str(error)
     elif text is None and not thought:
         error = "no completion was recorded"
-    elif word == "refused" or word.rpartition(".")[2].lower() in _FAILED:
+    elif word in ("refused", "failed"):
         error = f"finish_reason {reason}"
     if thought:
         text = f"<think>{thought}</think>{text or ''}" if text or ended == "stop" else f"<think>{thought}"

@@ -167,7 +167,7 @@ def events(*pieces: bytes) -> Reply:
 
 WHOLE = stream(ASKED)
 THOUGHT = f"<think>is it 5?</think>{TEXT}"
-COMPLETIONS: dict[str, tuple[Reply, str, int | None, str]] = {
+COMPLETIONS: dict[str, tuple[Reply, str, int | None, str | None]] = {
     "a body": (answer(), TEXT, 7, "stop"),
     "a stream": (events(*WHOLE), TEXT, 7, "stop"),
     "a stream under another type": (Reply(pieces=WHOLE, headers={"Content-Type": "application/json"}), TEXT, 7, "stop"),
@@ -193,6 +193,24 @@ COMPLETIONS: dict[str, tuple[Reply, str, int | None, str]] = {
     "thoughts, streamed": (
         events(event({"choices": [{"delta": {"reasoning_content": "is it 5?"}}]}), *WHOLE), THOUGHT, 7, "stop",
     ),
+    "thoughts as an object": (
+        answer({"content": ["so ", "42"], "reasoning": {"content": "5?"}}), "<think>5?</think>so 42", 7, "stop",
+    ),
+    "thoughts among the parts": (
+        answer({"content": [{"type": "reasoning", "text": "5?"}, {"type": "text", "text": TEXT}]}),
+        f"<think>5?</think>{TEXT}", 7, "stop",
+    ),
+    "thoughts under Ollama's name": (answer({"content": TEXT, "thinking": "is it 5?"}), THOUGHT, 7, "stop"),
+    "no reason, and [DONE]": (events(delta(TEXT), DONE), TEXT, None, None),
+    "the whole message beside an empty delta": (
+        events(
+            delta(TEXT), event({"choices": [{"delta": {}, "message": {"content": TEXT}, "finish_reason": "eos"}]}), DONE
+        ),
+        TEXT, None, "stop",
+    ),
+    "SGLang's reason, input and output tokens": (
+        answer(finish={"type": "length"}, usage={"input_tokens": 3, "output_tokens": 9}), TEXT, 9, "length",
+    ),
     "thoughts alone": (answer({"content": None, "reasoning": "5?"}), "<think>5?</think>", 7, "stop"),
     "no usage": (events(*(piece for piece in WHOLE if piece != USAGE)), TEXT, None, "stop"),
     "no content": (answer({"content": None}), "", 7, "stop"),
@@ -211,9 +229,12 @@ def test_what_is_a_completion(serve: Serve, name: str) -> None:
 
 
 ENDINGS = {
-    "stop": "stop STOP Stop eos </s> END_TURN end_turn endTurn complete FinishReason.STOP FINISH_REASON_STOP",
-    "length": "length LENGTH MAX_TOKENS max-tokens maxTokens FinishReason.MAX_TOKENS model_context_window_exceeded",
-    "refused": "content_filter content-filter SAFETY RECITATION FinishReason.PROHIBITED_CONTENT",
+    "stop": "stop STOP Stop eos </s> END_TURN end_turn endTurn complete FinishReason.STOP FINISH_REASON_STOP "
+    "stop_str matched_stop eos_token_id finished_stopped",
+    "length": "length LENGTH MAX_TOKENS max-tokens maxTokens FinishReason.MAX_TOKENS model_context_window_exceeded "
+    "max_tokens_exceeded token_limit_reached hit_max_length num_predict",
+    "refused": "content_filter content-filter SAFETY RECITATION FinishReason.PROHIBITED_CONTENT policy_violation",
+    "failed": "error network_error abort cancelled rate_limit MALFORMED_FUNCTION_CALL insufficient_system_resource",
 }
 
 
@@ -225,7 +246,9 @@ def test_how_a_completion_ended(ending: str) -> None:
 
 CARDS = [
     ({"max_model_len": 9}, 9), ({"context_length": 9}, 9), ({"max_context_length": 9}, 9), ({"context_window": 9}, 9),
-    ({"meta": {"n_ctx": 9}}, 9), ({"top_provider": {"context_length": 9}}, 9), ({"inputTokenLimit": 9}, 9),
+    ({"meta": {"n_ctx": 9}}, 9),
+    ({"capabilities": {"limits": {"max_context_window_tokens": "9"}}}, 9),
+    ({"top_provider": {"context_length": 9}}, 9), ({"inputTokenLimit": 9}, 9),
     ({"max_model_len": None, "parent": "base"}, 5), ({"max_model_len": None, "parent": "?"}, None), ({}, None),
 ]  # fmt: skip
 
@@ -246,6 +269,7 @@ PASSING: dict[str, tuple[Reply, str]] = {
     "no JSON": (Reply(body=b"\xff\x00 not json"), "malformed answer"),
     "a page": (Reply(body=b"<html>a proxy's page</html>"), "malformed answer"),
     "no choices": (Reply(body={"choices": []}), "malformed answer: no choices"),
+    "an error with 200": (Reply(body={"object": "error", "message": "busy", "code": 1}), "the server broke off: busy"),
     "content as a number": (answer({"content": 7}), "malformed answer: TypeError: content is int"),
     "a deep body": (Reply(body=b'{"a":' * 5000), "malformed answer"),
     "a broken event": (events(*WHOLE[:2], b'data: {"choices": [\n\n'), "malformed answer"),
