@@ -16,7 +16,8 @@ from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOX
 from gtpo.rewards.thoughts import plain, without_thoughts
 
 # -- boxes: `\boxed{…}`, `\fbox{…}` and `\boxed 5` -------------------------------------------------------------------
-_BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BOX = re.compile(r"\\(?<!\\\\)\\*(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BRACE = re.compile(r"[{}]|\\[\\{}]")
 _BOX_TOKEN = re.compile(r"[^\s$\\{}]+|\\[a-zA-Z]+")
 # Between boxes that together form one answer: no words, `y =`, or a short phrase that ends in "and" or "or".
 _JOINT = re.compile(
@@ -33,20 +34,10 @@ def match_brace(text: str, start: int) -> int:
     A group longer than 10,000 characters is taken for one that never closes.
     """
     depth = 0
-    position = start
-    end = min(len(text), start + BRACE_REACH)
-    while position < end:
-        character = text[position]
-        if character == "\\":
-            position += 2
-            continue
-        if character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return position
-        position += 1
+    for match in _BRACE.finditer(text, start, start + BRACE_REACH):
+        depth += (match.group() == "{") - (match.group() == "}")
+        if depth == 0:
+            return match.start()
     return -1
 
 
@@ -55,17 +46,18 @@ Box = tuple[int, int, str]
 
 def last_boxes(text: str) -> list[Box]:
     """Return the boxes near the last one; all of them if none there is complete. Long texts are not scanned whole."""
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    start = _box_before(len(text), text, 0)
     if start < 0:
         return []
-    while True:
-        reach = max(0, start - BOX_REACH)
-        before = max(text.rfind("\\boxed", reach, start), text.rfind("\\fbox", reach, start))
-        if before < 0:
-            break
+    while (before := _box_before(start, text, max(0, start - BOX_REACH))) >= 0:
         start = before
     start = len(text[:start].rstrip("\\"))  # `\\\\boxed`: escaped once too often
     return _boxes(text, start) or _boxes(text, 0)
+
+
+def _box_before(end: int, text: str, reach: int) -> int:
+    start = text.rfind("\\boxed", reach, end)
+    return max(start, text.rfind("\\fbox", max(start, reach), end))
 
 
 def _boxes(text: str, position: int) -> list[Box]:
@@ -203,19 +195,23 @@ UNSEEN = (
     0x3164, *range(0xFE00, 0xFE10), 0xFEFF, 0xFFA0,
 )  # fmt: skip
 # Full-width forms of ASCII; the ideographic space and full stop, the danda; joiners and marks of direction go.
-_PUNCTUATION: dict[int, int | str | None] = {
-    **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}, 0x3000: " ", 0x3002: ".", 0x0964: ".",
-    **dict.fromkeys(UNSEEN),
+_PUNCTUATION = {
+    **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}, "\u3000": " ", "\u3002": ".", "\u0964": ".",
+    **dict.fromkeys(map(chr, UNSEEN), ""),
 }  # fmt: skip
+# `str.translate` asks a dictionary for every character: a text of which one is not ASCII took a millisecond.
+_PUNCTUATED = re.compile(f"[{''.join(_PUNCTUATION)}]")
 # Words in another script than formulas use, where two Greek letters side by side are a product. The vowel signs of
 # Hindi and its neighbours are no letters to `re`.
 _OTHER_SCRIPT = re.compile(
     r"[^\W\da-zA-Z_\u0370-\u03ff](?:[^\W\da-zA-Z_\u0370-\u03ff]|[\u0900-\u109f])|[\u0370-\u03ff]{3}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
     r"|[a-zA-Z][à-öø-ÿĀ-ſ\u1e00-\u1eff]|[à-öø-ÿĀ-ſ\u1e00-\u1eff][a-zA-Z]"  # có, quả
 )
+# Bounded, since a model may write nothing but empty lines. The letter comes first, since each word tried costs.
 _NEXT_QUESTION = re.compile(
-    r"\n(?:[#*\s\[]*(?i:Question|Q|Problem|Example|Exercise|Human|User|Instruction)(?:(?: ?\d+)?[*\]]*:| \d+\. )"
-    r"|#+ *(?:Question|Problem|Example|Exercise)(?: ?\d+)?\s*\n)"
+    r"\n[#*\s\[]{0,20}(?=[QPEHUIqpehui])(?:"
+    r"(?i:Question|Q|Problem|Example|Exercise|Human|User|Instruction)(?:(?: ?\d+)?[*\]]*:| \d+\. )"
+    r"|(?:(?<=#)|(?<=# ))(?:Question|Problem|Example|Exercise)(?: ?\d+)?\s*\n)"
 )
 _ANSWERED = re.compile(r"####\s*\S|\\boxed|</answer>|\banswer\b[^.\n]{0,80}?(?:is|=|:)\s*\S", re.IGNORECASE)
 # A choice, said on a line of its own behind a box.
@@ -239,12 +235,13 @@ _SHORT_WORD = re.compile(
     r"(?<![\\a-zA-Z{$])\b(?:[Ss]o|[Ii]t|is|[Ww]e|an|[Ii]f|of|to|at|by|as|be|he|in|I|A:)(?![a-zA-Z])"
 )
 _PLAIN_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")
+# The characters that a number may begin with come first: most of a text is none, and the rest costs ten times as much.
 _NUMBER = re.compile(
-    r"(?<![a-zA-Z\u0370-\u03ff_\d.,])(?:[-−+]\s?)?[$€£¥₹]?\s?(?:\\\$)?"
+    r"(?=[-−+$€£¥₹\s\\]{0,6}[.٫\d])(?<![a-zA-Z\u0370-\u03ff_\d.,])(?:[-−+]\s?)?[$€£¥₹]?\s?(?:\\\$)?"
     r"(?:\d{1,3}(?:(?:,|\{,\}|\\[,!]|[\u00a0\u2009\u202f'’٬])\s?\d{3})+(?!\d)|\d{1,2}(?:,\d\d)+,\d{3}(?!\d)|\d+)?(?:[.٫]\d+|(?<=\d))"
     r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?(?:\\?%|percent\b))?"
 )
-_DECIMAL_COMMA = re.compile(r"(?<![a-zA-Z_\d.,])[-−]?(?:\d{1,3}(?:\.\d{3})+,\d+|\d+,\d\d)(?![\d,])")
+_DECIMAL_COMMA = re.compile(r"(?=[-−\d])(?<![a-zA-Z_\d.,])[-−]?(?:\d{1,3}(?:\.\d{3})+,\d+|\d+,\d\d)(?![\d,])")
 _PERCENT_AFTER = re.compile(r"[\s$]*(?:\\?%|percent(?:age)?\b|pct\b)")
 _FINAL_SENTENCE = re.compile(
     r"the final answer is\s*:?\s*(.{1,400}?)\.?\s*I hope it is correct", re.IGNORECASE | re.DOTALL
@@ -258,16 +255,17 @@ _OPEN_BOX = re.compile(r"\\boxed\s*\{")
 _DIGITS = r"\d+(?:\.\d+)?"
 _TERM = rf"(?:{_DIGITS}\s?)?(?:π|[√∛]\s?(?:{_DIGITS}|\([^()\n]{{1,30}}\)))+(?:\s?/\s?{_DIGITS})?"
 _SUM = rf"(?:(?:{_DIGITS}|{_TERM})\s?[-+−]\s?)?{_TERM}(?:\s?[-+−]\s?(?:{_TERM}|{_DIGITS}))?"
+_PI_OR_ROOT = re.compile(rf"(?<![\w.])([-−]?(?:\({_SUM}\)\s?/\s?{_DIGITS}|{_SUM}))")
 # What such a text must hold -> the pattern.
 _PLAIN_VALUES = (
-    (("π", "√", "∛"), re.compile(rf"(?<![\w.])([-−]?(?:\({_SUM}\)\s?/\s?{_DIGITS}|{_SUM}))")),
-    ((":",), re.compile(rf"(?<![\d:.])({_DIGITS}(?:(?::|\s:\s){_DIGITS})+)(?![\d:])")),
-    (("ratio ",), re.compile(rf"\bratio [^.\n]{{0,60}}?\b({_DIGITS}(?: to {_DIGITS})+)")),
-    (("illion",), re.compile(
+    ("π", _PI_OR_ROOT), ("√", _PI_OR_ROOT), ("∛", _PI_OR_ROOT),
+    ("frac", re.compile(r"((?:[-−]\s*)?\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}]{1,200}\}(?:\s*\\?%)?)")),
+    (":", re.compile(rf"(?<![\d:.])({_DIGITS}(?:(?::|\s:\s){_DIGITS})+)(?![\d:])")),
+    ("ratio ", re.compile(rf"\bratio [^.\n]{{0,60}}?\b({_DIGITS}(?: to {_DIGITS})+)")),
+    ("illion", re.compile(
         rf"(?<![\w.,])(\$?\s?(?:\d{{1,3}}(?:,\d{{3}})+|{_DIGITS})\s?(?:million|billion|trillion)\b)"
     )),
 )  # fmt: skip
-_BARE_FRACTION = re.compile(r"[-−]?\s*\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}]{1,200}\}(?:\s*\\?%)?")
 
 
 def gsm8k_gold(text: str) -> str | None:
@@ -288,7 +286,9 @@ def _of_boxes(boxes: list[Box], text: str) -> str:
 
 
 def _formulas(text: str) -> list[tuple[int, int, str]]:
-    found = []
+    found: list[tuple[int, int, str]] = []
+    if "$" not in text and "\\" not in text:
+        return found
     for match in _FORMULA.finditer(text):
         content = next(group for group in match.groups() if group is not None)
         # `$2 per egg and 9 for sale makes $18`, `$5 + $4 = $9`: prices, no formula.
@@ -300,14 +300,13 @@ def _formulas(text: str) -> list[tuple[int, int, str]]:
 
 def _last_value(text: str) -> str | None:
     """Return the last number of a text, widened to the formula or fraction it is part of."""
-    numbers = [match for match in _NUMBER.finditer(text) if any(c.isdigit() for c in match.group())]
     formulas = _formulas(text)
-    fractions = [(m.start(), m.end(), m.group()) for m in _BARE_FRACTION.finditer(text)]
+    fractions = []
     for needed, pattern in _PLAIN_VALUES:
-        if any(word in text for word in needed):
+        if needed in text:
             fractions += [(*m.span(1), m[1].strip()) for m in pattern.finditer(text)]
-    numbers += _DECIMAL_COMMA.finditer(text)
-    last = max(numbers, key=lambda match: (match.end(), -match.start())) if numbers else None
+    numbers = [match for pattern in (_NUMBER, _DECIMAL_COMMA) for match in [*pattern.finditer(text)][-1:]]
+    last = max(numbers, key=lambda match: (match.end(), -match.start()), default=None)
     fractions = [f for f in fractions if not any(start <= f[0] < end for start, end, _ in formulas)]
     for start, end, content in sorted(formulas + fractions, reverse=True):
         if last is None or start <= last.start() < end or start > last.start():
@@ -329,8 +328,11 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
         raise ValueError(f'scoring must be "strict" or "lenient", not {scoring!r}')
     # Whole, since the tag that opens a thought may be far from the end.
     visible = without_thoughts(plain(text))[-MAX_TEXT:]
-    visible = _first_turn(visible if visible.isascii() else visible.translate(_PUNCTUATION))
-    visible = visible.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
+    if not visible.isascii():
+        visible = _PUNCTUATED.sub(lambda match: _PUNCTUATION[match.group()], visible)
+    visible = _first_turn(visible)
+    if "\x0c" in visible:
+        visible = visible.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     if "<answer>" in visible and (tagged := ANSWER.findall(without_thoughts(visible, reasoning=True))):
         answer = tagged[-1].strip()
         if (unboxed := without_operand_box(answer)) is not None:
@@ -365,7 +367,7 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     lowered = visible.lower()
     spoken = "answer" in lowered or "solution" in lowered
     phrases = [match.end() for match in _LEAD_IN.finditer(visible)] if spoken else []
-    if elsewhere := not phrases and any(word in lowered for word in ("选", *_ANSWER_WORDS)):
+    if elsewhere := not phrases and any(map(lowered.__contains__, ("选", *_ANSWER_WORDS))):
         phrases = [match.end() for match in _LEAD_IN_ELSEWHERE.finditer(visible)]
     if phrases:
         line = visible[phrases[-1] : phrases[-1] + VALUE_REACH].lstrip().split("\n")[0]

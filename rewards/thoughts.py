@@ -13,25 +13,23 @@ import re
 _NAMED = r"[^<>\s]{0,24}?(?:think|thought|scratch_?pad|reasoning)[^<>\s]{0,24}(?:\s+\w+=\"[^\"<>\n]{0,40}\")?\s*>"
 _ENDS = r"[^<>\s]{0,24}?(?:/|end|close|stop)"
 
+# Each begins with its own first character, so that `re` skips to the next `<`, `[` or `◁`. A pattern that begins with
+# `\s*` or an anchor is tried at every character of a text, for ten times as long.
 _OPENING = (
     rf"<\s*(?!/|reasoning>|{_ENDS}){_NAMED}",
     r"\[THINK(?:ING)?\]",  # Magistral
     r"<\|inner_prefix\|>",  # Apertus
-    r"\A\s*Here(?: is|'s) my thought process:",  # Granite 3.2
-    r"\A\s*Here are my reasoning steps:",  # Apriel
     r"◁think▷",  # Kimi VL
     r"<\|open\|>think<\|sep\|>",  # Kimi K3
     r"\[unused16\]",  # Pangu
     r"<\|im_start\|>think\b",  # s1
-    r"\A\s*(?:<\|start\|>assistant)?\s*to=self<\|message\|>",  # Muse Glimmer
     r"<\|channel>\s*thought\b\n?",  # Gemma 4
     r"<unused94>(?:\s*thought\b\n?)?",  # MedGemma
 )
 _CLOSING = (
-    rf"(?:<\s*(?:/\s*(?!reasoning\s*>)|(?={_ENDS})(?!/reasoning\s*>)){_NAMED}|<\|inner_suffix\|>)"
+    rf"<(?:\s*(?:/\s*(?!reasoning\s*>)|(?={_ENDS})(?!/reasoning\s*>)){_NAMED}|\|inner_suffix\|>)"
     r"(?:\s*<[|｜](?:begin_of_solution|START_RESPONSE|START_TEXT)[|｜]>)?",
     r"\[/THINK(?:ING)?\]",
-    r"(?:^|\n)\s*Here(?: is|'s) my response:",
     r"◁/think▷",
     r"<\|close\|>think<\|sep\|>(?:\s*<\|open\|>response<\|sep\|>)?",
     r"\[unused17\]",
@@ -44,36 +42,16 @@ _CLOSE = re.compile("|".join(_CLOSING), re.IGNORECASE)
 _OPENED_AT_END = re.compile(
     rf"(?:{'|'.join(_OPENING)}|(?-i:<\|channel\|>\s*analysis\s*<\|message\|>))\s*\Z", re.IGNORECASE
 )
-# What stands in each text with a delimiter, or with a marker of an end: these characters and, in lower case, one of
-# these words. The patterns take ten times as long as all else that is done with a text.
-_DELIMITERS = {
-    "<": ("think", "thought", "channel", "<unused9", "scratch", "inner_", "_reasoning", "|reasoning", "to=self"),
-    "[": ("[think", "[/think", "[begin f", "[unused1"),
-    "◁": ("think",),
-    "Here": ("here is my", "here's my", "here are my reasoning"),
-}
-_MARKERS = {
-    "<": (
-        "<|",
-        "<｜",
-        "</s>",
-        "<s>",
-        "<bos>",
-        "<eos>",
-        "<pad>",
-        "turn>",
-        "turn|>",
-        "<seed:",
-        "<unk",
-        "<eo",
-        "<end_",
-        "<extra_",
-        "<reserved_",
-        "<special_",
-        "|end>",
-    ),
-    "[": ("[|", "[eo", "[pad]", "[end f", "[inst]", "[/inst]", "[unused"),
-}
+# Thoughts that begin with words: Granite 3.2, Apriel, Muse Glimmer.
+_BEGINS = re.compile(
+    r"\s*(?:Here(?: is|'s) my thought process:|Here are my reasoning steps:"
+    r"|(?:<\|start\|>assistant\s*)?to=self<\|message\|>)",
+    re.IGNORECASE,
+)
+_RESPONDS = re.compile(r"\n\s*Here(?: is|'s) my response:", re.IGNORECASE)
+# How all others begin. Neither `\[` and `a < b`, which mathematics has, nor the `<<3*4=12>>` of GSM8K does.
+_ANGLE = re.compile(r"<\s*(?:[/|｜]|[^\W\d][^<>\s]*(?:\s+\w+=|\s*>))")
+_BRACKET = re.compile(r"\[(?<!\\\[)[a-zA-Z/|]")
 
 # gpt-oss (harmony): the answer is the channel `final`; a server without its parser drops the tokens and leaves the
 # words, `analysis…assistantfinal…`.
@@ -100,11 +78,11 @@ _END = (
     r"|finetune_right_pad_id|role_end|im_sep|hy_eos)\s*[|｜]>"
 )
 _TURN_END = re.compile(_END, re.IGNORECASE)
-_LAST = re.compile(
-    r"(?:\s*(?:" + _END + r"|<[|｜][\w▁:/]{3,40}[|｜]>|<(?:unk|eo[adfmt]|end_of_\w+|\w+\|end)>"
-    r"|<(?:extra_id|reserved|special)_(?:\w+_)?\d+>|\[(?:EOT|unused(?:_token_)?\d+)\]))+\s*\Z",
-    re.IGNORECASE,
+_ANY_END = (
+    rf"(?:{_END}|<[|｜][\w▁:/]{{3,40}}[|｜]>|<(?:unk|eo[adfmt]|end_of_\w+|\w+\|end)>"
+    r"|<(?:extra_id|reserved|special)_(?:\w+_)?\d+>|\[(?:EOT|unused(?:_token_)?\d+)\])"
 )
+_RUN_OF_ENDS = re.compile(rf"{_ANY_END}(?:\s*{_ANY_END})*", re.IGNORECASE)
 _FIRST = re.compile(
     r"\s*(?:(?:<s>|<bos>|<[|｜](?:begin_of_text|begin▁of▁sentence|assistant|bos)[|｜]>|\[\|assistant\|\]"
     r"|<\|im_start\|>assistant|<\|start_header_id\|>assistant<\|end_header_id\|>|<start_of_turn>model|<\|turn>model"
@@ -113,12 +91,8 @@ _FIRST = re.compile(
 )
 
 
-def _may_hold(text: str, words: dict[str, tuple[str, ...]]) -> bool:
-    # The brackets of displayed LaTeX, which most mathematics has, are none of a delimiter.
-    bare = text.replace("\\[", "") if "\\[" in text else text
-    wanted = [word for first, group in words.items() if first in bare for word in group]
-    lowered = text.lower() if wanted else ""
-    return any(word in lowered for word in wanted)
+def _may_hold_delimiters(text: str) -> bool:
+    return "◁" in text or _ANGLE.search(text) is not None or _BRACKET.search(text) is not None
 
 
 def plain(text: str) -> str:
@@ -126,9 +100,10 @@ def plain(text: str) -> str:
 
     A closing delimiter whose opening stood in the prompt stays without one.
     """
-    if "<|begin_of_box|>" in text:  # GLM's vision models box an answer so
+    delimited = _may_hold_delimiters(text)
+    if delimited and "<|begin_of_box|>" in text:  # GLM's vision models box an answer so
         text = text.replace("<|begin_of_box|>", r"\boxed{").replace("<|end_of_box|>", "}")
-    if "<|channel|>" in text and (_HARMONY.search(text) or _HARMONY_FINAL.search(text)):
+    if delimited and "<|channel|>" in text and (_HARMONY.search(text) or _HARMONY_FINAL.search(text)):
         finals = list(_HARMONY_FINAL.finditer(text))
         if not finals:
             return f"<think>{text}"
@@ -139,11 +114,14 @@ def plain(text: str) -> str:
         if not finals:
             return f"<think>{text[begin.end() :]}"
         text = f"<think>{text[begin.end() : finals[-1].start()]}</think>{text[finals[-1].end() :]}"
-    elif _may_hold(text, _DELIMITERS):
-        text = _CLOSE.sub("</think>", _OPEN.sub("<think>", text))
-        if unfinished(text) and (begin := _NEXT_MESSAGE.search(text, text.rfind("<think>"))) is not None:
-            text = f"{text[: begin.start()]}</think>{text[begin.end() :]}"
-    return without_end(text)
+    else:
+        if (begin := _BEGINS.match(text)) is not None:
+            text = "<think>" + _RESPONDS.sub("</think>", text[begin.end() :])
+        if delimited:
+            text = _CLOSE.sub("</think>", _OPEN.sub("<think>", text))
+            if unfinished(text) and (begin := _NEXT_MESSAGE.search(text, text.rfind("<think>"))) is not None:
+                text = f"{text[: begin.start()]}</think>{text[begin.end() :]}"
+    return without_end(text) if delimited else text
 
 
 def without_end(text: str) -> str:
@@ -151,12 +129,15 @@ def without_end(text: str) -> str:
 
     For completions that were decoded with their special tokens. What stands in a thought ends nothing.
     """
-    if not _may_hold(text, _MARKERS):
+    if not _may_hold_delimiters(text):
         return text
     if (begin := _FIRST.match(text)) is not None:
         text = text[begin.end() :]
-    end = _TURN_END.search(text, max(0, text.rfind("</think>"))) if not unfinished(text) else None
-    return text[: end.start()].rstrip() if end is not None else _LAST.sub("", text)
+    if not unfinished(text) and (end := _TURN_END.search(text, max(0, text.rfind("</think>")))) is not None:
+        return text[: end.start()].rstrip()
+    # Each run of them once, and then whether it is the last: `\Z` in the pattern takes the square of a run's length.
+    *_, last = None, *_RUN_OF_ENDS.finditer(text)
+    return text[: last.start()].rstrip() if last is not None and not text[last.end() :].strip() else text
 
 
 def unfinished(text: str) -> bool:
@@ -190,6 +171,8 @@ def without_thoughts(text: str, *, reasoning: bool = False) -> str:
         reasoning: also what stands in `<reasoning>…</reasoning>`, the paper's layout. An unclosed `<reasoning>` hides
             nothing that stands in answer tags after it.
     """
+    if "<" not in text:
+        return text
     for tag in ("think", "reasoning") if reasoning else ("think",):
         opening, closing = f"<{tag}>", f"</{tag}>"
         before, *opened = text.split(opening)

@@ -91,13 +91,13 @@ def test_last_boxed(text: str, content: str | None) -> None:
     sorted(
         words(
             r"\boxed{ \ <answer> <think> </think> <think></think> <reasoning> \[ $$ $ ( { 9 1, #### answer "
-            r"the_answer_is I_hope_it_is_correct \boxed{1},_ \frac{1}{2} 1_"
+            r"the_answer_is I_hope_it_is_correct \boxed{1},_ \frac{1}{2} 1_ <|pad|> <|odd|> [EOS] <_ _ -_ ¶ ¶*_"
         )
     ),
 )
 def test_long_hostile_text_is_linear(piece: str) -> None:
     """Quadratic work on this length would not end before the limit of a test."""
-    text = (piece.replace("_", " ") * 200_000)[:200_000]
+    text = (piece.replace("_", " ").replace("¶", "\n") * 200_000)[:200_000]
     for scoring in ("strict", "lenient"):
         assert accuracy_reward([text], answer=["7"], scoring=scoring) == [0.0]
     assert (last_boxed(text) or "1") == "1"
