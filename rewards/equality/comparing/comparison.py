@@ -227,6 +227,8 @@ class Comparison:
             return False
         if p.variables:
             return any(re.match(re.escape(p.name) + r"(?:\^-1|')", other) for other in names)
+        if re.match(r"\\(?:angle|triangle)", name) and any(re.fullmatch("[A-Z]{2}", other) for other in names):
+            return True  # `\angle A` for `AC`
         if len(name) > 1 or name in self.problem.tokens:  # `\angle A` for `\angle C`, `AB` for `AC`, `a_4` for `a_5`
             shape, *shapes = (re.sub(r"\^\d$|[\d{}]", "", re.sub("[A-Z]", "A", each)) for each in (name, *names))
             if shape in shapes and re.search("[A-Z]|_", name):

@@ -95,8 +95,11 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
         return "INCORRECT"  # `$5` for "how many apples"
     # `①③`, `AC`: which of the statements hold, in whatever order.
     several = re.search("[①-⑳]", gold) or (known.options and not known.contract.order)
-    if several and len(wanted := selected(gold)) > 1 and (named := selected(prediction)):
+    wanted, named = selected(gold), selected(prediction)
+    if several and len(wanted) > 1 and named:
         return "CORRECT" if wanted == named else "INCORRECT"
+    if len(named) > 1 and len(wanted) == 1:  # `A and C`, where `A` is no article
+        return "INCORRECT"
     # Without a space there are no words to read away, and one entry of the cache serves all problems.
     spoken = (known.asking, known.others) if " " in prediction else ()
     texts = _texts(prediction, False, *spoken)

@@ -269,6 +269,13 @@ class Parser:
             depth += (parts[-1] == "{") - (parts[-1] == "}")
         return "".join(parts[:-1])
 
+    def _points(self) -> str:
+        """Take two or more capitals, in braces or without, and return them; none if something else stands there."""
+        ahead = [text for _, text in self._tokens[self._at : self._at + 6]]
+        found = re.match(r"(\{)?([A-Z]{2,4})(?(1)\})", "".join(text if len(text) == 1 else " " for text in ahead))
+        self._at += found.end() if found else 0
+        return found[2] if found else ""
+
     def _environment(self) -> str:
         if self._kind() != "env":
             raise NotMathematics("an environment without a name")
@@ -386,6 +393,9 @@ class Parser:
             return self._matrix()
         if name in WORDS.greek:
             return self._subscripted(name) if self._take("_") else ("sym", name)
+        if name in ("angle", "vec", "overrightarrow") and (points := self._points()):
+            # The order of a vector's points counts, an angle is the same from its other end.
+            return ("sym", f"angle {min(points, points[::-1])}" if name == "angle" else f"vector {points}")
         if name in WORDS.accents:
             return ("opaque", name, self._argument())
         if name == "unitvector":  # what `\mathbf{i}` is cleaned to
