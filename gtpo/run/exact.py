@@ -36,8 +36,9 @@ from gtpo.run.checkpoint import (
     round_file,
     window_file,
 )
+from gtpo.run.trainers import that_calls
 from gtpo.runs.train_run import PARTIAL
-from gtpo.trainer import RunTrainer, SampledTrainer, trl_seam
+from gtpo.trainer import SampledTrainer, trl_seam
 from gtpo.trainer.group_statistics import Rollout
 
 
@@ -78,7 +79,7 @@ class ExactCheckpoints(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, extra_state: Callable[[], dict[str, Any]] = dict) -> None:
-        self.trainer, self.extra_state = RunTrainer.of(trainer, self), extra_state
+        self.trainer, self.extra_state = that_calls(self, trainer), extra_state
         if trainer.args.save_only_model:
             raise ValueError("ExactCheckpoints: save_only_model=True leaves out the optimizer, so nothing can resume")
         # gtpo_state.json of the checkpoint that the run resumes from.
@@ -175,12 +176,13 @@ class ExactCheckpoints(TrainerCallback):
 
     # -- resuming ----------------------------------------------------------------------------------------------------
 
-    reading = staticmethod(readable)
-
-    def check(self, checkpoint: str) -> None:
-        """Raise UserError if a part of a checkpoint is missing that the trainer would silently do without."""
+    @contextmanager
+    def reading(self, checkpoint: str) -> Iterator[None]:
+        """Raise UserError if a checkpoint lacks what the trainer would silently do without, or is damaged."""
         if Path(checkpoint).name.startswith(PREFIX_CHECKPOINT_DIR):  # best/, for a rollback, is weights only
             check_checkpoint(Path(checkpoint), self.trainer.accelerator.num_processes)
+        with readable(checkpoint):
+            yield
 
     def restore(self, checkpoint: str) -> None:
         """Take up what a checkpoint of TRL's own would not hold."""

@@ -64,6 +64,14 @@ class GRPOBaseline(SampledTrainer):
         return outputs
 
 
+def that_calls(part: Any, trainer: Any, kind: type = RunTrainer) -> Any:
+    """Return a trainer that `part` is built for. Raises ValueError if it never calls one."""
+    if not isinstance(trainer, kind):
+        name, found = type(part).__name__, type(trainer).__name__
+        raise ValueError(f"{name} needs a GTPOTrainer, or GRPOBaseline or SFTBaseline of gtpo.callbacks; found {found}")
+    return trainer
+
+
 # Arguments that a run gives to the trainer of any method.
 _KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config")
 

@@ -99,7 +99,7 @@ class GateCalibration(TrainerCallback, ExportableState):
         here = torch.tensor([self.sampled_at_once(rows)], device=trainer.accelerator.device)
         # The smallest of unequal GPUs: a rank with fewer forwards would let the others wait for ever.
         batch = int(trainer.accelerator.gather(here).min()) * trainer.accelerator.num_processes
-        with self.while_measuring(), trl_seam.own_random_stream(trainer, trainer.args.seed):
+        with self.while_measuring(), trl_seam.aside(trainer, trainer.args.seed):
             found = calibrate_initial_entropy(self._completion_entropies, rows, batch_size=batch)
         self.calibration = found._replace(seconds=round(time.monotonic() - begin, 1))
 

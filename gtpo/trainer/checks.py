@@ -42,14 +42,13 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
             f"GTPOTrainer: train_dataset has no column prompt; its columns are {', '.join(row)} "
             "(rename_column, or map each row to a prompt: text, or a list of messages)"
         )
-    if taken := {"prompts", "completions", "completion_ids"} & set(row):
-        raise ValueError(
-            f"GTPOTrainer: train_dataset has a column {', '.join(sorted(taken))}, a name of what reward functions "
-            "are given; rename it (rename_column)"
-        )
-    # The loss would leave them out in silence.
-    if images := {"image", "images"} & set(row):
-        raise ValueError(f"GTPOTrainer trains text models; train_dataset has a column {images.pop()}")
+    for names, why in (
+        (("prompts", "completions", "completion_ids"), "is what reward functions are given; rename it (rename_column)"),
+        # The loss would leave them out in silence.
+        (("image", "images"), "holds images, and GTPOTrainer trains text models"),
+    ):
+        if taken := next((name for name in names if name in row), None):
+            raise ValueError(f"GTPOTrainer: the column {taken} of train_dataset {why}")
     for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:
         if isinstance(function, str | Module) or not callable(function):
             # A reward model, or one that TRL refuses itself.

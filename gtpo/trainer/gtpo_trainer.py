@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,43 +43,30 @@ from gtpo.trainer.group_statistics import (
     without_empty_columns,
 )
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.policy_head import add_policy_head, token_forward
+from gtpo.trainer.policy_head import add_policy_head, sequences, token_forward
 from gtpo.trainer.sampler_check import SamplerCheck, prepare
 
-
-class NoProgress:
-    """Shows nothing of a step."""
-
-    def training(self, *of: Any) -> AbstractContextManager[None]:
-        """Return what is entered around a part of a step."""
-        return nullcontext()
-
-    sampling = scoring = training
+# What stands at the place of a part of a run until it is built.
+_NO_PROGRESS = SimpleNamespace(training=nullcontext, sampling=nullcontext, scoring=nullcontext)
+_NOT_EXACT = SimpleNamespace(
+    order=lambda: None, is_over=lambda: False, seed_round=lambda: None, staging=None, saving=nullcontext,
+    reading=nullcontext, restore=lambda checkpoint: None,
+)  # fmt: skip
 
 
 class RunTrainer(Trainer):
-    """A trainer of transformers that calls the parts of a run (`gtpo.callbacks`); a part is None until it is built.
+    """A trainer of transformers that calls the parts of a run (`gtpo.callbacks`), if they are built.
 
     It goes before TRL's class: `class Mine(RunTrainer, SFTTrainer)`.
     """
 
     # gtpo.run.exact.ExactCheckpoints.
-    exact: Any = None
+    exact: Any = _NOT_EXACT
     # gtpo.run.progress.StepProgress.
-    step_progress: Any = NoProgress()
+    step_progress: Any = _NO_PROGRESS
     # gtpo.run.untrained_kl.UntrainedKL.
     untrained_kl: Any = None
     writes_model_card = True
-
-    @classmethod
-    def of(cls, trainer: Any, part: Any) -> Any:
-        """Return a trainer that `part` is built for. Raises ValueError if it never calls one."""
-        if not isinstance(trainer, cls):
-            name, found = type(part).__name__, type(trainer).__name__
-            raise ValueError(
-                f"{name} needs a GTPOTrainer, or GRPOBaseline or SFTBaseline of gtpo.callbacks; found {found}"
-            )
-        return trainer
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -110,35 +98,30 @@ class RunTrainer(Trainer):
     # -- the data's order and checkpoints ------------------------------------------------------------------------------
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        return super()._get_train_sampler(*args, **kwargs) if self.exact is None else self.exact.order()
+        order = self.exact.order()
+        return super()._get_train_sampler(*args, **kwargs) if order is None else order
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
         # Resumed from the run's last step, transformers would train one step more.
-        if self.exact is not None and self.exact.is_over():
-            return None
-        return super()._run_epoch(*args, **kwargs)
+        return None if self.exact.is_over() else super()._run_epoch(*args, **kwargs)
 
     def _get_output_dir(self, trial: Any) -> str:
-        staging = None if self.exact is None else self.exact.staging
-        return super()._get_output_dir(trial) if staging is None else str(staging)
+        return str(self.exact.staging or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        with nullcontext() if self.exact is None else self.exact.saving():
+        with self.exact.saving():
             super()._save_checkpoint(model, trial)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.exact is not None:
-            self.exact.check(resume_from_checkpoint)
-        with nullcontext() if self.exact is None else self.exact.reading(resume_from_checkpoint):
+        with self.exact.reading(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.exact is None or checkpoint is None:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        with self.exact.reading(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
-        self.exact.restore(checkpoint)
+        # None: there is nothing to resume.
+        if checkpoint is not None:
+            with self.exact.reading(checkpoint):
+                super()._load_optimizer_and_scheduler(checkpoint)
+            self.exact.restore(checkpoint)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the model card, unless the run says what it is itself (run.json)."""
@@ -166,17 +149,14 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 
     def logps_of(self, batch: dict[str, Tensor]) -> Tensor:
         """Return log-probabilities [B, L] of a batch's completions by the loss's head, at the sampling temperature."""
-        ids, mask = (torch.cat([batch[f"prompt_{x}"], batch[f"completion_{x}"]], dim=1) for x in ("ids", "mask"))
+        length = batch["completion_ids"].size(1)
         with torch.no_grad():
-            found = super()._get_per_token_logps_and_entropies(
-                self.model_wrapped, ids, mask, batch["completion_ids"].size(1)
-            )
+            found = super()._get_per_token_logps_and_entropies(self.model_wrapped, *sequences(batch).values(), length)
         logps: Tensor = found[0]
         return logps
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        if self.exact is not None:
-            self.exact.seed_round()
+        self.exact.seed_round()
         # TRL hands `_generate` the prompts only, and a reward wants the other columns.
         self._rows = inputs
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)

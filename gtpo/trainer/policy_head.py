@@ -100,6 +100,12 @@ def add_policy_head(model: Any) -> None:
     model.forward = types.MethodType(forward, model)
 
 
+def sequences(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a model takes of a batch of prompts and completions: input_ids and attention_mask [B, T]."""
+    names = {"input_ids": "ids", "attention_mask": "mask"}
+    return {key: torch.cat([batch[f"prompt_{x}"], batch[f"completion_{x}"]], dim=1) for key, x in names.items()}
+
+
 def policy_forward(
     trainer: Any, model: Any, batch: Mapping[str, Any], loss: Callable[[Tensor, LMHead], Any]
 ) -> PolicyOutput:
@@ -112,8 +118,7 @@ def policy_forward(
     router = {"output_router_logits": True} if trainer.aux_loss_enabled else {}
     with trainer.accelerator.autocast():
         output: PolicyOutput = model(
-            input_ids=torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
-            attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+            **sequences(batch),
             policy_loss=lambda hidden, head: loss(hidden[:, -length - 1 : -1], head),
             **router,
         )

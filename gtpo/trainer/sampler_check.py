@@ -27,6 +27,7 @@ from gtpo.common.log import LOG
 from gtpo.inputs.model import count_positions, drop_leaks, dropouts
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import loss_mask, padded_batch
+from gtpo.trainer.policy_head import sequences
 
 # The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn.
 ROWS, WIDTH, DRAWN = 8, 64, 16
@@ -83,12 +84,8 @@ def computing_dtype(trainer: Any) -> torch.dtype:
 def own_logits(trainer: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the logits [B, L, V] of the completions by the model's own forward, which knows what it does to them."""
     with torch.no_grad(), trainer.accelerator.autocast():
-        output = trainer.model_wrapped(
-            input_ids=torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
-            attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-        )
-    logits: Tensor = output.logits[:, -batch["completion_ids"].size(1) - 1 : -1]
-    return logits
+        logits: Tensor = trainer.model_wrapped(**sequences(batch)).logits
+    return logits[:, -batch["completion_ids"].size(1) - 1 : -1]
 
 
 def chosen_logps(logits: Tensor, ids: Tensor) -> Tensor:

@@ -179,24 +179,22 @@ def with_special_tokens(trainer: Any, outputs: tuple[Any, ...]) -> tuple[Any, ..
 
 
 @contextmanager
-def aside(trainer: Any) -> Iterator[None]:
-    """Let completions be sampled, one per prompt, without a trace in the metrics and counters of the training."""
+def aside(trainer: Any, seed: int | None = None) -> Iterator[None]:
+    """Let completions be sampled, one per prompt, without a trace in the metrics and counters of the training.
+
+    seed: of a random stream of their own, if they are to leave no trace in random numbers either.
+    """
     generations, seen, metrics = trainer.num_generations, trainer.state.num_input_tokens_seen, trainer._metrics
     # 1: vLLM is asked for the completions of every num_generations-th prompt.
     trainer.num_generations, trainer._metrics = 1, {**metrics, "train": defaultdict(list)}
     try:
-        yield
+        with torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed + trainer.accelerator.process_index)
+            yield
     finally:
         trainer.num_generations, trainer._metrics = generations, metrics
         trainer.state.num_input_tokens_seen = seen
-
-
-@contextmanager
-def own_random_stream(trainer: Any, seed: int) -> Iterator[None]:
-    """Let completions be sampled as `aside` does, from a random stream of their own."""
-    with aside(trainer), torch.random.fork_rng():
-        torch.manual_seed(seed + trainer.accelerator.process_index)
-        yield
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
