@@ -71,8 +71,6 @@ class ConfigKey:
     def default_in_words(self) -> str:
         """Return the default as the reference prints it."""
         section, _, field = self.name.rpartition(".")
-        if self.name == "run_name":
-            return "the file's name"
         if self.name == "dataset.system_instruction":
             return "the published prompt"
         if section == "objective" and field != "preset":

@@ -82,8 +82,6 @@ def _sentence(document: Document, error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         siblings = sections().get(".".join(loc[:-1]), TrainConfig).model_fields
         return unknown_key(setting, [".".join((*loc[:-1], sibling)) for sibling in siblings])
-    if error["type"] == "missing":
-        return f"{setting} is missing"
     if name in sections():
         return f"{setting} must be a mapping, found {found!r}"
     if key is None:

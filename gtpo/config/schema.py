@@ -140,9 +140,10 @@ class DatasetSection(Section):
 
 
 class TrlDefaults(PassedOn):
-    """TRL's own settings with another default here, the same for every method. TRL documents them and checks them.
+    """TRL's own settings that have another default here, or of which steps are counted before TRL is imported.
 
-    The names are the published ones. Bounds are those that TRL finds only when the weights are loaded, or never.
+    They act with every method, and TRL documents them. The names are the published ones. Bounds are those that TRL
+    finds only when the weights are loaded, or never.
     """
 
     learning_rate: float = Field(1e-6, gt=0)
@@ -155,6 +156,9 @@ class TrlDefaults(PassedOn):
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     weight_decay: float = Field(0.1, ge=0)
     max_grad_norm: float = Field(0.1, ge=0)
+    num_train_epochs: float = Field(1, gt=0)
+    max_steps: int = Field(-1, ge=-1)
+    gradient_accumulation_steps: int = Field(1, ge=1)
     gradient_checkpointing: bool = False
     logging_steps: int = Field(1, ge=1)
     save_steps: int = Field(500, ge=1)
@@ -178,24 +182,18 @@ class TrainingSection(TrlDefaults):
     per_device_train_batch_size: int = Field(8, ge=1)
     """Completions (sft: examples) per device and micro-batch. If devices x this x accumulation is no multiple of G, it
     becomes the nearest multiple of G (at least G, as in the published runs), with a warning."""
-    gradient_accumulation_steps: int = Field(1, ge=1)
-    """Micro-batches per optimizer step."""
     share_prefixes: bool = False
     """Compute the tokens that rows of a micro-batch share once (a group's prompt), and no padding. Same loss, other
     rounding. For models of full attention; a larger micro-batch shares more."""
     steps_per_generation: int | None = Field(None, ge=1)
     """Micro-batches per rollout. Unset: equal to the accumulation (strictly on-policy)."""
     num_iterations: int = Field(1, ge=1)
-    """Optimization passes over each rollout (mu in GRPO)."""
+    """As in TRL: optimization passes over each rollout (mu in GRPO)."""
     resample_equal_groups: int = Field(0, ge=0)
     """How many times groups whose rewards are all equal are drawn again, from the same prompts (dynamic sampling). They
     have no advantage to learn from; each draw costs its sampling and scoring."""
     initial_entropy: float | None = Field(None, ge=0)
     """H_ini in nats, if you know it. Unset: gtpo measures it before the first step if objective.filter is auto."""
-    num_train_epochs: float = Field(1, gt=0)
-    """Passes over the dataset."""
-    max_steps: int = Field(-1, ge=-1)
-    """Optimizer steps, at least 1. -1: given by `num_train_epochs`."""
     max_prompt_length: int = Field(512, ge=1)
     """Maximum prompt length in tokens, chat template included. Longer prompts are left out and counted."""
     max_completion_length: int | None = Field(None, ge=1)

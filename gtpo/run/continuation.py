@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import LOCK_FILES, flatten, write_text
@@ -33,29 +32,24 @@ FREE_KEYS = frozenset(
 )
 
 
-def _first_difference(old: TrainConfig, new: TrainConfig) -> tuple[str, Any, Any] | None:
-    """Return (dotted key, old value, new value) of the first key that separates two resolved configs, or None."""
-    before, after = flatten(old.as_dict()), flatten(new.as_dict())
-    # An objective is compared field by field: a preset may have been changed since.
-    for key in {**before, **after}:
-        if key not in FREE_KEYS and before.get(key) != after.get(key):
-            return key, before.get(key), after.get(key)
-    return None
+def _difference(folder: TrainFolder, config: TrainConfig) -> str | None:
+    """Return the first key that separates a config from the run's, with both values; None if nothing does.
 
-
-def _stored_config(folder: TrainFolder) -> TrainConfig:
-    """Return the run's config; a key that an earlier version did not have takes its default.
-
-    Raises UserError if the file is of a version whose keys are not those of this one.
+    Raises UserError if the run's config is of a version whose keys are not those of this one; a key that an earlier
+    version did not have takes its default.
     """
     try:
-        return to_config(read(folder.config_yaml, {}))
+        before = flatten(to_config(read(folder.config_yaml, {})).as_dict())
     except UserError as error:
         first = str(error).splitlines()[0]
         raise UserError(
             f"{folder.root} holds a run that this version of gtpo cannot resume ({first}). Choose another run_name "
             "(--run-name), or resume it with the version that run.json names; nothing was overwritten"
         ) from None
+    # An objective is compared field by field: a preset may have been changed since.
+    after = flatten(config.as_dict())
+    changed = (key for key in {**before, **after} if key not in FREE_KEYS and before.get(key) != after.get(key))
+    return next((f"{key} = {before.get(key)!r}, now {after.get(key)!r}" for key in changed), None)
 
 
 def check_config(folder: TrainFolder, config: TrainConfig) -> None:
@@ -73,12 +67,10 @@ def check_config(folder: TrainFolder, config: TrainConfig) -> None:
         return
     if not folder.has_begun():
         return
-    difference = _first_difference(_stored_config(folder), config)
-    if difference is not None:
-        key, before, after = difference
+    if difference := _difference(folder, config):
         raise UserError(
-            f"{folder.root} holds a run with {key} = {before!r}, now {after!r}. Choose another run_name "
-            f"(--run-name), restore the key, or move the folder away; nothing was overwritten"
+            f"{folder.root} holds a run with {difference}. Choose another run_name (--run-name), restore the key, or "
+            "move the folder away; nothing was overwritten"
         )
 
 
@@ -109,17 +101,12 @@ def begin(folder: TrainFolder, config: TrainConfig) -> None:
     # Again, under the lock: another process may have been quicker.
     check_config(folder, config)
     folder.remove_partial()
-    if folder.config_yaml.exists() and not folder.has_begun() and (changed := _changed(folder, config)):
+    try:
+        changed = not folder.has_begun() and folder.config_yaml.exists() and _difference(folder, config)
+    except UserError:
+        changed = "its config is of another version"
+    if changed:
         LOG.warning(f"{folder.root}: replacing a start that made no step ({changed})")
         shutil.rmtree(folder.base, ignore_errors=True)  # weights of the other model
         folder.run_json.unlink(missing_ok=True)  # H_ini of the other policy
     write_text(folder.config_yaml, config.to_yaml())
-
-
-def _changed(folder: TrainFolder, config: TrainConfig) -> str | None:
-    """Return how `config` differs from the stored one, None if it does not."""
-    try:
-        difference = _first_difference(_stored_config(folder), config)
-    except UserError:
-        return "its config is of another version"
-    return None if difference is None else "{}: {!r}, now {!r}".format(*difference)

@@ -75,11 +75,12 @@ def that_calls(part: Any, trainer: Any, kind: type = RunTrainer) -> Any:
 # Arguments that a run gives to the trainer of any method.
 _KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config")
 
-# method -> the class that a user's class must derive from.
-_METHODS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": SFTTrainer}
-
-# method -> the class that trains.
-_OURS: dict[str, type] = {"gtpo": GTPOTrainer, "grpo": GRPOBaseline, "sft": SFTBaseline}
+# method -> the class that a user's class must derive from, and the class that trains.
+_METHODS: dict[str, tuple[type, type]] = {
+    "gtpo": (GTPOTrainer, GTPOTrainer),
+    "grpo": (GRPOTrainer, GRPOBaseline),
+    "sft": (SFTTrainer, SFTBaseline),
+}
 
 
 def trainer_class(config: TrainConfig) -> Any:
@@ -87,29 +88,16 @@ def trainer_class(config: TrainConfig) -> Any:
 
     Raises UserError if the path does not import, or the class is no trainer of the config's method.
     """
-    ours, path = _OURS[config.method], config.trainer.class_path
+    (base, ours), path, method = _METHODS[config.method], config.trainer.class_path, config.method
     if path is None:
         return ours
-    theirs = users_class(path, config.method)
-    # A user's subclass of TRL's trainer does not call the parts of a run; ours does, and its super() is theirs.
-    return theirs if issubclass(theirs, ours) else type(theirs.__name__, (ours, theirs), {})
-
-
-def users_class(path: str, method: str) -> Any:
-    """Return the class at `trainer.class_path`. Raises UserError if it is no trainer of the method."""
     theirs = import_dotted(path, "trainer.class_path")
-    if not isinstance(theirs, type):
-        raise UserError(f'trainer.class_path "{path}": {type(theirs).__name__}, not a class')
-    its = next((m for m in ("gtpo", "grpo", "sft") if issubclass(theirs, _METHODS[m])), None)
-    if its is None:
-        raise UserError(
-            f'trainer.class_path "{path}": must be a subclass of gtpo.GTPOTrainer, trl.GRPOTrainer or trl.SFTTrainer'
-        )
+    # The first that fits: a GTPOTrainer is a GRPOTrainer too.
+    of = {its: isinstance(theirs, type) and issubclass(theirs, parent) for its, (parent, _) in _METHODS.items()}
+    its = next((its for its, fits in of.items() if fits), None)
     if its != method:
-        raise UserError(
-            f'trainer.class_path "{path}" is a subclass of {_METHODS[its].__name__}: set method: {its} '
-            f"(it is {method}), or derive it from {_METHODS[method].__name__}"
-        )
+        other = f"; for this class set method: {its}" if its else ""
+        raise UserError(f'trainer.class_path "{path}": must be a subclass of {base.__name__}{other}')
     keywords = [*_KEYWORDS, *(() if method == "sft" else ("reward_funcs",))]
     try:  # before any weights are loaded
         inspect.signature(theirs).bind(**dict.fromkeys(keywords))
@@ -118,7 +106,8 @@ def users_class(path: str, method: str) -> Any:
             f'trainer.class_path "{path}": {error}. It is called with the keywords {", ".join(keywords)}: take '
             "**kwargs, and hand them on to super().__init__"
         ) from None
-    return theirs
+    # A user's subclass of TRL's trainer does not call the parts of a run; ours does, and its super() is theirs.
+    return theirs if issubclass(theirs, ours) else type(theirs.__name__, (ours, theirs), {})
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def test_start_that_made_no_step_is_replaced_by_the_corrected_command(
     corrected = {"model.lora_rank": 2, "training.per_device_train_batch_size": 4, "model.build.hidden_size": 8}
     with logged() as told:
         run(tmp_path, **corrected)
-    assert any("replacing a start that made no step (model.build.hidden_size: 16, now 8)" in line for line in told)
+    assert any("replacing a start that made no step (model.build.hidden_size = 16, now 8)" in line for line in told)
     # Nothing of the first start is left: its base, its H_ini, its config.
     whole = run(tmp_path / "whole", **corrected)
     assert metrics(folder) == metrics(whole)

@@ -75,7 +75,7 @@ def test_a_method_has_its_class_and_a_users_class_takes_its_place(folder: Path) 
         ("grpo", "Mine", "set method: gtpo"),
         ("sft", "Mine", "set method: gtpo"),
         ("gtpo", "Nothing", "must be a subclass of"),
-        ("gtpo", "value", "int, not a class"),
+        ("gtpo", "value", "must be a subclass of GTPOTrainer"),
         ("gtpo", "Min", 'Did you mean "Mine"?'),
         (
             "gtpo",
