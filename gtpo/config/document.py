@@ -12,13 +12,14 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.yaml_file import Lines, read_yaml
 from gtpo.config.keys import SHORTCUTS, full_name, is_passed_on, keys
+from gtpo.config.schema import Setting
 
 Key = tuple[str, ...]
 
@@ -27,25 +28,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")), _PACKAGE / "configs")
 # A file of many configs: FOLDER/table.yaml holds FOLDER/NAME for each of its names (`_from_table`).
 TABLE = "table.yaml"
-
-
-class Setting(NamedTuple):
-    """What the user wrote under a key, and where. As text, the start of an error message."""
-
-    value: Any
-    """As read; `{}` for a section, whose keys have settings of their own."""
-    place: str
-    """`file:line`; empty for a flag."""
-    typed: str
-    """The key in the file's dialect, or the flag with its dashes."""
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.typed}" if self.place else self.typed
-
-    @property
-    def is_flag(self) -> bool:
-        """Return whether the key was set on the command line."""
-        return self.typed.startswith("--")
 
 
 class Document(dict[Key, Setting]):
@@ -112,7 +94,7 @@ def unknown_key(setting: Setting, likely: Iterable[str] = ()) -> str:
         hint = near or " gtpo train --help-config lists the keys."
     if setting.is_flag:
         return f'unknown flag "{setting.typed}".' + hint.replace('mean "', 'mean "--')
-    return f'{setting.place}: unknown key "{setting.typed}".{hint}'
+    return f'{setting.place}: unknown key "{setting.typed}".{hint}'.removeprefix(": ")
 
 
 class _Loader(yaml.SafeLoader):

@@ -44,7 +44,7 @@ def load_config(
     document, found = translate(read(file, overrides or {}))
     config, changes = resolve(to_config(document, found.errors), document, world_size)
     # TRL and peft check their settings when they have been imported; the document is gone by then.
-    config._places = {".".join(key): str(setting) for key, setting in document.items()}
+    config._settings = {".".join(key): setting for key, setting in document.items()}
     # Only now: of a config that is refused, only the errors matter.
     for notice in (*found.notices, *changes):
         LOG.warning(notice)
@@ -123,18 +123,15 @@ def checked(
     """
     values, errors = getattr(config, section).passed_on, []
     for name, value in values.items():
-        place = config.place(f"{section}.{name}")
+        setting = config.setting(f"{section}.{name}")
         if name in decided:
-            errors.append(f"{place}: {decided[name]}")
+            errors.append(f"{setting}: {decided[name]}")
         elif name not in known:
-            own = [key.rpartition(".")[2] for key in keys() if key.startswith(f"{section}.")]
-            near = did_you_mean(name, [*own, *known])
-            # As the user can type it: a dotted flag, or a key in its section.
-            near = near.replace('mean "', f'mean "{"--" * place.startswith("--")}{section}.')
-            errors.append(f"{place}: unknown key; neither gtpo nor {whose} has it.{near}")
+            near = unknown_key(setting, [f"{section}.{field}" for field in known])
+            errors.append(f"{near} Neither gtpo nor {whose} has it.")
         else:
             try:
-                values[name] = typed(place, known[name], value)
+                values[name] = typed(str(setting), known[name], value)
             except UserError as error:
                 errors.append(str(error))
     if errors:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model
 
@@ -20,6 +20,25 @@ from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
 
 Method = Literal["gtpo", "grpo", "sft"]
+
+
+class Setting(NamedTuple):
+    """What the user wrote under a key, and where. As text, the start of an error message."""
+
+    value: Any
+    """As read; `{}` for a section, whose keys have settings of their own."""
+    place: str
+    """`file:line`; empty for a flag."""
+    typed: str
+    """The key in the file's dialect, or the flag with its dashes."""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.typed}" if self.place else self.typed
+
+    @property
+    def is_flag(self) -> bool:
+        """Return whether the key was set on the command line."""
+        return self.typed.startswith("--")
 
 
 class Section(BaseModel):
@@ -344,11 +363,11 @@ class TrainConfig(Section):
     objective: ObjectiveSection = ObjectiveSection()
     rollout: RolloutSection = RolloutSection()
     health: HealthSection = HealthSection()
-    _places: dict[str, str] = PrivateAttr(default_factory=dict)
+    _settings: dict[str, Setting] = PrivateAttr(default_factory=dict)
 
-    def place(self, key: str) -> str:
-        """Return a dotted key as an error names it: with file and line, or as the flag that it was."""
-        return self._places.get(key, key)
+    def setting(self, key: str) -> Setting:
+        """Return a dotted key as the user set it. As text an error names it: with file and line, or as a flag."""
+        return self._settings.get(key, Setting(None, "", key))
 
     def optimizer_steps(self, rows: int, world_size: int) -> int:
         """Return the optimizer steps that a run over `rows` usable rows takes."""

@@ -107,41 +107,34 @@ class Advice(TrainerCallback):
 
 def memory_advice(config: TrainConfig, error: BaseException) -> str:
     """Return what to lower, and in which order, after the GPU ran out of memory."""
-    training, model, engine = config.training, config.model, config.rollout.engine
-    advice = []
-    if training.per_device_train_batch_size > 1:
-        advice.append(_smaller_batch(config))
-    if not training.gradient_checkpointing:
-        advice.append("training.gradient_checkpointing: true")
-    longest = training.max_completion_length or 0
-    if config.method == "sft":
-        advice.append(f"model.max_seq_length {model.max_seq_length} -> {model.max_seq_length // 2}")
-    elif longest > 1:
-        advice.append(f"training.max_completion_length {longest} -> {longest // 2}")
+    training, model, engine, sft = config.training, config.model, config.rollout.engine, config.method == "sft"
+    longest, share = training.max_completion_length or 0, model.gpu_memory_utilization
     # `auto` is vLLM if it is installed and there is a GPU, and a GPU is what ran out.
-    samples = config.method != "sft" and (engine == "vllm" or (engine == "auto" and installed("vllm")))
-    if samples and model.gpu_memory_utilization > VLLM_SHARE:
-        advice.append(f"model.gpu_memory_utilization {model.gpu_memory_utilization} -> {VLLM_SHARE} (vLLM's share)")
-    if model.lora_rank == 0:
-        advice.append("model.lora_rank: 64 (train adapters only)")
-    elif not model.load_in_4bit and not model.build:
-        advice.append("model.load_in_4bit: true")
+    vllm = not sft and (engine == "vllm" or (engine == "auto" and installed("vllm")))
+    advice = {
+        _smaller_batch(config): training.per_device_train_batch_size > 1,
+        "training.gradient_checkpointing: true": not training.gradient_checkpointing,
+        f"model.max_seq_length {model.max_seq_length} -> {model.max_seq_length // 2}": sft,
+        f"training.max_completion_length {longest} -> {longest // 2}": not sft and longest > 1,
+        f"model.gpu_memory_utilization {share} -> {VLLM_SHARE} (vLLM's share)": vllm and share > VLLM_SHARE,
+        "model.lora_rank: 64 (train adapters only)": not model.lora_rank,
+        "model.load_in_4bit: true": model.lora_rank and not model.load_in_4bit and not model.build,
+    }
+    lower = [text for text, helps in advice.items() if helps] or ["the size of the model"]
     first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
-    return f"out of GPU memory ({first}). Lower, in this order: " + "; ".join(advice or ["the size of the model"])
+    return f"out of GPU memory ({first}). Lower, in this order: {'; '.join(lower)}"
 
 
 def _smaller_batch(config: TrainConfig) -> str:
     """Say how the completions of an optimizer step and of a rollout are split into more micro-batches."""
-    training = config.training
-    batch = training.per_device_train_batch_size
-    parts = next(factor for factor in range(2, batch + 1) if batch % factor == 0)
+    training, batch = config.training, config.training.per_device_train_batch_size
+    parts = next((factor for factor in range(2, batch + 1) if batch % factor == 0), 1)
     line = (
         f"training.per_device_train_batch_size {batch} -> {batch // parts} with training.gradient_accumulation_steps "
         f"{training.gradient_accumulation_steps} -> {training.gradient_accumulation_steps * parts}"
     )
     if (rounds := training.steps_per_generation) and config.method != "sft":
         line += f" and training.steps_per_generation {rounds} -> {rounds * parts}"
-    if config.method == "grpo" and training.passed_on.get("loss_type") == "bnpo":
-        # bnpo divides by the tokens of the micro-batch.
-        return line
-    return f"{line} (the same gradient)"
+    # bnpo divides by the tokens of the micro-batch.
+    bnpo = config.method == "grpo" and training.passed_on.get("loss_type") == "bnpo"
+    return line if bnpo else f"{line} (the same gradient)"

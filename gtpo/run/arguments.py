@@ -205,7 +205,7 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         raise UserError(f"training: {error}") from error
     if config.method == "grpo":
         for name, why in _grpo_faults(made):
-            raise UserError(f"{config.place(f'training.{name}')} {why}")
+            raise UserError(f"{config.setting(f'training.{name}')} {why}")
     return made
 
 
@@ -216,4 +216,4 @@ def require_optimizer(config: TrainConfig, arguments: Any) -> None:
     except (ImportError, ValueError) as error:
         # Some also want the model, which is not loaded yet.
         if isinstance(error, ImportError) or "install" in str(error):
-            raise UserError(f"{config.place('training.optimizer')} {config.training.optimizer}: {error}") from None
+            raise UserError(f"{config.setting('training.optimizer')} {config.training.optimizer}: {error}") from None

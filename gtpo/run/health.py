@@ -89,15 +89,13 @@ class Health:
         """Held-out pass@1 of the untrained model."""
         return None if self.first is None else float(np.mean(self.first))
 
-    def covered(self) -> dict[str, int]:
-        """Return what the mean that selects `best/` covers now, as best.json says it."""
-        if self.validates:
-            return {"smoothing_evaluations": max(1, len(self.recent))}
-        return {"smoothing_steps": len(self.window) * self.logging_steps}
-
     def about_best(self) -> dict[str, Any]:
         """Return best.json of the weights that are the best now."""
         step = self.best_step
+        # What the mean that selects it covers.
+        covered = {"smoothing_steps": len(self.window) * self.logging_steps}
+        if self.validates:
+            covered = {"smoothing_evaluations": max(1, len(self.recent))}
         why = (
             f"its running mean of {self.metric} is better than the best before, beyond the noise of both; the weights "
             f"are those of step {step}, the last of that mean's window"
@@ -107,7 +105,7 @@ class Health:
             "step": step,
             "metric": self.metric,
             "value": self.best_value,
-            **self.covered(),
+            **covered,
             "why": why if step else "the untrained model: nothing is better beyond noise so far",
         }
 

@@ -94,7 +94,9 @@ class TrainingRun(TrainerCallback):
         self.arguments = trainer_arguments(config, folder.checkpoints, "float32")
         require_optimizer(config, self.arguments)
         self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
-        self.health = Health(config.health, self._best_metric(), config.training.logging_steps)
+        best = VALIDATION_METRIC if config.training.eval_steps is not None else "reward/accuracy"
+        best = "loss" if config.method == "sft" else best
+        self.health = Health(config.health, best, config.training.logging_steps)
         self.begin = time.monotonic()
         # Seconds of each step since the last line of metrics.jsonl.
         self.step_seconds: list[float] = []
@@ -105,11 +107,6 @@ class TrainingRun(TrainerCallback):
         self.groups: GroupStatistics | None = None
         self.held_out: list[Problem] = []
         self.validation: Validation | None = None
-
-    def _best_metric(self) -> str:
-        if self.config.training.eval_steps is not None:
-            return VALIDATION_METRIC
-        return "loss" if self.config.method == "sft" else "reward/accuracy"
 
     # -- the run ---------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback
@@ -20,17 +20,9 @@ from gtpo.trainer import SampledTrainer, trl_seam
 METRIC = "validation/pass@1"
 
 
-class Score(NamedTuple):
-    """A mean over the problems with its 95 % interval, as fractions."""
-
-    mean: float
-    low: float
-    high: float
-
-
-# (problems, their completions) -> metric (pass@1, maj@k, format) -> something with mean, low and high; and "problems"
-# -> pass@1 of each. `gtpo train` passes evalkit's, so that a validation and an evaluation of the same completions say
-# the same.
+# (problems, their completions) -> metric (pass@1, maj@k, format) -> something with mean, low and high as fractions;
+# and "problems" -> pass@1 of each. `gtpo train` passes evalkit's, so that a validation and an evaluation of the same
+# completions say the same.
 ScoreHeldOut = Callable[[Sequence[Problem], Sequence[Sequence[str]]], Mapping[str, Any]]
 
 

@@ -24,7 +24,7 @@ from gtpo.inputs.model import rounded_away, savable_generation_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.health import Health, Judgement
-from gtpo.run.validation import Score
+from gtpo.runs.eval_record import Interval
 from gtpo.runs.find import find_runs
 
 TWO_STEPS_A_ROUND = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "learning_rate": 1e-2}
@@ -183,7 +183,7 @@ def scorer(*rates: float) -> Any:
     def score(problems: Any, completions: Any) -> dict[str, Any]:
         assert [len(texts) for texts in completions] == [2] * len(problems)
         rate = left.pop(0)
-        return {"pass@1": Score(rate, rate - 0.01, rate + 0.01), "problems": [rate] * len(problems)}
+        return {"pass@1": Interval(mean=rate, low=rate - 0.01, high=rate + 0.01), "problems": [rate] * len(problems)}
 
     return score
 

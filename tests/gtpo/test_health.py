@@ -97,7 +97,7 @@ def test_a_window_holds_the_steps_it_says_also_where_a_line_stands_for_several(l
     health = Health(HealthSection(), logging_steps=logging_steps)
     best = [at for at in range(1, 3 * count + 1) if health.observe(at * logging_steps, row()).new_best]
     assert best == [next(at for at in range(1, 99) if at >= count and at % max(1, count // 2) == 0)]
-    assert health.covered() == {"smoothing_steps": logging_steps * count}
+    assert health.about_best()["smoothing_steps"] == logging_steps * count
 
 
 def test_a_run_too_short_for_a_best_takes_its_end_unless_it_collapsed() -> None:

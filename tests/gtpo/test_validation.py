@@ -21,8 +21,8 @@ from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.command import train
-from gtpo.run.validation import Score
 from gtpo.run.watch import Watch
+from gtpo.runs.eval_record import Interval
 
 ON = {"training.eval_steps": 2, "dataset.validation_problems": 3, "health.smoothing_evaluations": 1}
 
@@ -76,10 +76,10 @@ def scripted(*rates: float) -> Any:
     """Return a scorer that says these rates one after the other, and remembers what it was shown."""
     left = list(rates)
 
-    def score(problems: Sequence[Problem], completions: Sequence[Sequence[str]]) -> dict[str, Score]:
+    def score(problems: Sequence[Problem], completions: Sequence[Sequence[str]]) -> dict[str, Any]:
         assert all(len(texts) == 4 for texts in completions)
         rate = left.pop(0)
-        return {"pass@1": Score(rate, rate - 0.01, rate + 0.01), "problems": [rate] * len(problems)}
+        return {"pass@1": Interval(mean=rate, low=rate - 0.01, high=rate + 0.01), "problems": [rate] * len(problems)}
 
     return score
 
