@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import count, islice
 from typing import Literal, NamedTuple
 
@@ -158,6 +158,11 @@ def _decide_here(prediction: str, gold: str, problem: str | None, answers: str) 
     return None if equal is None else Verdict.CORRECT if equal else Verdict.INCORRECT
 
 
+def _of_each(answers: Answers | Sequence[Answers], count: int) -> Sequence[Answers]:
+    """Return what each of `count` golds is."""
+    return [answers] * count if answers == "text" or answers == "mathematics" else answers
+
+
 class Verifier:
     """Verifies answers; safe to share between threads, and by forked children.
 
@@ -201,7 +206,7 @@ class Verifier:
         problems: Sequence[str | None] | None = None,
         *,
         scoring: Scoring = "strict",
-        answers: Answers = "mathematics",
+        answers: Answers | Sequence[Answers] = "mathematics",
     ) -> list[Verdict]:
         """Return the verdicts on (prediction, gold) pairs, in order; equal pairs are verified once.
 
@@ -211,15 +216,15 @@ class Verifier:
                 asked for, which nouns count as units, and what the options of a choice are.
             scoring: `strict` (training too) counts an expression that is still to be computed as UNSIMPLIFIED,
                 `lenient` as CORRECT unless it is copied from the problem.
-            answers: `text` compares golds as text, without case and outer space.
+            answers: of all pairs, or of each: `text` compares golds as text, without case and outer space.
 
         Raises ValueError if `problems` and `pairs` differ in length.
         """
         if problems is not None and len(problems) != len(pairs):
             raise ValueError(f"{len(pairs)} pairs but {len(problems)} problems")
+        each = zip(pairs, problems or [None] * len(pairs), _of_each(answers, len(pairs)), strict=True)
         keys: list[_Key] = [
-            (as_text(prediction), as_text(gold), problem or None, answers)
-            for (prediction, gold), problem in zip(pairs, problems or [None] * len(pairs), strict=True)
+            (as_text(prediction), as_text(gold), problem or None, kind) for (prediction, gold), problem, kind in each
         ]
         findings = self._find(dict.fromkeys(keys))
         verdicts = _VERDICTS[scoring]
@@ -280,7 +285,7 @@ class Verifier:
         questions: Sequence[tuple[Sequence[str | None], str]],
         problems: Sequence[str | None] | None = None,
         *,
-        answers: Answers = "mathematics",
+        answers: Answers | Sequence[Answers] = "mathematics",
     ) -> list[AnswerClasses]:
         """Group the answers to each question, (answers, gold), by the same equality that scores them (`strict`).
 
@@ -291,13 +296,14 @@ class Verifier:
         """
         texts = problems or [None] * len(questions)
         pairs = [(answer, gold) for given, gold in questions for answer in given]
+        kinds = _of_each(answers, len(questions))
         of_pair = [text for (given, _), text in zip(questions, texts, strict=True) for _ in given]
-        verdicts = self.verify_many(pairs, of_pair, answers=answers)
+        kind_of_pair = [kind for (given, _), kind in zip(questions, kinds, strict=True) for _ in given]
+        verdicts = self.verify_many(pairs, of_pair, answers=kind_of_pair)
         of_question = iter(verdicts)
         judged = [list(islice(of_question, len(given))) for given, _ in questions]
         with ThreadPoolExecutor(self.workers) as threads:  # a question waits for its own trips to the workers only
-            group = partial(self._group, answers=answers)
-            return list(threads.map(group, [given for given, _ in questions], judged, texts))
+            return list(threads.map(self._group, [given for given, _ in questions], judged, texts, kinds))
 
     def _group(
         self,

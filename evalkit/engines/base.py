@@ -6,11 +6,10 @@ import hashlib
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from gtpo.common.errors import UserError
 from gtpo.rewards.thoughts import opened_thought, plain, unfinished
 
 
@@ -34,27 +33,10 @@ class Task:
     missing: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How completions are drawn. temperature 0 takes the likeliest token."""
-
-    temperature: float
-    top_p: float
-    max_tokens: int
-    n: int
-    seed: int
-    top_k: int = 0  # Only the k likeliest tokens; 0: all
-    min_p: float = 0.0  # Only tokens at least this fraction as likely as the likeliest
-    presence_penalty: float = 0.0  # Subtracted from the logits of tokens that the completion already has
-    # Divides (multiplies, if negative) the logits of tokens that prompt or completion already have.
-    repetition_penalty: float = 1.0
-    stop: tuple[str, ...] = ()  # A completion ends before the first of these texts outside a thought
-
-
 class Reading(NamedTuple):
     """How completions are read: what of them is thought, and where they end."""
 
-    stop: tuple[str, ...] = ()  # As in `Sampling`
+    stop: tuple[str, ...] = ()  # A completion ends before the first of these texts outside a thought
     thoughts: tuple[tuple[str, str], ...] = ()  # Delimiters of thoughts beside those that `gtpo.rewards.thoughts` knows
 
     def plain(self, text: str, prompt: str | None = None) -> str:
@@ -81,6 +63,27 @@ class Reading(NamedTuple):
             return None
         answer = plain_text.rfind("</think>") + 1
         return min((at for stop in self.stop if (at := plain_text.find(stop, answer)) >= 0), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are drawn. temperature 0 takes the likeliest token."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    n: int
+    seed: int
+    top_k: int = 0  # Only the k likeliest tokens; 0: all
+    min_p: float = 0.0  # Only tokens at least this fraction as likely as the likeliest
+    presence_penalty: float = 0.0  # Subtracted from the logits of tokens that the completion already has
+    # Divides (multiplies, if negative) the logits of tokens that prompt or completion already have.
+    repetition_penalty: float = 1.0
+    reading: Reading = field(default_factory=Reading)
+
+    def drawn(self) -> dict[str, Any]:
+        """Return name -> value of what decides how each token is drawn, and of max_tokens."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("n", "seed", "reading")}
 
 
 # What the letters of a finish reason hold, in any server's spelling; the first that fits counts.
@@ -172,18 +175,3 @@ def sample_seed(run_seed: int, benchmark: str, question_id: str, sample_index: i
     """
     digest = hashlib.sha256(f"{run_seed}\t{benchmark}\t{question_id}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") + sample_index) % 2**31
-
-
-def check_context(prompts: Mapping[tuple[str, str], Prompt], context: int | None, max_tokens: int, where: str) -> None:
-    """Raise UserError unless every prompt and max_tokens fit the context together."""
-    if context is None:
-        return
-    question = max(prompts, key=lambda key: len(prompts[key].ids or ()))
-    longest = len(prompts[question].ids or ())
-    if longest + max_tokens > context:
-        left = context - longest
-        advice = f"use --max-tokens {left} or less" if left > 0 else "this model cannot read it"
-        raise UserError(
-            f"the longest prompt ({' '.join(question)}, {longest} tokens) and --max-tokens {max_tokens} "
-            f"do not fit the context of {where} ({context} tokens): {advice}"
-        )

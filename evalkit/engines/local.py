@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def _explain(error: Exception, source: str) -> UserError:
-    return UserError(f"{source}: cannot be loaded ({type(error).__name__}: {one_line(error)})")
+def _loaded(kind: Any, source: str, trust_remote_code: bool) -> Any:
+    try:
+        return kind.from_pretrained(source, trust_remote_code=trust_remote_code)
+    # The last three: a file of another shape.
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{source}: cannot be loaded ({type(error).__name__}: {one_line(error)})") from None
 
 
 def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
@@ -33,22 +38,14 @@ def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
     if ref.folder is not None:
         for path in sorted(ref.folder.glob("*.safetensors")):
             safetensors_shapes(path)
-    try:
-        return AutoConfig.from_pretrained(ref.source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        # A config.json of another shape.
-        raise _explain(error, ref.source) from None
+    return _loaded(AutoConfig, ref.source, trust_remote_code)
 
 
 def load_tokenizer(ref: ModelRef, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Return the tokenizer: the adapter's own if it has one, else the model's."""
     from transformers import AutoTokenizer
 
-    source = ref.tokenizer_source
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise _explain(error, source) from None
+    tokenizer: PreTrainedTokenizerBase = _loaded(AutoTokenizer, ref.tokenizer_source, trust_remote_code)
     return tokenizer
 
 
@@ -123,24 +120,19 @@ def thought_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, str],
 
 def recommended_sampling(ref: ModelRef) -> dict[str, float]:
     """Return the sampling parameters in the model's generation_config.json. UserError if it has none."""
-    path = ref.folder / "generation_config.json" if ref.folder is not None else _from_hub(ref.source)
+    path = ref.folder and ref.folder / "generation_config.json"
+    if path is None:
+        import huggingface_hub
+
+        # Whatever the reason: no such model, no such file, no network.
+        with contextlib.suppress(OSError, ValueError):
+            path = Path(huggingface_hub.hf_hub_download(ref.source, "generation_config.json"))
     if path is None or not path.is_file():
         raise UserError(f"--sampling model: {ref.source} has no generation_config.json here; give the flags instead")
     config = read_json(path)
     names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty")
     found = {name: config[name] for name in names if isinstance(config.get(name), int | float)}
     return {**found, "temperature": 0.0} if config.get("do_sample") is False else found
-
-
-def _from_hub(repository: str) -> Path | None:
-    """Return generation_config.json of a Hub model, downloaded if it is not cached; None if it has none."""
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(huggingface_hub.hf_hub_download(repository, "generation_config.json"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
-        return None
 
 
 def context_length(config: Any) -> int | None:

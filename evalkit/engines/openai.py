@@ -33,7 +33,6 @@ from gtpo.evalkit.engines.base import (
     Engine,
     EngineStopped,
     Generation,
-    Reading,
     Sampling,
     Task,
     finish_word,
@@ -257,8 +256,8 @@ class _Request:
     index: int
     seed: int
     attempts: int = 0  # Those that failed; a refusal for the rate is none
-    failed_at: set[str] = field(default_factory=set)
-    stop: bool = True  # Whether the stop texts are sent
+    failed_at: str = ""  # Where it failed last
+    stop: tuple[str, ...] = ()  # The stop texts that are sent
     answer: Answer = field(default_factory=Answer)
 
 
@@ -280,12 +279,10 @@ class OpenAIEngine(Engine):
         retries: int = 5,
         body: dict[str, Any] | None = None,
         first: Sequence[Task] = (),
-        thoughts: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.sampling, self.access, self._first = sampling, servers.access, first[:1]
         self._concurrency, self._retries, self._body = concurrency, retries, body or {}
-        self._reading = Reading(sampling.stop, thoughts)
-        self._sends_stop = True
+        self._stop = sampling.reading.stop  # What servers are sent of it
         self.servers = servers.each
         for server in self.servers:
             server.limit = server.most = concurrency
@@ -316,10 +313,7 @@ class OpenAIEngine(Engine):
         asked = self.servers[0].ref.served_name
         for model in set(models.values()) - {asked}:
             LOG.warning('"%s" answers, and "%s" was asked for', model, asked)
-        by_default = sorted(set[str]().union(*(server.by_default for server in self.servers)))
-        stay = sorted(set(by_default).difference(*(server.left_out for server in self.servers)))
-        if stay:
-            LOG.warning("the server does not take %s from a request: its own defaults hold", ", ".join(stay))
+        left_out = sorted(set[str]().union(*(server.left_out for server in self.servers)))
         draws, same = self.sampling.temperature > 0, [len(found) > 1 == len(set(found)) for found in texts.values()]
         if draws and any(same):
             LOG.warning(
@@ -339,7 +333,7 @@ class OpenAIEngine(Engine):
             "hardware": None,
             "base_urls": [server.url for server in self.servers],
             **({"canaries": found} if texts else {}),
-            **({"parameters_left_out": by_default} if by_default else {}),
+            **({"parameters_left_out": left_out} if left_out else {}),
         }
 
     async def _ask_first(self) -> dict[str, list[str]]:
@@ -452,14 +446,12 @@ class OpenAIEngine(Engine):
             self._in_flight.discard(request)
 
     def _next(self, server: Server) -> _Request | None:
-        """Return what waits longest and has not failed at this server, unless it failed at all of them."""
-        everywhere = {other.url for other in self._in()}
-        for _ in range(len(self._waiting)):
-            request = self._waiting.popleft()
-            if server.url not in request.failed_at or everywhere <= request.failed_at:
-                return request
-            self._waiting.append(request)
-        return None
+        """Return what waits longest and did not fail at this server last, unless there is no other server."""
+        alone = len(self._in()) == 1
+        found = next((request for request in self._waiting if alone or request.failed_at != server.url), None)
+        if found is not None:
+            self._waiting.remove(found)
+        return found
 
     async def _settle(self, server: Server, request: _Request) -> None:
         """Ask for one sample once: it is there, has failed, waits again, or the server is left out."""
@@ -472,22 +464,21 @@ class OpenAIEngine(Engine):
             self._failed(server, request, error)
             return
         server.succeeded()
-        text = answer.text()
-        stopped = answer.finish_reason == "stop" and request.stop and self._reading.stop
-        if stopped and self._reading.ends_in_thought(text, request.task.prompt.text):
+        stopped, reading = answer.finish_reason == "stop" and request.stop, self.sampling.reading
+        if stopped and reading.ends_in_thought(answer.text(), request.task.prompt.text):
             # A stop text ended it in its thought: from now on they are applied here only.
-            self._sends_stop = False
+            self._stop = ()
             self._waiting.appendleft(request)
             return
         self._completed += 1
         self._only_thought += answer.only_thought
-        self._hand_on(request, text, answer.finish_reason or None)
+        self._hand_on(request, answer.finish_reason or None)
 
-    def _hand_on(self, request: _Request, text: str, finish_reason: str | None, error: str | None = None) -> None:
+    def _hand_on(self, request: _Request, finish_reason: str | None, error: str | None = None) -> None:
         """Hand on a sample, completed or failed."""
-        tokens, prompt_tokens = (None, None) if error else (request.answer.tokens, request.answer.prompt_tokens)
-        key = request.task.benchmark, request.task.question_id, request.index
-        text = self.access.redact(text)
+        answer, key = request.answer, (request.task.benchmark, request.task.question_id, request.index)
+        tokens, prompt_tokens = (None, None) if error else (answer.tokens, answer.prompt_tokens)
+        text = self.access.redact(answer.text())
         self._lot.append(Generation(*key, text, tokens, finish_reason, request.seed, error, prompt_tokens))
         self._left -= 1
 
@@ -513,11 +504,11 @@ class OpenAIEngine(Engine):
         if not server.served and (mistake := server.mistake(status, text)):
             self._halt(UserError(mistake))
         if error.passing and request.attempts <= self._retries:
-            request.failed_at.add(server.url)
+            request.failed_at = server.url
             pause = max(error.pause_s, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (request.attempts - 1)))
             asyncio.get_running_loop().call_later(pause, self._waiting.appendleft, request)
         elif self._stop_at is None or not error.passing:
-            self._hand_on(request, request.answer.text(), "error" if error.passing else "refused", text)
+            self._hand_on(request, "error" if error.passing else "refused", text)
         if len(server.failures) >= max(ALL_FAILED, self._concurrency):
             if not server.served and not error.passing:
                 self._halt(UserError(f"{server.url} refuses every request ({text})"))
@@ -549,7 +540,7 @@ class OpenAIEngine(Engine):
         """
         while True:
             answer = request.answer = Answer()
-            request.stop = self._sends_stop
+            request.stop = self._stop
             sent = server.payload(request.task.prompt, self.sampling, request.seed, request.stop, self._body)
             if most is not None:
                 name = "max_tokens" if "max_tokens" in sent else "max_completion_tokens"
@@ -569,7 +560,7 @@ class OpenAIEngine(Engine):
                 if isinstance(error, aiohttp.ServerTimeoutError):
                     why = f"nothing new within {self.access.timeout_s:g} s (--timeout)"
                 elif isinstance(error, TimeoutError):
-                    why = f"not finished within {self.access.total_s:g} s (--total-timeout)"
+                    why = f"not finished within {self.access.total_s:g} s (60 times --timeout)"
                 raise RequestError(one_line(why), passing=True) from None
             if status in (401, 403, 404, 429) or not server.learn(sent, text):
                 raise refused(status, headers, text)

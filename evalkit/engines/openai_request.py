@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,9 +21,6 @@ from gtpo.evalkit.engines.base import Prompt, Sampling, one_line
 from gtpo.evalkit.engines.model_ref import ModelRef, serve_command
 
 CONNECT_S = 10.0
-
-# While no server answers at the start, they are asked so often.
-POLL_S = 1.0
 
 # How long a server has to list its models, to say its version, or to render a prompt; how many prompts at a time.
 ANSWER_S, AT_ONCE = 10.0, 16
@@ -44,11 +40,9 @@ class Access:
     if a value fits no HTTP header.
     """
 
-    def __init__(
-        self, variable: str, headers: Sequence[str], timeout_s: float = 600.0, total_s: float | None = None
-    ) -> None:
+    def __init__(self, variable: str, headers: Sequence[str], timeout_s: float = 600.0) -> None:
         self.variable, self.key = variable, os.environ.get(variable, "").strip()
-        self.timeout_s, self.total_s = timeout_s, total_s or 60 * timeout_s
+        self.timeout_s, self.total_s = timeout_s, 60 * timeout_s
         self.headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         for header in headers:
             name, colon, value = header.partition(":")
@@ -89,19 +83,10 @@ def apart(coroutine: Coroutine[Any, Any, _T]) -> _T:
 def server_urls(ref: ModelRef, given: Sequence[str], key_name: str) -> list[str]:
     """Return the servers' base URLs, checked; given: the values of --base-url, else OPENAI_BASE_URL counts.
 
-    Each value is a URL, several with commas between them, or a file with one on each line (`#` begins a comment).
-    UserError says what is wrong with which.
+    Each value is a URL, or several with commas between them. UserError says what is wrong with which.
     """
-    urls: list[str] = []
-    for value in given or [os.environ.get("OPENAI_BASE_URL", "")]:
-        text = value
-        if "://" not in value and Path(value).is_file():
-            try:
-                text = Path(value).read_text(encoding="utf-8-sig")
-            except (OSError, UnicodeDecodeError) as error:
-                raise UserError(f"--base-url {value}: not a readable list of servers ({error})") from None
-        parts = (part.strip() for line in text.split("\n") for part in line.partition("#")[0].split(","))
-        urls += [_checked(part, key_name) for part in parts if part]
+    values = ",".join(given or [os.environ.get("OPENAI_BASE_URL", "")]).split(",")
+    urls = [_checked(value.strip(), key_name) for value in values if value.strip()]
     if not urls:
         command = serve_command(ref)
         start = f". The server for this run: {command}" if command else ""
@@ -119,9 +104,8 @@ def _checked(url: str, key_name: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        hint = "" if "://" in url else ", and there is no file of that name"
         raise UserError(
-            f"--base-url is http:// or https:// and a host, e.g. http://127.0.0.1:8000/v1; found {one_line(url)}{hint}"
+            f"--base-url is http:// or https:// and a host, e.g. http://127.0.0.1:8000/v1; found {one_line(url)}"
         )
     return url.rstrip("/")
 
@@ -147,16 +131,13 @@ def _context(card: Mapping[str, Any]) -> int | None:
 # Parameters that are left out for a server that does not take them: those without an effect on what is sampled, or with
 # the value that has none (None: whatever the value).
 _NEUTRAL: dict[str, Any] = {
-    "seed": None, "stream": None, "stream_options": None, "skip_special_tokens": None, "temperature": 1.0, "top_p": 1.0,
-    "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+    "seed": None, "stream": None, "stream_options": None, "skip_special_tokens": False, "temperature": 1.0,
+    "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
 }  # fmt: skip
-
-# Beyond those that every server takes.
-_EXTRAS = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "skip_special_tokens")
 
 # owned_by -> what a server takes without a word and does not do: Ollama's /v1 has no such parameters, LM Studio's no
 # min_p.
-_DEFAULTS_STAY = {"library": ("top_k", "min_p", "repetition_penalty"), "organization_owner": ("min_p",)}
+_NOT_TAKEN = {"library": {"top_k", "min_p", "repetition_penalty"}, "organization_owner": {"min_p"}}
 
 
 class Server:
@@ -214,25 +195,22 @@ class Server:
         parents = (self.card(str(name)) for name in above if name)
         return next((length for one in (card, *parents) if (length := _context(one))), None)
 
-    @property
-    def by_default(self) -> set[str]:
-        """Parameters whose values are the server's own defaults, whatever was asked for."""
-        return self.left_out | set(_DEFAULTS_STAY.get(self.card().get("owned_by", ""), ()))
-
-    def payload(self, prompt: Prompt, s: Sampling, seed: int, stop: bool, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is sent for a sample. stop: whether the stop texts are."""
+    def payload(
+        self, prompt: Prompt, s: Sampling, seed: int, stop: Sequence[str], body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return what is sent for a sample."""
         question: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
         sent: dict[str, Any] = {
-            "model": self.ref.served_name, **question, "seed": seed, "max_tokens": s.max_tokens, "stream": True,
-            "stream_options": {"include_usage": True}, "temperature": s.temperature, "top_p": s.top_p,
-            "top_k": s.top_k or -1, "min_p": s.min_p, "repetition_penalty": s.repetition_penalty,
-            "presence_penalty": s.presence_penalty, "skip_special_tokens": False,
+            "model": self.ref.served_name, **question, "seed": seed, "stream": True,
+            "stream_options": {"include_usage": True}, **s.drawn(), "top_k": s.top_k or -1,
+            "skip_special_tokens": False,
         }  # fmt: skip
-        if stop and s.stop:
-            sent["stop"] = list(s.stop)
+        if stop:
+            sent["stop"] = list(stop)
+        idle = self.left_out
         if self._own_only:
-            sent = {name: v for name, v in sent.items() if name not in _EXTRAS or (_NEUTRAL[name] not in (None, v))}
-        sent = {name: value for name, value in sent.items() if name not in self.left_out}
+            idle = idle | {name for name, value in sent.items() if value == _NEUTRAL.get(name)}
+        sent = {name: value for name, value in sent.items() if name not in idle}
         # The reasoning models of OpenAI know no max_tokens.
         if self._renamed:
             sent["max_completion_tokens"] = sent.pop("max_tokens")
@@ -250,9 +228,11 @@ class Server:
         # One that was asked for: without it, samples would be of another kind.
         if named != idle:
             return False
-        if "stream" in idle:
-            idle.add("stream_options")
-        new = idle - self.left_out
+        return self.leave_out(idle | {"stream_options"} if "stream" in idle else idle)
+
+    def leave_out(self, names: set[str]) -> bool:
+        """Send these parameters no more; return whether one of them was sent."""
+        new = names - self.left_out
         self.left_out |= new
         for name in sorted(new - {"stream", "stream_options", "skip_special_tokens"}):
             why = "samples cannot be repeated" if name == "seed" else "its own default holds, eval.json has null for it"
@@ -274,32 +254,22 @@ class Server:
 class Servers:
     """The servers of a run, how they are asked, and what each lists of its models.
 
-    given: the values of --base-url. Waits up to wait_s for a server that answers. Raises UserError if none does, or one
-    refuses the key.
+    given: the values of --base-url. Raises UserError if no server answers, or one refuses the key.
     """
 
-    def __init__(self, ref: ModelRef, given: Sequence[str], access: Access, wait_s: float = 0.0) -> None:
+    def __init__(self, ref: ModelRef, given: Sequence[str], access: Access) -> None:
         self.access = access
         self.each = [Server(url, ref, access) for url in server_urls(ref, given, access.variable)]
-        apart(self._ask_all(wait_s))
+        apart(self._ask_all())
 
-    async def _ask_all(self, wait_s: float) -> None:
-        end, told = time.monotonic() + wait_s, False
+    async def _ask_all(self) -> None:
         async with self.access.session() as session:
-            while True:
-                await asyncio.gather(*(self._ask(session, server) for server in self.each))
-                if any(server.out is None for server in self.each):
-                    return
-                if time.monotonic() > end:
-                    raise UserError("; ".join(f"no server answers at {s.url} ({s.out})" for s in self.each))
-                if not told:
-                    LOG.warning("no server answers yet: waiting for up to %.0f s (--wait-for-server)", wait_s)
-                told = True
-                await asyncio.sleep(POLL_S)
+            await asyncio.gather(*(self._ask(session, server) for server in self.each))
+        if all(server.out is not None for server in self.each):
+            raise UserError("; ".join(f"no server answers at {s.url} ({s.out})" for s in self.each))
 
     async def _ask(self, session: aiohttp.ClientSession, server: Server) -> None:
         """Note what a server lists under /models, if it has such a list, or why it is not there."""
-        server.out = None
         try:
             async with session.get(f"{server.url}/models") as response:
                 status, body = response.status, await response.read()
@@ -322,6 +292,7 @@ class Servers:
             ]
         except (ValueError, KeyError, TypeError, RecursionError):
             server.cards = []
+        server.leave_out(_NOT_TAKEN.get(server.card().get("owned_by", ""), set()))
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
             async with session.get(f"{server.url.removesuffix('/v1')}/version") as response:
                 server.version = one_line((await response.json(content_type=None))["version"])

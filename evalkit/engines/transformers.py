@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
-from gtpo.evalkit.engines.base import Engine, Generation, Reading, Sampling, Task, one_line, sample_seed
+from gtpo.evalkit.engines.base import Engine, Generation, Sampling, Task, one_line, sample_seed
 from gtpo.evalkit.engines.local import check_all_loaded, load_config
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.rewards.completions import decode_completion
@@ -56,10 +56,6 @@ def plan_batches(tasks: Sequence[Task], n: int, rows: int) -> list[Batch]:
     return batches
 
 
-class _Stopped(Exception):
-    """The batch was given up."""
-
-
 class TransformersEngine(Engine):
     """Samples with transformers. `rows` is the batch size."""
 
@@ -71,7 +67,6 @@ class TransformersEngine(Engine):
         tokenizer: Any,
         sampling: Sampling,
         *,
-        thoughts: tuple[tuple[str, str], ...] = (),
         rows: int | None = None,
         dtype: str = "auto",
         trust_remote_code: bool = False,
@@ -86,7 +81,6 @@ class TransformersEngine(Engine):
         # Not the table of missing weights: `check_all_loaded` says it in a sentence.
         logging.set_verbosity_error()
         self.ref, self.tokenizer, self.sampling = ref, tokenizer, sampling
-        self.reading = Reading(sampling.stop, thoughts)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.config = load_config(ref, trust_remote_code=trust_remote_code)
         if dtype == "auto" and self.device.type == "cuda":
@@ -135,10 +129,11 @@ class TransformersEngine(Engine):
         for benchmark in dict.fromkeys(task.benchmark for task in tasks):
             of_benchmark = [task for task in tasks if task.benchmark == benchmark]
             for batch in plan_batches(of_benchmark, self.sampling.n, self.rows):
-                try:
-                    yield self._sample(batch)
-                except _Stopped:
+                found = self._sample(batch)
+                # A batch is sampled whole or not at all.
+                if self._stop_at is not None:
                     return
+                yield found
 
     def _sample(self, batch: Batch) -> list[Generation]:
         """Sample a batch, always whole: the same seed and questions give the same tokens."""
@@ -226,7 +221,8 @@ class _Watch:
         import torch
 
         self._engine, self._tasks, self._width = engine, tasks, width
-        self._reading, self._reach = engine.reading, max(map(len, engine.sampling.stop), default=0) + 1
+        self._reading = engine.sampling.reading
+        self._reach = max(map(len, self._reading.stop), default=0) + 1
         self._ends = torch.tensor(engine.end_ids or [-1], device=engine.device)
         self.lengths = torch.full((len(tasks),), engine.sampling.max_tokens)
         self._done, self._step = torch.zeros(len(tasks), dtype=torch.bool), 0
@@ -235,12 +231,11 @@ class _Watch:
         """Return which rows [rows] are done, of ids [rows, width + tokens so far]."""
         import torch
 
-        # A batch is sampled whole or not at all.
         if self._engine._stop_at is not None:
-            raise _Stopped
+            self._done[:] = True
         self._step = ids.shape[1] - self._width
         ended = torch.isin(ids[:, -1], self._ends).cpu() & ~self._done
-        if self._engine.sampling.stop:
+        if self._reading.stop:
             for row in (~self._done & ~ended).nonzero().flatten().tolist():
                 ended[row] = self._at_stop(ids[row, self._width :].tolist(), self._tasks[row].prompt.text)
         self.lengths[ended] = self._step

@@ -1,25 +1,36 @@
-"""The vllm engine, in process: requests stream in as completions stream out, so that long tails never stall.
+"""The vllm engine, in this process or as copies in Ray actors, on this machine or a cluster.
 
-Up to BLOCK samples of a question share a request and, through the prefix cache, one prefill; vLLM gives sample i of a
-request the seed of the request plus i, which is the sample's own (`base.sample_seed`). A LoRA adapter is applied as
-such.
+In process, requests stream in as completions stream out, so that long tails never stall. Up to BLOCK samples of a
+question share a request and, through the prefix cache, one prefill; vLLM gives sample i of a request the seed of the
+request plus i, which is the sample's own (`base.sample_seed`). A LoRA adapter is applied as such.
+
+On Ray, Ray's ActorPool deals the questions. A copy that dies is started again by Ray, which repeats the calls that it
+owed. One that has died too often is left out, and its questions go to the others. A sample depends on its seed alone,
+so it is the same whichever copy draws it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+import logging
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
+from gtpo.common.log import LOG
 from gtpo.common.provenance import package_versions
 from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vllm
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Reading, Sampling, Task, one_line, sample_seed
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Sampling, Task, one_line, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
 
@@ -29,6 +40,21 @@ BLOCK = 16
 
 # Requests that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
 IN_FLIGHT = 2048
+
+RESTARTS = 4  # Ray starts a copy again so many times
+
+# A copy has the questions of so many of its batches at a time: enough never to wait, few enough to end together.
+BATCHES = 2
+
+MOST_CALLS = 1000  # Calls that a copy takes at a time; each is one question
+
+_TICK_S = 0.2
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no warning about it
+    "RAY_worker_niceness": "0",  # Ray's own default is 15
+}  # What Ray reads from the environment, unless the user has set it
 
 
 def requests(tasks: Sequence[Task]) -> Iterator[tuple[Task, int, int]]:
@@ -52,7 +78,6 @@ class VLLMEngine(Engine):
         sampling: Sampling,
         longest_prompt: int,
         *,
-        thoughts: tuple[tuple[str, str], ...] = (),
         dtype: str = "auto",
         tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.9,
@@ -102,7 +127,7 @@ class VLLMEngine(Engine):
             raise UserError(f"vLLM does not start with {ref.source}: {one_line(error, 400)}") from error
         self._waiting: deque[tuple[Task, int, int]] = deque()
         self._known: dict[str, tuple[Task, int, int]] = {}  # Request -> question, first sample and its seed
-        self._reading, self._sends_stop = Reading(sampling.stop, thoughts), bool(sampling.stop)
+        self._stop = sampling.reading.stop  # What vLLM is sent of it
         self._numbers = itertools.count()
         self._adapter: Any = None
         if ref.adapter is not None:
@@ -160,12 +185,17 @@ class VLLMEngine(Engine):
                     task, first, seed = self._known.pop(output.request_id)
                     for sample in output.outputs:
                         stopped = isinstance(sample.stop_reason, str)
-                        if stopped and self._reading.ends_in_thought(sample.text, task.prompt.text):
+                        if stopped and self.sampling.reading.ends_in_thought(sample.text, task.prompt.text):
                             # Once more, without stop texts, as from now on.
-                            self._sends_stop = False
+                            self._stop = ()
                             self._waiting.appendleft((task, first + sample.index, 1))
-                        else:
-                            finished.append(self._generation(task, first, seed, sample))
+                            continue
+                        reason, error = sample.finish_reason, None
+                        if reason not in ("stop", "length"):
+                            reason, error = "error", f"vLLM ended it: {reason}"
+                        key = task.benchmark, task.question_id, first + sample.index
+                        tokens = len(sample.token_ids)
+                        finished.append(Generation(*key, sample.text, tokens, reason, seed + sample.index, error))
             return finished
         except EngineDeadError as error:
             # Ctrl-C reaches vLLM's own processes too.
@@ -181,12 +211,11 @@ class VLLMEngine(Engine):
 
         s = self.sampling
         seed = sample_seed(s.seed, task.benchmark, task.question_id, first)
-        drawn = {name: value for name, value in asdict(s).items() if name not in ("n", "seed", "stop")}
         params = SamplingParams(
             n=count,
             seed=seed,
-            **drawn,
-            stop=list(s.stop) if self._sends_stop else None,
+            **s.drawn(),
+            stop=list(self._stop),
             # Tags and delimiters of thoughts may be special tokens.
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -195,15 +224,6 @@ class VLLMEngine(Engine):
         number = str(next(self._numbers))
         self._engine.add_request(number, prompt, params, lora_request=self._adapter)
         self._known[number] = (task, first, seed)
-
-    @staticmethod
-    def _generation(task: Task, first: int, seed: int, sample: Any) -> Generation:
-        error = None if sample.finish_reason in ("stop", "length") else f"vLLM ended it: {sample.finish_reason}"
-        reason = "error" if error else sample.finish_reason
-        index, tokens = sample.index, len(sample.token_ids)
-        return Generation(
-            task.benchmark, task.question_id, first + index, sample.text, tokens, reason, seed + index, error
-        )
 
     def running(self) -> tuple[int, int]:
         """Return the samples that vLLM works on, and their tokens so far."""
@@ -217,3 +237,209 @@ class VLLMEngine(Engine):
         if core is not None:
             core.shutdown()
         del self._engine
+
+
+class ModelCopy:
+    """One model copy, an asynchronous actor: each call is one question, and all of them share vLLM's batches."""
+
+    def __init__(self, ref: ModelRef, *arguments: Any, **options: Any) -> None:
+        self._ref, self._arguments, self._options = ref, arguments, options
+        self._wanted: dict[tuple[str, str, int], asyncio.Future[Generation]] = {}  # Sample -> what waits for it
+        self._work: asyncio.Task[None] | None = None
+
+    # Not loaded by __init__: an error there would be a death, and tried again.
+    @cached_property
+    def _engine(self) -> Any:
+        for folder in (self._ref.source, self._ref.adapter):
+            if folder is not None and Path(folder).is_absolute() and not Path(folder).is_dir():
+                raise UserError(f"{folder} is not on every node of the cluster: put it on a shared file system")
+        return VLLMEngine(self._ref, *self._arguments, **self._options)
+
+    async def start(self) -> tuple[dict[str, Any], int]:
+        """Return the engine's description and its batch, once the model is loaded."""
+        return self._engine.describe(), self._engine.batch
+
+    async def sample(self, question: int, task: Task) -> tuple[int, list[Generation]]:
+        """Return the question's place in the run, and all of its missing samples."""
+        loop = asyncio.get_running_loop()
+        wanted = {(task.benchmark, task.question_id, index): loop.create_future() for index in task.missing}
+        self._wanted |= wanted
+        try:
+            self._engine.submit([task])
+        # It was started again, and cannot load the model any more.
+        except UserError:
+            os._exit(1)
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._step())
+        return question, await asyncio.gather(*wanted.values())
+
+    async def _step(self) -> None:
+        """Do vLLM's steps, one after another; calls come in and go out between them."""
+        try:
+            while self._engine.unfinished:
+                for generation in self._engine.step():
+                    self._wanted.pop(generation.key).set_result(generation)
+                await asyncio.sleep(0)
+        except BaseException:
+            # vLLM is of no use any more: Ray starts the copy again.
+            os._exit(1)
+
+
+class RayEngine(Engine):
+    """Copies of the model as Ray actors. Raises UserError if they do not fit or one of them does not start.
+
+    copies: None for as many as the cluster's GPUs hold. address: of a cluster; None starts one on this machine.
+    options: of `VLLMEngine`.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self, ref: ModelRef, sampling: Sampling, longest_prompt: int, *, copies: int | None, address: str | None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        # Absolute paths: a copy may run in another folder.
+        ref = replace(ref, source=str((ref.folder and ref.folder.resolve()) or ref.source))
+        ref = replace(ref, adapter=ref.adapter and ref.adapter.resolve())
+        self._copies: list[Any] = []
+        _join(address)
+        import ray
+
+        try:
+            needed, count = _room(copies, options["tensor_parallel_size"])
+            LOG.info("starting %d %s on Ray", count, "copy" if count == 1 else "copies")
+            actor = ray.remote(ModelCopy).options(
+                num_cpus=needed["CPU"],
+                num_gpus=needed.get("GPU", 0),
+                scheduling_strategy="SPREAD",
+                max_concurrency=MOST_CALLS,
+                max_restarts=RESTARTS,
+                # As often as it is started again.
+                max_task_retries=-1,
+            )
+            self._copies = [actor.remote(ref, sampling, longest_prompt, **options) for _ in range(count)]
+            started = ray.get([copy.start.remote() for copy in self._copies])
+        except BaseException as error:
+            self.close()
+            if isinstance(mistake := getattr(error, "cause", None), UserError):
+                raise mistake from None
+            if isinstance(error, ray.exceptions.RayError):
+                raise UserError(
+                    f"a copy of {ref.source} does not start: its process died while it loaded the model "
+                    f"({one_line(error)}); it may not fit into the memory of a node"
+                ) from None
+            raise
+        self._described, batch = started[0]
+        self._calls = max(1, min(MOST_CALLS, -(-BATCHES * batch // sampling.n)))
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, versions and hardware of a copy, and how many there are."""
+        versions = {**self._described["versions"], **package_versions("ray")}
+        return {**self._described, "versions": versions, "data_parallel_size": len(self._copies)}
+
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+        """Yield the samples of each question as copies finish them. Raises EngineStopped once no copy is left."""
+        import ray
+        from ray.util import ActorPool
+
+        self._stop_at = None
+        pool = ActorPool([copy for _ in range(self._calls) for copy in self._copies])
+        left = {place: task for place, task in enumerate(tasks) if task.missing}
+        before, why = -1, ""
+        # Once more for what a copy owed that is left out now.
+        while left and len(left) != before:
+            before, waiting = len(left), deque(left.items())
+            while True:
+                while waiting and self._stop_at is None and pool.has_free():
+                    pool.submit(lambda copy, question: copy.sample.remote(*question), waiting.popleft())
+                if not pool.has_next() or (self._stop_at is not None and time.monotonic() > self._stop_at):
+                    break
+                try:
+                    question, generations = pool.get_next_unordered(timeout=_TICK_S)
+                except TimeoutError:
+                    continue
+                except ray.exceptions.RayError as error:
+                    why = one_line(error)
+                    continue
+                del left[question]
+                yield generations
+            if self._stop_at is not None:
+                return
+        if left:
+            raise EngineStopped(f"no model copy is left on Ray ({why})")
+
+    def close(self) -> None:
+        """End the copies; leave the cluster, or end it if it was started here."""
+        import ray
+
+        for copy in self._copies:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(copy)
+        self._copies = []
+        ray.shutdown()
+
+
+def _join(address: str | None) -> None:
+    """Join the cluster at `address` (`auto`, HOST:PORT), or start one on this machine. UserError if nothing answers."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+    from ray._private import worker
+
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    # Completions are small and are fetched at once.
+    if address is None:
+        options |= {"address": "local", "include_dashboard": False, "object_store_memory": 256 * 2**20}
+    else:
+        options["address"] = _checked_address(address)
+    # Ray writes a paragraph to stdout for each process that dies, and has no setting for it.
+    worker.print_to_stdstream = lambda *arguments, **options: None
+    try:
+        try:
+            ray.init(**options)
+        except Exception as error:
+            # On a busy machine its services come up too late; then it raises a bare Exception.
+            if address is not None:
+                raise
+            LOG.info("Ray did not start (%s): once more", one_line(error))
+            ray.init(**options)
+    except Exception as error:
+        what = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
+        raise UserError(f"{what} ({one_line(error)})") from None
+
+
+def _checked_address(address: str) -> str:
+    """Return HOST:PORT of a cluster's head that answers: Ray itself ends the process if the cluster is gone."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        found = canonicalize_bootstrap_address("auto") or "" if address == "auto" else address
+        host, _, port = found.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+    except (OSError, OverflowError, ValueError) as error:
+        raise UserError(
+            f"no Ray cluster answers at {address} ({error}). --ray-address is auto on a node of the cluster, or "
+            "HOST:PORT of its head, where `ray start --head` starts one"
+        ) from None
+    return found
+
+
+def _room(copies: int | None, size: int) -> tuple[dict[str, int], int]:
+    """Return what one copy takes (a core and `size` GPUs; `size` cores if no node has a GPU), and how many there are.
+
+    copies: None for as many as the GPUs hold; without GPUs one on each node. Raises UserError if they do not fit.
+    """
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    kind = "GPU" if any(node.get("GPU") for node in nodes) else "CPU"
+    needed = {"CPU": 1, kind: size}
+    most = sum(int(min(node.get(name, 0) // amount for name, amount in needed.items())) for node in nodes)
+    wanted = copies or (most if kind == "GPU" else min(most, len(nodes)))
+    if wanted > most or wanted == 0:
+        there = " + ".join(f"{node.get(kind, 0):g}" for node in nodes)
+        raise UserError(
+            f"--data-parallel-size {max(wanted, 1)} does not fit: each copy needs {size} {kind} on one node, and the "
+            f"nodes have {there}, room for {most}"
+        )
+    return needed, wanted

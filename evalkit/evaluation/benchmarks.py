@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,9 +162,9 @@ def find_benchmarks(names: str, fields: Mapping[str, str] | None = None) -> list
     found = [find_benchmark(name.strip(), fields) for name in names.split(",") if name.strip()]
     if not found:
         raise UserError("--benchmarks names no benchmark")
-    for i, benchmark in enumerate(found):
-        if benchmark.name in {other.name for other in found[:i]}:
-            raise UserError(f'two of the benchmarks are called "{benchmark.name}"')
+    name, count = Counter(benchmark.name for benchmark in found).most_common(1)[0]
+    if count > 1:
+        raise UserError(f'two of the benchmarks are called "{name}"')
     return found
 
 
@@ -172,11 +173,9 @@ def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Pro
     problems = benchmark.load(data_dir)
     if not problems:
         raise UserError(f"benchmark {benchmark.name} has no problems")
-    seen: set[str] = set()
-    for problem in problems:
-        if problem.id in seen:
-            raise UserError(f'benchmark {benchmark.name}: two problems have the id "{problem.id}"')
-        seen.add(problem.id)
+    identifier, count = Counter(problem.id for problem in problems).most_common(1)[0]
+    if count > 1:
+        raise UserError(f'benchmark {benchmark.name}: two problems have the id "{identifier}"')
     return problems if benchmark.name in BENCHMARKS else _without_repeats(benchmark.name, problems)
 
 
@@ -192,16 +191,12 @@ def _without_repeats(name: str, problems: Sequence[Problem]) -> list[Problem]:
     return [p for p in problems if p.id in kept]
 
 
-def check_questions(problems: Mapping[str, Sequence[Problem]], questions: Sequence[str] | None) -> None:
-    """Raise UserError for an id of --question that none of the benchmarks has."""
-    known = {p.id for chosen in problems.values() for p in chosen}
-    for missing in dict.fromkeys(questions or ()):
-        if missing not in known:
-            where = f"benchmark {next(iter(problems))} has" if len(problems) == 1 else f"{', '.join(problems)} have"
-            raise UserError(f'{where} no question "{missing}".{did_you_mean(missing, known)}')
-
-
-def select_problems(problems: Sequence[Problem], limit: int | None, questions: Sequence[str] | None) -> list[Problem]:
-    """Apply --question, then --limit (the first ones)."""
-    wanted = set(questions or ())
-    return [p for p in problems if not wanted or p.id in wanted][:limit]
+def select_problems(
+    problems: Mapping[str, Sequence[Problem]], limit: int | None, questions: Sequence[str] | None
+) -> dict[str, list[Problem]]:
+    """Apply --question, then --limit (the first ones of each benchmark). UserError for an id that no benchmark has."""
+    known, wanted = {p.id for every in problems.values() for p in every}, set(questions or ())
+    for missing in sorted(wanted - known):
+        names, has = ", ".join(problems), "has" if len(problems) == 1 else "have"
+        raise UserError(f'{names} {has} no question "{missing}".{did_you_mean(missing, known)}')
+    return {name: [p for p in every if not wanted or p.id in wanted][:limit] for name, every in problems.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -288,46 +289,34 @@ def print_check(settings: EvalSettings) -> None:
     for problem in problems[:3]:
         extra = "".join(f", {key} {value}" for key in ("subject", "level") if (value := getattr(problem, key)))
         print(f"\n{problem.id}{extra}\n{problem.problem}\ngold: {problem.answer}")
-    if settings.model is not None or settings.protocol != "gtpo":
-        _print_prompt(protocol.applied(settings), protocol, problems)
+    if settings.model is not None:
+        _print_prompt(protocol.applied(settings), settings.model, protocol, problems)
     with Verifier() as verifier:
         failures = find_unverifiable([(p.id, p.answer) for p in problems], verifier)
-    print(f"\nself-test: {len(problems) - len(failures)} of {len(problems)} golds verify against themselves")
-    _print_first([f"{failure.id}: {failure.reason}" for failure in failures])
-    against = [f"{p.id}: {why}" for p in problems if (why := contradiction(p.problem, p.answer)) is not None]
     contracts = [f"{p.id}: {contract}" for p in problems if (contract := str(read_contract(p.problem)))]
-    print(f"answer contracts: {len(contracts)} problems say what their answer must be")
-    _print_first(contracts, 3)
-    print(f"contracts that the gold contradicts: {len(against)}")
-    _print_first(against)
+    against = [f"{p.id}: {why}" for p in problems if (why := contradiction(p.problem, p.answer)) is not None]
+    sound = len(problems) - len(failures)
+    for title, lines, most in (
+        (f"\nself-test: {sound} of {len(problems)} golds verify against themselves", map(": ".join, failures), 20),
+        (f"answer contracts: {len(contracts)} problems say what their answer must be", contracts, 3),
+        (f"contracts that the gold contradicts: {len(against)}", against, 20),
+    ):
+        print("\n  ".join([title, *itertools.islice(lines, most)]))
     found = checksum(problems)
     same = "as published" if found == benchmark.checksum else "not that of the published set"
     print(f"checksum of ids and golds: {same if benchmark.checksum else found}")
 
 
-def _print_first(lines: list[str], most: int = 20) -> None:
-    for line in lines[:most]:
-        print(f"  {line}")
-    if len(lines) > most:
-        print(f"  ... and {len(lines) - most} more")
-
-
-def _print_prompt(settings: EvalSettings, protocol: Protocol, problems: Sequence[Problem]) -> None:
-    """Print the prompt of the first question: as the model reads it, with its tokens, else the conversation."""
+def _print_prompt(settings: EvalSettings, model: str, protocol: Protocol, problems: Sequence[Problem]) -> None:
+    """Print the prompt of the first question as the model reads it, with its tokens."""
     from gtpo.evalkit.engines.model_ref import resolve_model
     from gtpo.evalkit.evaluation.plan import render_prompts
 
     first = problems[0]
     question = first, protocol.examples(problems, settings.data_dir)[first.id]
-    print(f"\nprotocol {protocol.name}, the prompt of {first.id}:")
-    if settings.model is None:
-        prompt = protocol.conversation(*question, settings.prompt or "")
-        print(prompt.text or json.dumps(prompt.messages, indent=2, ensure_ascii=False))
-        return
-    ref = resolve_model(settings.model, checkpoint=settings.checkpoint)
-    key = (settings.check or "", first.id)
-    rendered = render_prompts(settings, protocol, ref, "transformers", {key: question})
-    prompt = rendered.prompts[key]
+    rendered = render_prompts(settings, protocol, resolve_model(model), "transformers", {("", first.id): question})
+    prompt = rendered.prompts["", first.id]
     inside = rendered.reading.opens_thought(prompt.text or "")
-    print(f"{prompt.text}\n\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
+    print(f"\nprotocol {protocol.name}, the prompt of {first.id}:\n{prompt.text}")
+    print(f"\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
     print(f"completions {'begin' if inside else 'do not begin'} inside a thought")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from gtpo.evalkit.evaluation.plan import (
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.recorded import plan_recorded
-from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, settle_thoughts, verify_stored
+from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, score, settle_thoughts, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
 from gtpo.rewards.data.problem import Problem
@@ -39,7 +39,6 @@ from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import (
     EVAL_SCHEMA_VERSION,
     SCORINGS,
-    BenchmarkRecord,
     EngineRecord,
     EvalRecord,
     LabelAgreement,
@@ -87,12 +86,14 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             if plan.ref is not None:
                 sampling = choose_sampling(settings, plan, old)
                 body = {"extra_body": settings.request_body()} if settings.extra_body else {}
-                asked = asked.model_copy(update={"sampling": SamplingRecord(**asdict(sampling), **body)})
+                own = {"n": sampling.n, "seed": sampling.seed, "stop": list(sampling.reading.stop)}
+                asked = asked.model_copy(update={"sampling": SamplingRecord(**sampling.drawn(), **own, **body)})
             record = begin_record(folder, settings, asked, plan, old)
             every = folder.questions() | plan.questions
+            scorer = partial(score, problems=every, verifier=verifier, judges=settings.verifier)
             if old is not None and old.verifier.version != RULES_VERSION:
                 LOG.warning("the rules of scoring have changed: the stored completions are verified again")
-                deque(verify_stored(folder, every, verifier, old.verifier.name), maxlen=0)
+                deque(verify_stored(folder, scorer), maxlen=0)
                 tally = Tally(folder, verifier)
             check_prompts(folder, plan.rendered.prompts)
             # Until the engine has described itself, the record names what the stored samples were made on.
@@ -131,17 +132,16 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                         LOG.info("%s: keeping %d stored samples", folder.path, done.total())
                     most = record.sampling.max_tokens
                     progress = stack.enter_context(EvalProgress(record.scoring, wanted, done, engine, most))
-                    questions, judges = plan.questions, settings.verifier
-                    pipeline = ScoringPipeline(folder, questions, plan.samples, tally, verifier, progress, judges)
+                    pipeline = ScoringPipeline(folder, every, plan.samples, tally, scorer, progress)
                     try:
                         _sample(settings, plan, lacking, engine, pipeline, progress)
                     finally:
                         # Also after an error: the time was spent.
                         record.model_copy(update={"wall_seconds": clock()}).write(folder.path)
             record = made_on(record, sampled_on)
-            apart, judges = record.engine.name in ("openai", "recorded"), record.verifier.name
+            apart = record.engine.name in ("openai", "recorded")
             cut_off = any(s.finish_reason == "length" and not s.unfinished for s in tally.scored())
-            if cut_off and settle_thoughts(folder, apart, every, verifier, judges):
+            if cut_off and settle_thoughts(folder, apart, scorer):
                 tally = Tally(folder, verifier)
             if plan.labels:
                 (name,) = plan.problems
@@ -164,38 +164,27 @@ def still_missing(tasks: list[Task], have: Set[Key], failed: Set[Key]) -> list[T
 def make_engine(settings: EvalSettings, plan: Plan, sampling: Sampling, rows: int | None = None) -> Engine:
     """Start the engine, which is imported now. rows: the batch size that the run was begun with, for transformers."""
     assert plan.ref is not None
-    ref, rendered, thoughts = plan.ref, plan.rendered, plan.rendered.reading.thoughts
+    ref, rendered = plan.ref, plan.rendered
     if rendered.servers is not None:
         from gtpo.evalkit.engines.openai import OpenAIEngine
 
-        return OpenAIEngine(
-            rendered.servers,
-            sampling,
-            concurrency=settings.concurrency,
-            retries=settings.retries,
-            body=settings.request_body(),
-            first=plan.tasks,
-            thoughts=thoughts,
-        )
+        asked = {name: getattr(settings, name) for name in ("concurrency", "retries")}
+        return OpenAIEngine(rendered.servers, sampling, body=settings.request_body(), first=plan.tasks, **asked)
+    options: dict[str, Any] = {name: getattr(settings, name) for name in ("dtype", "trust_remote_code")}
     if plan.record.engine.name == "vllm":
-        names = ("dtype", "tensor_parallel_size", "gpu_memory_utilization", "trust_remote_code")
-        options: dict[str, Any] = {"thoughts": thoughts, **{name: getattr(settings, name) for name in names}}
+        options |= {name: getattr(settings, name) for name in ("tensor_parallel_size", "gpu_memory_utilization")}
+        from gtpo.evalkit.engines.vllm import RayEngine, VLLMEngine
+
         if settings.on_ray:
-            from gtpo.evalkit.engines.ray import RayEngine
-
-            options["address"] = settings.ray_address
-            return RayEngine(settings.data_parallel_size, ref, sampling, rendered.longest, **options)
-        from gtpo.evalkit.engines.vllm import VLLMEngine
-
-        return VLLMEngine(ref, sampling, rendered.longest, **options)
+            options |= {"copies": settings.data_parallel_size, "address": settings.ray_address}
+        made: Any = RayEngine if settings.on_ray else VLLMEngine
+        engine: Engine = made(ref, sampling, rendered.longest, **options)
+        return engine
     from gtpo.evalkit.engines.local import load_tokenizer
     from gtpo.evalkit.engines.transformers import TransformersEngine
 
-    trust = settings.trust_remote_code
-    tokenizer, rows = load_tokenizer(ref, trust_remote_code=trust), settings.batch_size or rows
-    return TransformersEngine(
-        ref, tokenizer, sampling, thoughts=thoughts, rows=rows, dtype=settings.dtype, trust_remote_code=trust
-    )
+    tokenizer = load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
+    return TransformersEngine(ref, tokenizer, sampling, rows=settings.batch_size or rows, **options)
 
 
 # -- what a run records ------------------------------------------------------------------------------------------------
@@ -213,20 +202,14 @@ def begin_record(
     # The value of a header may be a key, and the command is stored.
     for header in settings.header or ():
         command = command.replace(value, "***") if (value := header.partition(":")[2].strip()) else command
-    n = asked.sampling.n
-    of_this: dict[str, Any] = {"n_asked": n, "finish_with": command}
-    known: dict[str, Any] = {
-        "schema_version": EVAL_SCHEMA_VERSION,
-        "status": "incomplete",
-        "name": folder.path.resolve().name,
-        "verifier": verifier_record(settings.verifier),
-        "created": now(),
-        "wall_seconds": None,
-        "command": command,
-        "git_commit": git_commit(),
-        "benchmarks": {name: e.model_copy(update=of_this) for name, e in asked.benchmarks.items()},
-    }
-    record = asked.model_copy(update=known)
+    n, record = asked.sampling.n, asked.model_copy(deep=True)
+    record.schema_version, record.status = EVAL_SCHEMA_VERSION, "incomplete"
+    record.name = folder.path.resolve().name
+    record.verifier = verifier_record(settings.verifier)
+    record.created, record.wall_seconds, record.git_commit = now(), None, git_commit()
+    record.command = command
+    for entry in record.benchmarks.values():
+        entry.n_asked, entry.finish_with = n, command
     if old is None:
         return record
     if old.verifier.name != settings.verifier:
@@ -235,37 +218,33 @@ def begin_record(
             f"gtpo eval {folder.path} --rescore --verifier {settings.verifier}"
         )
     stored, shown = folder.problems(everything=True), folder.problems()
-    entries: dict[str, BenchmarkRecord] = {}
-    # Metrics of other rules, or for another headline, are computed anew.
-    of_other_rules = old.verifier.version != RULES_VERSION or old.scoring != record.scoring
+    entries = dict(old.benchmarks)
     others: list[str] = []
     for name, entry in old.benchmarks.items():
-        if (chosen := plan.problems.get(name)) is not None and name in stored:
+        chosen = plan.problems.get(name)
+        # Metrics of other rules, for another headline, or of other questions are computed anew.
+        anew = old.verifier.version != RULES_VERSION or old.scoring != record.scoring
+        if chosen is not None and name in stored:
             others += _changed(name, stored[name], chosen)
             if {p.id for p in shown.get(name, ())} != {p.id for p in chosen}:
                 LOG.info("%s: %d questions, of %d that are stored", name, len(chosen), len(stored[name]))
-                entry = record.benchmarks[name].model_copy(update={"n": entry.n})
-        if of_other_rules:
-            entry = entry.before_samples().model_copy(update={"n": entry.n})
+                anew = True
+        if anew:
+            entries[name] = record.benchmarks.get(name, entry).before_samples()
+            entries[name].n = entry.n
         if chosen is not None:
-            entry = entry.model_copy(update={"n_asked": max(n, entry.n or 0), "finish_with": command})
-        entries[name] = entry
+            entries[name].n_asked, entries[name].finish_with = max(n, entry.n or 0), command
     # What an earlier server did not take counts as what is asked for now.
     now_asked = record.model_copy(update={"sampling": made_on(record, old.engine).sampling})
     check_identity(folder.path, made_on(old, old.engine), now_asked, others)
-    entries |= {name: entry for name, entry in record.benchmarks.items() if name not in entries}
-    most = max(entry.n_asked or old.sampling.n for entry in entries.values())
+    record.created = old.created or record.created
+    record.benchmarks = entries | {name: e for name, e in record.benchmarks.items() if name not in entries}
+    record.sampling.n = max(entry.n_asked or old.sampling.n for entry in record.benchmarks.values())
     # It stays `auto` if what that came to is now asked for by name.
-    engine: dict[str, Any] = {"dtype": old.engine.dtype}
-    engine |= {"rows": old.engine.rows} if old.engine.rows is not None else {}
-    return record.model_copy(
-        update={
-            "created": old.created or record.created,
-            "benchmarks": entries,
-            "sampling": record.sampling.model_copy(update={"n": most}),
-            "engine": record.engine.model_copy(update=engine),
-        }
-    )
+    record.engine.dtype = old.engine.dtype
+    if old.engine.rows is not None:
+        record.engine.rows = old.engine.rows
+    return record
 
 
 def made_on(record: EvalRecord, engine: EngineRecord) -> EvalRecord:
@@ -288,15 +267,11 @@ def check_prompts(folder: EvalFolder, prompts: Mapping[QuestionKey, StoredPrompt
     """Raise UserError if a question that has samples would now be asked in other words."""
     stored = read_prompts(folder.path)
     for key in stored.keys() & prompts.keys():
-        (messages, one, _), (messages_now, other, _) = stored[key], prompts[key]
-        if one is None or other is None:
-            one, other = json.dumps(messages), json.dumps(messages_now)
-        if one != other:
-            at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), len(one))
-            shown = slice(max(0, at - 20), at + 20)
+        # A server may have shown the text in one session only.
+        if any(one and other and one != other for one, other in zip(stored[key][:2], prompts[key][:2], strict=True)):
             raise UserError(
-                f"{folder.path}: the prompt of {key[0]} {key[1]} is another than it was when it was sampled: "
-                f"{one[shown]!r} there, {other[shown]!r} now. Repeat data and template, or choose another --out"
+                f"{folder.path}: the prompt of {key[0]} {key[1]} is another than prompts.parquet says: repeat data and "
+                "template, or choose another --out"
             )
 
 
@@ -350,7 +325,7 @@ def _sample(
 
     total, failed = sum(plan.samples.values()), list[Generation]()
     # Recorded failures are part of the file: they stop nothing.
-    allowed = total if plan.ref is None else settings.failure_limit(total)
+    allowed = total if plan.ref is None else int(settings.fail_on_error * total)
     stop: Incomplete | None = None
     with interruptible(engine) as signals, pipeline:
         try:
@@ -362,10 +337,10 @@ def _sample(
                     LOG.warning("%s %s #%d failed: %s", *g.key, g.error)
                 failed += new
                 if stop is None and len(failed) > allowed:
-                    first = failed[0]
+                    benchmark, question, index = failed[0].key
                     stop = Incomplete(
-                        f"{len(failed)} of {total} samples failed, more than --fail-on-error {settings.fail_on_error} "
-                        f"allows (first: {first.benchmark} {first.question_id} #{first.sample_index}: {first.error})"
+                        f"{len(failed)} of {total} samples failed, more than --fail-on-error "
+                        f"{settings.fail_on_error:g} allows (first: {benchmark} {question} #{index}: {failed[0].error})"
                     )
                     engine.stop(DRAIN_S)
         except EngineStopped as error:
@@ -394,13 +369,13 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
     """
     problems = folder.problems()
     record = begun.model_copy(update={**known, "verifier": verifier_record(begun.verifier.name, verifier.timeout_s)})
-    benchmarks: dict[str, BenchmarkRecord] = {}
+    record.benchmarks = dict(record.benchmarks)
     rows: list[dict[str, Any]] = []
     unscorable: UserError | None = None
     for name, entry in record.benchmarks.items():
         if name not in problems:
             raise UserError(f"{folder.path}/problems.parquet has no problems of {name}: run with --benchmarks {name}")
-        reached = tally.reached(name, problems[name])
+        reached = min(tally.questions[name, p.id].reached() for p in problems[name])
         asked = entry.n_asked or reached
         n = min(asked, reached) or None
         found = entry.before_samples()
@@ -408,25 +383,20 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
             if n is not None:
                 # A file of recorded completions has no first ones: all of them count.
                 most = sys.maxsize if record.engine.name == "recorded" else n
-                samples = tally.first(name, problems[name], most)
-                found, of_benchmark = summarise(name, entry, problems[name], samples, record.scoring, tally, n)
+                found, of_benchmark = summarise(name, entry, problems[name], record.scoring, tally, n, most)
                 rows += of_benchmark
         except UserError as error:
             unscorable, n = error, None
-        left = None if n == asked else entry.finish_with or record.command
-        benchmarks[name] = found.model_copy(update={"n": n, "n_asked": asked, "finish_with": left})
+        found.n, found.n_asked = n, asked
+        found.finish_with = None if n == asked else entry.finish_with or record.command
+        record.benchmarks[name] = found
     if unscorable is not None and not rows:
         raise unscorable
-    left = next((entry.finish_with for entry in benchmarks.values() if entry.finish_with is not None), None)
-    most = max((entry.n or 0 for entry in benchmarks.values()), default=0) or record.sampling.n
-    record = record.model_copy(
-        update={
-            "benchmarks": benchmarks,
-            "status": "complete" if left is None else "incomplete",
-            "command": left or record.command,
-            "sampling": record.sampling.model_copy(update={"n": most}),
-        }
-    )
+    entries = record.benchmarks.values()
+    left = next((entry.finish_with for entry in entries if entry.finish_with is not None), None)
+    record.status, record.command = "complete" if left is None else "incomplete", left or record.command
+    most = max((entry.n or 0 for entry in entries), default=0) or record.sampling.n
+    record.sampling = record.sampling.model_copy(update={"n": most})
     folder.write_questions(rows)
     record.write(folder.path)
     return record
@@ -448,7 +418,8 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         record = record.model_copy(update={"verifier": verifier_record(judges)})
         stored = {name: entry.samples for name, entry in record.benchmarks.items()}
         with Verifier() as verifier, EvalProgress(headline, stored) as progress:
-            for before, after in verify_stored(folder, folder.questions(), verifier, judges):
+            scorer = partial(score, problems=folder.questions(), verifier=verifier, judges=judges)
+            for before, after in verify_stored(folder, scorer):
                 for old, new, scoring in ((*pair, s) for pair in zip(before, after, strict=True) for s in SCORINGS):
                     if old.verdict(scoring) != new.verdict(scoring):
                         change = f"{scoring}: {old.verdict(scoring) or ''} -> {new.verdict(scoring) or ''}"

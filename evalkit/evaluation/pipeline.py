@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Engine, Generation
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.scoring import Judges, score
+from gtpo.evalkit.evaluation.scoring import Scorer
 from gtpo.evalkit.evaluation.summary import Tally
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.tables import QuestionKey, Sample
 
 # A part is written when it has this many rows, this much text, or its first row is this old.
 PART_ROWS, PART_CHARACTERS, PART_SECONDS = 2048, 32_000_000, 20.0
 
-# Generations are scored in lots of so much text, a part's rows, or what came in so long: a thread that woke with every
-# step of an engine in the same process would take the interpreter from it every time.
-LOT_SECONDS, LOT_CHARACTERS = 0.2, 4_000_000
+# Generations are scored in lots of what came in so long: a thread that woke with every step of an engine in the same
+# process would take the interpreter from it every time.
+LOT_SECONDS = 0.2
 
 # Text that may wait for its verdicts before the engine has to.
 WAITING_CHARACTERS = 32_000_000
@@ -58,41 +59,34 @@ class ScoringPipeline:
         problems: Mapping[QuestionKey, Problem],
         wanted: Mapping[QuestionKey, int],
         tally: Tally,
-        verifier: Verifier,
+        scorer: Scorer,
         progress: EvalProgress,
-        judges: Judges = "gtpo",
     ) -> None:
-        self._judges: Judges = judges
-        self._folder, self._problems, self._verifier, self._progress = folder, problems, verifier, progress
-        self._wanted, self.tally = wanted, tally
-        self._waiting: list[Generation] = []
-        self._characters = 0  # Of what waits
-        self._changed = threading.Condition()
-        self._closing = False
-        self._error: BaseException | None = None
-        # A daemon: after an error elsewhere the process ends although this one waits.
-        self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
-        self._thread.start()
+        self._folder, self._problems, self._wanted, self.tally = folder, problems, wanted, tally
+        self._scorer, self._progress = scorer, progress
+        self._queue: queue.SimpleQueue[list[Generation]] = queue.SimpleQueue()
+        # Characters of all that was put, and of all that was taken: each counted by one thread.
+        self._put = self._taken = 0
+        self._closing = threading.Event()
+        pool = ThreadPoolExecutor(1, "scoring")
+        self._work_done = pool.submit(self._work)
+        pool.shutdown(wait=False)
 
     def put(self, generations: list[Generation]) -> None:
         """Hand over generations; blocks while much text waits to be scored."""
-        self._raise_error()
-        with self._changed:
-            while self._characters > WAITING_CHARACTERS and self._error is None:
-                self._changed.wait(timeout=0.2)
-            first = not self._waiting
-            self._waiting += generations
-            self._characters += _characters(generations)
-            if first or self._is_a_lot():
-                self._changed.notify_all()
+        while self._put - self._taken > WAITING_CHARACTERS and not self._work_done.done():
+            time.sleep(0.05)
+        if self._work_done.done():
+            self._work_done.result()
+        self._put += _characters(generations)
+        self._queue.put(generations)
 
     def close(self) -> None:
         """Score and store what is left, and stop the thread."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
-        self._raise_error()
+        self._closing.set()
+        # Wakes it.
+        self._queue.put([])
+        self._work_done.result()
 
     def __enter__(self) -> ScoringPipeline:
         return self
@@ -105,17 +99,13 @@ class ScoringPipeline:
                 raise
             LOG.warning("while storing what was left: %s", error)
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
     def _work(self) -> None:
         rows: list[Sample] = []
         characters, oldest, last = 0, 0.0, False
         try:
             while not last:
                 generations, last = self._take()
-                scored = score(generations, self._problems, self._verifier, self._judges) if generations else []
+                scored = self._scorer(generations) if generations else []
                 oldest = oldest if rows else time.monotonic()
                 rows += scored
                 characters += _characters(generations)
@@ -125,36 +115,30 @@ class ScoringPipeline:
                     rows, characters = [], 0
                 self._progress.count(scored)
                 # After storing, since counting votes may take a while.
-                self._count(scored)
-        # The next `put`, or `close`, raises it in the main thread, which stops the engine.
+                self.tally.add(scored)
+                touched, of = dict.fromkeys(sample.key[:2] for sample in scored), self.tally.questions
+                whole = [key for key in touched if len(of[key].scored) == self._wanted[key]]
+                self.tally.count_votes([(self._problems[key], of[key]) for key in whole])
         except BaseException as error:
-            self._error = error
             # An OSError is the disk's: another write would fail too.
             # What was scored before the error is good.
             if rows and not isinstance(error, OSError):
                 self._folder.append(rows)
-
-    def _is_a_lot(self) -> bool:
-        return len(self._waiting) >= PART_ROWS or self._characters >= LOT_CHARACTERS
+            raise
 
     def _take(self) -> tuple[list[Generation], bool]:
         """Wait for generations and for more of them; return all (none after a second), and whether they are the last.
 
         What was put together is taken together.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing, timeout=1.0)
-            self._changed.wait_for(lambda: self._is_a_lot() or self._closing, timeout=LOT_SECONDS)
-            lot, self._waiting, self._characters = self._waiting, [], 0
-            self._changed.notify_all()
-            return lot, self._closing
-
-    def _count(self, rows: list[Sample]) -> None:
-        self.tally.add(rows)
-        touched = dict.fromkeys((row.benchmark, row.question_id) for row in rows)
-        of = self.tally.questions
-        whole = [key for key in touched if len(of[key].scored) == self._wanted[key]]
-        self.tally.count_votes([(self._problems[key], of[key]) for key in whole])
+        lot: list[Generation] = []
+        with suppress(queue.Empty):
+            lot += self._queue.get(timeout=1.0)
+            self._closing.wait(LOT_SECONDS)
+            while not self._queue.empty():
+                lot += self._queue.get()
+        self._taken += _characters(lot)
+        return lot, self._closing.is_set() and self._queue.empty()
 
 
 @contextmanager

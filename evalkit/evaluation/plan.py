@@ -13,12 +13,11 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.packages import installed, require
 from gtpo.common.provenance import text_hash
-from gtpo.evalkit.engines.base import Prompt, Reading, Sampling, Task, check_context
+from gtpo.evalkit.engines.base import Prompt, Reading, Sampling, Task
 from gtpo.evalkit.engines.local import recommended_sampling
 from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
 from gtpo.evalkit.evaluation.benchmarks import (
     Benchmark,
-    check_questions,
     checksum,
     content_checksum,
     find_benchmarks,
@@ -170,7 +169,7 @@ def plan_evaluation(
     ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=engine == "openai")
     run = find_train_run(settings.model or "")
     loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
-    check_questions(loaded, settings.questions)
+    selected = select_problems(loaded, settings.limit, settings.questions)
     problems: Problems = {}
     records: dict[str, BenchmarkRecord] = {}
     asked: dict[QuestionKey, tuple[Problem, list[Problem]]] = {}
@@ -181,8 +180,7 @@ def plan_evaluation(
                 "%s: these ids and golds (%d problems) are not those of the published set; a comparison with numbers "
                 "from elsewhere may not hold", benchmark.name, len(every),
             )  # fmt: skip
-        chosen = select_problems(every, settings.limit, settings.questions)
-        if not chosen:
+        if not (chosen := selected[benchmark.name]):
             # The questions of --question are of the other benchmarks.
             continue
         kept, entry = drop_unverifiable(benchmark.name, benchmark.source, chosen, verifier)
@@ -229,8 +227,8 @@ def render_prompts(
     if engine == "openai":
         from gtpo.evalkit.engines.openai_request import Access, Servers
 
-        access = Access(settings.api_key_env, settings.header or (), settings.timeout, settings.total_timeout)
-        servers = Servers(ref, settings.base_url or (), access, settings.wait_for_server)
+        access = Access(settings.api_key_env, settings.header or (), settings.timeout)
+        servers = Servers(ref, settings.base_url or (), access)
         context = servers.context()
         prompts = servers.rendered(prompts, kwargs)
     else:
@@ -270,7 +268,7 @@ def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None =
     most = settings.max_tokens or (old.sampling.max_tokens if old is not None else None)
     if most is None:
         wishes = (
-            (plan.protocol.sampling.max_tokens, f"as protocol {plan.protocol.name} says"),
+            (int(plan.protocol.sampling.get("max_tokens", 0)), f"as protocol {plan.protocol.name} says"),
             (plan.ref.max_tokens, "as the model was trained"),
             (MOST_TOKENS if rendered.context else None, "default"),
             (SERVER_TOKENS, "the server does not say what its context allows"),
@@ -279,8 +277,14 @@ def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None =
         if rendered.context is not None and 0 < (left := rendered.context - rendered.longest) < most:
             most, why = left, f"what the context of {rendered.context} tokens leaves"
         LOG.info("--max-tokens is %d: %s", most, why)
-    if rendered.servers is None:
-        check_context(rendered.prompts, rendered.context, most, plan.ref.source)
+    context, longest = rendered.context, rendered.longest
+    # A server says so itself.
+    if rendered.servers is None and context is not None and longest + most > context:
+        advice = f"use --max-tokens {context - longest} or less" if longest < context else "this model cannot read it"
+        raise UserError(
+            f"the longest prompt ({longest} tokens) and --max-tokens {most} do not fit the context of "
+            f"{plan.ref.source} ({context} tokens): {advice}"
+        )
     if settings.sampling == "model":
         recommended = recommended_sampling(plan.ref)
         try:
@@ -289,4 +293,4 @@ def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None =
             raise UserError(f"--sampling model: {str(error).removeprefix('--')}") from None
         LOG.info("sampling: %s", ", ".join(f"{name} {getattr(settings, name):g}" for name in settings.SAMPLING))
     values: dict[str, Any] = {name: getattr(settings, name) for name in settings.SAMPLING}
-    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, stop=rendered.reading.stop, **values)
+    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, reading=rendered.reading, **values)

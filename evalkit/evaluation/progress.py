@@ -25,9 +25,6 @@ class Counts:
 
     total: int
     done: int  # Samples scored, those of earlier sessions included
-    waiting: int  # Samples that have not arrived
-    arrived: int = 0  # Completions of this session, and their tokens
-    tokens: int = 0
     scored: int = 0
     correct: int = 0
     failed: int = 0
@@ -49,7 +46,9 @@ class EvalProgress:
     ) -> None:
         self._scoring, self._engine, self._most = scoring, engine, max_tokens or 0
         before = done or {}
-        self._counts = {name: Counts(n, before.get(name, 0), n - before.get(name, 0)) for name, n in wanted.items()}
+        self._counts = {name: Counts(n, before.get(name, 0)) for name, n in wanted.items()}
+        # Samples that have not arrived; completions of this session that have, and their tokens.
+        self._waiting, self._arrived, self._tokens = sum(c.total - c.done for c in self._counts.values()), 0, 0
         self._lock = threading.Lock()
         self._live: Any = None
         self._started = self._last_line = time.monotonic()
@@ -72,11 +71,10 @@ class EvalProgress:
         """Count what comes from the engine, at once: scoring takes its own time."""
         with self._lock:
             for g in generations:
-                counts = self._counts[g.benchmark]
-                counts.waiting -= 1
-                counts.arrived += g.error is None
-                counts.failed += g.error is not None
-                counts.tokens += g.tokens or 0
+                self._waiting -= 1
+                self._arrived += g.error is None
+                self._counts[g.benchmark].failed += g.error is not None
+                self._tokens += g.tokens or 0
 
     def count(self, samples: Iterable[Sample]) -> None:
         """Count samples as they are scored."""
@@ -95,8 +93,8 @@ class EvalProgress:
     def _speed(self) -> list[str]:
         """Describe what is in flight, how fast it goes, and how long it will take."""
         running, written = self._engine.running() if self._engine is not None else (0, 0)
-        counts, elapsed = self._counts.values(), max(time.monotonic() - self._started, 1e-3)
-        waiting, arrived, tokens = (sum(getattr(c, name) for c in counts) for name in ("waiting", "arrived", "tokens"))
+        elapsed = max(time.monotonic() - self._started, 1e-3)
+        waiting, arrived, tokens = self._waiting, self._arrived, self._tokens
         parts = [f"{running} running with {written:,} tokens"] if running else []
         if sampled := tokens + written:
             parts.append(f"{sampled / elapsed:.0f} tokens/s")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,27 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.yaml_file import read_yaml, validate_yaml
 from gtpo.evalkit.engines.base import Generation, Prompt, Reading
-from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.settings import EvalSettings, SamplingName
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
 
 _PRESETS = Path(__file__).with_name("protocols.yaml")
+_known = cache(lambda: read_yaml(_PRESETS)[0])
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class SamplingSection(_Section):
-    """Defaults of the sampling flags of the same names."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    max_tokens: int | None = None
 
 
 class FewShot(_Section):
@@ -72,7 +61,7 @@ class Protocol(_Section):
     begins_in_thought: bool = False
     stop: list[str] = []  # A completion ends before the first of them behind its thoughts
     chat_template_kwargs: dict[str, Any] | None = None
-    sampling: SamplingSection = SamplingSection()
+    sampling: dict[SamplingName | Literal["max_tokens"], float] = {}  # Defaults of the flags of the same names
     scoring: Literal["strict", "lenient"] | None = None
 
     @model_validator(mode="after")
@@ -87,7 +76,7 @@ class Protocol(_Section):
         """Return settings in which what was not given is as the protocol says. UserError for a value out of range."""
         said: dict[str, Any] = {"scoring": self.scoring, "prompt": self.system}
         if settings.sampling == "default":
-            said |= self.sampling.model_dump(exclude={"max_tokens"})
+            said |= {name: value for name, value in self.sampling.items() if name != "max_tokens"}
         if self.chat_template_kwargs is not None:
             said["chat_template_kwargs"] = json.dumps(self.chat_template_kwargs)
         modes = {name: EvalSettings.options[name].about["modes"] for name in said}
@@ -153,8 +142,7 @@ def _filled(template: str, problem: Problem) -> str:
 @cache
 def presets() -> dict[str, Protocol]:
     """Return the protocols that come with gtpo eval."""
-    values, _ = read_yaml(_PRESETS)
-    return {name: _resolved(_PRESETS, {"name": name, **found}, values) for name, found in values.items()}
+    return {name: _resolved(_PRESETS, {"name": name, **found}) for name, found in _known().items()}
 
 
 def find_protocol(name: str) -> Protocol:
@@ -168,18 +156,13 @@ def find_protocol(name: str) -> Protocol:
         return presets()[name]
     path = Path(name)
     values, lines = read_yaml(path)
-    known, _ = read_yaml(_PRESETS)
-    base = values.get("extends")
+    return _resolved(path, {"name": path.stem, **values}, lines)
+
+
+def _resolved(path: Path, values: dict[str, Any], lines: dict[tuple[str, ...], int] | None = None) -> Protocol:
+    known, base = _known(), values.get("extends")
     if base is not None and base not in known:
-        raise UserError(
-            f'{path}:{lines["extends",]}: extends: there is no protocol "{base}"; known: {", ".join(known)}'
-        )
-    return _resolved(path, {"name": path.stem, **values}, known, lines)
-
-
-def _resolved(
-    path: Path, values: dict[str, Any], known: Mapping[str, Any], lines: dict[tuple[str, ...], int] | None = None
-) -> Protocol:
-    base = values.get("extends")
+        line = (lines or {})["extends",]
+        raise UserError(f'{path}:{line}: extends: there is no protocol "{base}"; known: {", ".join(known)}')
     below = {key: value for key, value in known[base].items() if key not in ("title", "source")} if base else {}
     return validate_yaml(Protocol, path, {**below, **values}, lines)

@@ -1,7 +1,7 @@
 """`gtpo eval --completions FILE`: score what a model wrote elsewhere, without model or GPU.
 
-The file is read twice, row by row: once to check all of it, once to score it in bounded memory. Logs of lm-eval and
-inspect_ai are read as rows of the user's own: `_row` says what is in one. A completion that failed is read as one.
+The file is read twice, row by row: once to check all of it, once to score it in bounded memory. Logs of lm-eval are
+read as rows of the user's own: `_row` says what is in one. A completion that failed is read as one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.packages import installed
 from gtpo.common.provenance import file_hash
 from gtpo.evalkit.engines.base import Engine, Generation, Reading, Task, finish_word
 from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
     Benchmark,
-    check_questions,
     find_benchmarks,
     load_problems,
     select_problems,
@@ -42,24 +40,13 @@ CHUNK = 512
 Rows = Iterator[tuple[str, dict[str, Any]]]  # (file and line, row)
 
 
-@dataclass(slots=True)
-class RecordedSample:
-    """One completion, or why there is none."""
-
-    text: str
-    error: str | None = None
-    finish_reason: str | None = None
-    tokens: int | None = None
-    label: bool | None = None  # The owner's verdict
-
-
-@dataclass(slots=True)
-class Row:
+class Row(NamedTuple):
     """Samples of one question. Rows of the same id are further samples of it."""
 
     where: str
     id: str
-    samples: list[RecordedSample]
+    samples: list[Generation]  # Without the benchmark, which the row does not know
+    labels: list[bool | None]  # The owner's verdict on each
     problem: Problem | None  # With the gold; None without one
     no_gold: bool  # Whether the row itself says that there is no gold
 
@@ -70,22 +57,23 @@ def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Ite
     fields: our names for fields that have others; such a file holds rows of the user's own. Rows without an id are
     numbered, so that files of the same questions in the same order can be compared.
     """
-    if path.suffix in (".eval", ".json"):
-        rows = _of_inspect(path)
-    else:
-        rows = read_rows(path)
-        first = next(rows)
-        rows = itertools.chain([first], rows)
-        if fields:
-            numbered = enumerate(rows)
-            rows = ((where, {"id": f"row {i}"} | renamed(row, fields, where)) for i, (where, row) in numbered)
-        elif {"doc_id", "resps"} <= first[1].keys():
-            rows = _of_lm_eval(path, rows)
-    return (_row(where, row) for where, row in rows)
+    rows = read_rows(path)
+    first = next(rows)
+    rows = itertools.chain([first], rows)
+    if fields:
+        numbered = enumerate(rows)
+        rows = ((where, {"id": f"row {i}"} | renamed(row, fields, where)) for i, (where, row) in numbered)
+    elif {"doc_id", "resps"} <= first[1].keys():
+        rows = _of_lm_eval(path, rows)
+    counts: Counter[str] = Counter()
+    return (_row(where, row, counts) for where, row in rows)
 
 
-def _row(where: str, row: dict[str, Any]) -> Row:
-    """Read one row: id, gold, completion or completions, and what may be said of the question and of each of them."""
+def _row(where: str, row: dict[str, Any], counts: Counter[str]) -> Row:
+    """Read one row: id, gold, completion or completions, and what may be said of the question and of each of them.
+
+    counts: id -> the samples in the rows before.
+    """
     if not isinstance(row.get("id"), str | int):
         raise UserError(
             f'{where}: a row needs the fields "id", "gold" and "completion" (or a list, "completions"); "id" is '
@@ -100,9 +88,17 @@ def _row(where: str, row: dict[str, Any]) -> Row:
     if not texts:
         raise UserError(f"{where}: completions is empty")
     names = ("error", "finish_reason", "tokens", "reasoning_content", "label")
-    each = zip(texts, *(_each(where, row, name, len(texts)) for name in names), strict=True)
-    samples = [_sample(where, *values) for values in each]
-    return Row(where, str(row["id"]), samples, _problem(where, row), "gold" in row and row["gold"] is None)
+    *columns, labels = (_each(where, row, name, len(texts)) for name in names)
+    question = str(row["id"])
+    first, counts[question] = counts[question], counts[question] + len(texts)
+    samples = [
+        _sample(where, question, i, *values) for i, values in enumerate(zip(texts, *columns, strict=True), first)
+    ]
+    for label in labels:
+        if label is not None and (not isinstance(label, bool | int | float) or label not in (0, 1)):
+            raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
+    right = [None if label is None else bool(label) for label in labels]
+    return Row(where, question, samples, right, _problem(where, row), "gold" in row and row["gold"] is None)
 
 
 def _here(row: Mapping[str, Any]) -> str:
@@ -121,24 +117,21 @@ def _each(where: str, row: dict[str, Any], name: str, count: int) -> list[Any]:
 
 
 def _sample(
-    where: str, text: str | None, error: Any, reason: Any, tokens: Any, thought: str | None, label: Any
-) -> RecordedSample:
+    where: str, question: str, index: int, text: str | None, error: Any, reason: Any, tokens: Any, thought: str | None
+) -> Generation:
     if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
         raise UserError(f"{where}: finish_reason is text and tokens are a number, found {reason!r:.40}, {tokens!r:.40}")
-    if label is not None and (not isinstance(label, bool | int | float) or label not in (0, 1)):
-        raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
     word = finish_word(reason or "")
     # None: the row does not say in words that are known.
     ended = word if word in ("stop", "length") else None
-    if error:
-        error = str(error)
-    elif text is None and not thought:
+    if not error and text is None and not thought:
         error = "no completion was recorded"
-    elif word in ("refused", "failed"):
+    elif not error and word in ("refused", "failed"):
         error = f"finish_reason {reason}"
     if thought:
         text = f"<think>{thought}</think>{text or ''}" if text or ended == "stop" else f"<think>{thought}"
-    return RecordedSample(text or "", error or None, ended, tokens, None if label is None else bool(label))
+    failed = str(error) if error else None
+    return Generation("", question, index, text or "", tokens, "error" if failed else ended, None, failed)
 
 
 def _problem(where: str, row: Mapping[str, Any]) -> Problem | None:
@@ -185,50 +178,6 @@ def _of_lm_eval(path: Path, rows: Rows) -> Rows:
         )
 
 
-def _of_inspect(path: Path) -> Rows:
-    """Yield the samples of an inspect_ai log, read by their package."""
-    if not installed("inspect_ai"):
-        raise UserError(
-            f"--completions {path}: a {path.suffix} file is read as a log of inspect_ai, which is not installed: pip "
-            "install inspect-ai. Rows of your own go into a .jsonl file, one a line"
-        )
-    from inspect_ai.log import read_eval_log
-
-    try:
-        log = read_eval_log(str(path))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    # Their reader documents no exceptions.
-    except Exception as error:
-        first = str(error).split("\n")[0][:200]
-        raise UserError(f"{path}: not a log of inspect_ai ({type(error).__name__}: {first})") from None
-    if not log.samples:
-        raise UserError(f"{path}: the log holds no samples (status {log.status})")
-    # A question's samples are numbered in the order of its epochs.
-    for sample in sorted(log.samples, key=lambda sample: sample.epoch):
-        output, asked, metadata = sample.output, sample.input, sample.metadata or {}
-        if not isinstance(asked, str):
-            asked = next((message.text for message in reversed(asked) if message.role == "user"), "")
-        failed = sample.error.message if sample.error else None if output.choices else output.error
-        scores = [score.value for score in (sample.scores or {}).values()]
-        right = {"C": True, "I": False, 1: True, 0: False}.get(scores[0]) if scores and failed is None else None
-        gold = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
-        yield (
-            f"{path}, sample {sample.id}, epoch {sample.epoch}",
-            {
-                **{name: metadata[name] for name in ("subject", "level", "cluster") if name in metadata},
-                "id": str(sample.id),
-                "problem": asked,
-                **({"gold": gold} if gold else {}),
-                "completion": output.completion if output.choices else None,
-                "error": failed,
-                "finish_reason": str(output.stop_reason) if output.choices else None,
-                "tokens": output.usage.output_tokens if output.usage else None,
-                "label": right,
-            },
-        )
-
-
 # -- what is asked of a file -------------------------------------------------------------------------------------------
 
 
@@ -254,9 +203,9 @@ def read_recorded(path: Path, fields: Mapping[str, str]) -> FileContent:
             found.without_gold = found.without_gold or row
         elif (before := found.problems.setdefault(row.id, row.problem).answer) != (gold := row.problem.answer):
             raise UserError(f'{row.where}: id "{row.id}" had the gold "{before}" before, now "{gold}"')
-        for sample in row.samples:
-            if sample.label is not None:
-                found.labels[row.id, found.counts[row.id]] = sample.label
+        for sample, label in zip(row.samples, row.labels, strict=True):
+            if label is not None:
+                found.labels[row.id, sample.sample_index] = label
             found.counts[row.id] += 1
             found.tagged = found.tagged or "<answer>" in sample.text
     return found
@@ -318,8 +267,7 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
         LOG.warning("%s: %d questions have no gold and are left out (first: %s)", path, len(lacking), lacking[0])
     if not every:
         raise UserError(f"{path}: no question has a gold")
-    check_questions({benchmark: every}, settings.questions)
-    chosen = select_problems(every, settings.limit, settings.questions)
+    chosen = select_problems({benchmark: every}, settings.limit, settings.questions)[benchmark]
     fewest = min(found.counts[p.id] for p in chosen)
     if settings.k > fewest:
         short = next(p.id for p in chosen if found.counts[p.id] == fewest)
@@ -366,15 +314,10 @@ class RecordedEngine(Engine):
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield the missing samples in the order of the file, CHUNK at a time."""
         wanted = {(task.question_id, index): task.benchmark for task in tasks for index in task.missing}
-        counts: Counter[str] = Counter()
         chunk: list[Generation] = []
         for row in read_completions(self._path, self._fields):
-            for sample in row.samples:
-                key = row.id, counts[row.id]
-                counts[row.id] += 1
-                if key in wanted:
-                    reason = "error" if sample.error else sample.finish_reason
-                    chunk.append(Generation(wanted[key], *key, sample.text, sample.tokens, reason, None, sample.error))
+            named = ((sample, wanted.get(sample.key[1:])) for sample in row.samples)
+            chunk += [sample._replace(benchmark=name) for sample, name in named if name is not None]
             if len(chunk) >= CHUNK:
                 yield chunk
                 chunk = []
@@ -384,4 +327,4 @@ class RecordedEngine(Engine):
 
 
 def _stem(path: Path) -> str:
-    return re.sub(r"\.(jsonl(\.gz)?|json|eval)$", "", path.name)
+    return re.sub(r"\.jsonl(\.gz)?$", "", path.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,6 +23,7 @@ from gtpo.runs.tables import QuestionKey, Sample
 RULES_VERSION = 16
 
 Judges = Literal["gtpo", "math-verify"]  # Whose verdicts are stored
+Scorer = Callable[[Sequence[Generation]], list[Sample]]  # `score` for a run: its problems, its verifier, who judges
 
 
 def score(
@@ -67,21 +68,17 @@ def _generation(s: Sample) -> Generation:
     return Generation(*s.key, s.completion, s.tokens, s.finish_reason, s.seed, s.error, s.prompt_tokens)
 
 
-def verify_stored(
-    folder: EvalFolder, problems: Mapping[QuestionKey, Problem], verifier: Verifier, judges: Judges
-) -> Iterator[tuple[list[Sample], list[Sample]]]:
+def verify_stored(folder: EvalFolder, scorer: Scorer) -> Iterator[tuple[list[Sample], list[Sample]]]:
     """Verify stored completions again, part by part, and yield each part's samples before and after."""
     for part, _ in folder.tables(["error"]):
         before = folder.part(part)
-        after = score([_generation(sample) for sample in before], problems, verifier, judges)
+        after = scorer([_generation(sample) for sample in before])
         if before != after:
             folder.replace_part(part, after)
         yield before, after
 
 
-def settle_thoughts(
-    folder: EvalFolder, apart: bool, problems: Mapping[QuestionKey, Problem], verifier: Verifier, judges: Judges
-) -> bool:
+def settle_thoughts(folder: EvalFolder, apart: bool, scorer: Scorer) -> bool:
     """Decide from a run's other completions whether those that were cut off are thoughts; return whether any is.
 
     apart: whether a completion that begins with `<think>` had its thought apart (a server's `reasoning_content`).
@@ -114,7 +111,7 @@ def settle_thoughts(
     for part, places in hidden.items():
         samples = folder.part(part)
         cut = [_generation(samples[place])._replace(text=f"<think>{samples[place].completion}") for place in places]
-        for place, sample in zip(places, score(cut, problems, verifier, judges), strict=True):
+        for place, sample in zip(places, scorer(cut), strict=True):
             samples[place] = sample
         folder.replace_part(part, samples)
     return True
@@ -135,21 +132,10 @@ def _by_math_verify(
 def verify(
     answers: Sequence[str | None], problems: Sequence[Problem], scoring: Scoring, verifier: Verifier
 ) -> list[Verdict]:
-    """Return the verdicts under one scoring, on problems whose answers are mathematics and on those that are text.
-
-    Equal answers to one problem are verified once: here, since the samples of a question mostly agree, and this runs
-    beside the engine, in the same interpreter.
-    """
-    keys = [(answer, id(problem)) for answer, problem in zip(answers, problems, strict=True)]
-    distinct = dict(zip(keys, problems, strict=True))
-    verdicts: dict[tuple[str | None, int], Verdict] = {}
-    for kind in {p.answers for p in distinct.values()}:
-        asked = {key: p for key, p in distinct.items() if p.answers == kind}
-        pairs = [(answer, p.answer) for (answer, _), p in asked.items()]
-        texts = [p.problem for p in asked.values()]
-        found = verifier.verify_many(pairs, texts, scoring=scoring, answers=kind)
-        verdicts |= zip(asked, found, strict=True)
-    return [verdicts[key] for key in keys]
+    """Return the verdicts under one scoring, on problems whose answers are mathematics and on those that are text."""
+    pairs = [(answer, p.answer) for answer, p in zip(answers, problems, strict=True)]
+    texts, kinds = [p.problem for p in problems], [p.answers for p in problems]
+    return verifier.verify_many(pairs, texts, scoring=scoring, answers=kinds)
 
 
 def _storable(text: str) -> str:
@@ -184,15 +170,17 @@ def count_votes(
     ]
     # One wrong text is one class: nothing is to be compared.
     divided = [i for i, answers in enumerate(wrong) if len(answers) > 1]
+    asked = [questions[i][2] for i in divided]
+    classes = verifier.answer_classes_many(
+        [(list(wrong[i]), p.answer) for i, p in zip(divided, asked, strict=True)],
+        [p.problem for p in asked],
+        answers=[p.answers for p in asked],
+    )
     sizes: dict[int, Counter[int | None]] = {}
-    for kind in {questions[i][2].answers for i in divided}:
-        rows = [i for i in divided if questions[i][2].answers == kind]
-        asked = [(list(wrong[i]), questions[i][2].answer) for i in rows]
-        classes = verifier.answer_classes_many(asked, [questions[i][2].problem for i in rows], answers=kind)
-        for i, found in zip(rows, classes, strict=True):
-            sizes[i] = Counter()
-            for label, count in zip(found.labels, wrong[i].values(), strict=True):
-                sizes[i][label] += count
+    for i, found in zip(divided, classes, strict=True):
+        sizes[i] = Counter()
+        for label, count in zip(found.labels, wrong[i].values(), strict=True):
+            sizes[i][label] += count
     return [
         Votes(
             sum(verdict == Verdict.CORRECT for verdict in verdicts),

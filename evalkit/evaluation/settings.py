@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import Verbosity
@@ -20,6 +20,9 @@ MODES = {
 }
 EVERY = ("model", *MODES)
 FILE = ("model", "completions")
+
+# In the paper's sampling, which is the default, each of them is off: the model's own distribution.
+SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty"]
 
 LOCAL = ("auto", "vllm", "transformers", "ray")
 VLLM = ("auto", "vllm", "ray")
@@ -54,10 +57,7 @@ class EvalSettings(Options):
 
     COMMAND: ClassVar[str] = "gtpo eval"
     ARGUMENT: ClassVar[str] = "model"
-    # In the paper's sampling, which is the default, each of them is off: the model's own distribution.
-    SAMPLING: ClassVar[tuple[str, ...]] = (
-        "temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty",
-    )  # fmt: skip
+    SAMPLING: ClassVar[tuple[str, ...]] = get_args(SamplingName)
 
     model: str | None = _what(
         None, "Hub name, model folder, adapter folder or train run; with --rescore an eval run.", modes=EVERY
@@ -126,20 +126,16 @@ class EvalSettings(Options):
         "--rescore the run's own).",
     )
     verifier: Literal["gtpo", "math-verify"] = _scoring("gtpo", "Who judges (with --rescore: as the run was).")
-    fail_on_error: str = _scoring(
-        "5%", "Stop when more samples than this fail: a number, or a share (0.05 or 5%).", modes=("model",)
+    fail_on_error: float = _scoring(
+        0.05, "Stop when more than this share of the samples fails.", modes=("model",), ge=0.0, le=1.0
     )
 
     base_url: Sequence[str] | None = _server(
-        None, "Server URL (repeatable, or a comma list, or a file with one on each line; default: OPENAI_BASE_URL)."
+        None, "Server URL (repeatable, or a comma list; default: OPENAI_BASE_URL)."
     )
     api_key_env: str = _server("OPENAI_API_KEY", "Environment variable that holds the API key.")
     concurrency: int = _server(64, "Maximum requests in flight at each server.", ge=1)
-    timeout: float = _server(600.0, "Seconds without a new token until a request fails.", gt=0.0)
-    total_timeout: float | None = _server(
-        None, "Seconds until a request fails in any case (default: 60 times --timeout).", gt=0.0
-    )
-    wait_for_server: float = _server(0.0, "Seconds to wait for a server at the start.", ge=0.0)
+    timeout: float = _server(600.0, "Seconds without a new token until a request fails; all of it: 60 times.", gt=0.0)
     extra_body: str | None = _server(
         None, 'JSON object of further fields for every request, e.g. \'{"reasoning_effort": "low"}\'.'
     )
@@ -203,7 +199,6 @@ class EvalSettings(Options):
             raise UserError(
                 f"--temperature 0 gives the same completion every time: sample once per question, not {self.n} times"
             )
-        self.failure_limit(1)
         self.request_body()
         self.field_names()
         if self.completions is None and self.model is None:
@@ -240,21 +235,6 @@ class EvalSettings(Options):
     def n(self) -> int:
         """Samples per question."""
         return self.samples or self.k
-
-    def failure_limit(self, total: int) -> int:
-        """Return how many of `total` samples may fail. UserError if --fail-on-error is no number or share."""
-        text = self.fail_on_error.strip()
-        try:
-            if text.isdecimal():
-                return int(text)
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share <= 1:
-            raise UserError(
-                f'--fail-on-error is a number of samples (10) or a share of them (0.05, 5%), found "{text}"'
-            )
-        return int(share * total)
 
     def template_kwargs(self) -> dict[str, Any] | None:
         """Return --chat-template-kwargs. UserError unless it is a JSON object."""

@@ -98,14 +98,6 @@ class Tally:
         for *question, index in keys:
             self.questions[question[0], question[1]].failed.pop(index, None)
 
-    def first(self, name: str, problems: Sequence[Problem], n: int) -> list[QuestionSamples]:
-        """Return the first n samples of each question of a benchmark."""
-        return [self.questions[name, p.id].first(n) for p in problems]
-
-    def reached(self, name: str, problems: Sequence[Problem]) -> int:
-        """Return the largest n for which every question has its samples 0 to n - 1, completed or failed."""
-        return min((self.questions[name, p.id].reached() for p in problems), default=0)
-
     def count_votes(self, questions: Sequence[tuple[Problem, QuestionSamples]]) -> None:
         """Count the votes of some questions, if they are not known: both scorings together, which mostly agree."""
         missing = [(p, s, scoring) for scoring in SCORINGS for p, s in questions if scoring not in s.votes]
@@ -210,17 +202,17 @@ def summarise(
     name: str,
     record: BenchmarkRecord,
     problems: Sequence[Problem],
-    samples: Sequence[QuestionSamples],
     headline: Scoring,
     tally: Tally,
     n: int,
+    most: int,
 ) -> tuple[BenchmarkRecord, list[dict[str, Any]]]:
     """Return (the benchmark's record with its metrics, its rows of questions.parquet).
 
-    samples: of each problem. n: how many were asked for. Questions of which every sample failed are left out. Raises
-    UserError if nothing could be scored.
+    n: how many samples of each question were asked for. most: how many of each count. Questions of which every sample
+    failed are left out. Raises UserError if nothing could be scored.
     """
-    asked = list(zip(problems, samples, strict=True))
+    asked = [(p, tally.questions[name, p.id].first(most)) for p in problems]
     questions = [(p, s) for p, s in asked if s.scored]
     if not questions:
         raise UserError(f"{name}: no sample could be scored; the same command tries again")
@@ -233,7 +225,7 @@ def summarise(
         for field in ("tokens", "prompt_tokens", "finish_reason", "unfinished", "format_ok")
     )
     total = sum(len(s.scored) for _, s in questions)
-    failed = [sample for s in samples for sample in s.failed.values()]
+    failed = [sample for _, s in asked for sample in s.failed.values()]
     errors = Counter(str(sample.error) for sample in failed)
     cut = [s.tokens or 0 for _, of in questions for s in of.scored.values() if s.finish_reason == "length"]
     rare: dict[str, Any] = {

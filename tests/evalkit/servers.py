@@ -190,7 +190,8 @@ def tasks(questions: int, samples: int) -> list[Task]:
 def make(*servers: Server, sampling: dict[str, Any] | None = None, **options: Any) -> OpenAIEngine:
     """The engine that asks these servers, an hour for anything new; `total_s`: in any case."""
     settings = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33, "n": 4, "seed": 5, **(sampling or {})}
-    asked = Access("OPENAI_API_KEY", (), 3600.0, options.pop("total_s", None))
+    asked = Access("OPENAI_API_KEY", (), 3600.0)
+    asked.total_s = options.pop("total_s", asked.total_s)
     found = Servers(resolve_model("m", served=True), [server.url for server in servers], asked)
     return OpenAIEngine(found, Sampling(**settings), **{"concurrency": 4, **options})
 

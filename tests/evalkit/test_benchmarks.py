@@ -182,7 +182,8 @@ def test_broken_declarations(tmp_path: Path, content: str, message: str) -> None
 
 def test_selection() -> None:
     problems = load_problems(BENCHMARKS["arithmetic"], None)
-    assert select_problems(problems, 10, ()) == problems[:10]
-    assert select_problems(problems, None, [problems[7].id]) == [problems[7]]
+    every = {"arithmetic": problems}
+    assert select_problems(every, 10, ()) == {"arithmetic": problems[:10]}
+    assert select_problems(every, None, [problems[7].id]) == {"arithmetic": [problems[7]]}
     with pytest.raises(UserError, match='two of the benchmarks are called "amc"'):
         find_benchmarks("amc,math, amc")

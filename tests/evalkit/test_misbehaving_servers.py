@@ -147,7 +147,7 @@ def test_settings_may_change_where_nothing_came_back(gtpo, serve, whole: Path, t
 
     server = serve(behaviour)
     done = gtpo(*EVAL, "--base-url", server.url, "--max-tokens", "9999", "--out", "run", code=3)
-    assert "24 of 24 samples failed, more than --fail-on-error 5% allows" in done.stderr
+    assert "24 of 24 samples failed, more than --fail-on-error 0.05 allows" in done.stderr
     gtpo(*EVAL, "--base-url", server.url, "--out", "run")
     assert rows(tmp_path / "run") == rows(whole)
 
@@ -160,11 +160,11 @@ def test_one_question_refused_never_blocks_the_rest(gtpo, serve, whole: Path, tm
     )
     run = tmp_path / "run"
     done = gtpo(*EVAL, "--base-url", server.url, "--out", run, code=3)
-    assert "more than --fail-on-error 5% allows (first: arithmetic arithmetic/test/0 #" in done.stderr
+    assert "more than --fail-on-error 0.05 allows (first: arithmetic arithmetic/test/0 #" in done.stderr
     for _ in range(2):
         gtpo(*EVAL, "--base-url", server.url, "--out", run, code=3)
     assert completed(run) == server.served == set(rows(whole)) - lost
-    done = gtpo(*EVAL, "--base-url", server.url, "--out", run, "--fail-on-error", "4")
+    done = gtpo(*EVAL, "--base-url", server.url, "--out", run, "--fail-on-error", "0.2")
     assert "1 questions are left out" in done.stderr
     entry = benchmarks(run)["arithmetic"]
     assert (entry["questions"], entry["samples"], entry["unscored"]) == (5, 20, 4)
@@ -201,7 +201,7 @@ def test_a_key_that_the_server_echoes_is_nowhere(gtpo, serve, tmp_path: Path, mo
 
     server = serve(behaviour)
     command = [word if word != "--quiet" else "--verbose" for word in EVAL]
-    done = gtpo(*command, "--base-url", server.url, "--out", "run", "--fail-on-error", "2")
+    done = gtpo(*command, "--base-url", server.url, "--out", "run", "--fail-on-error", "0.1")
     assert {request["authorization"] for request in server.requests} == {f"Bearer {key}"}
     assert "secret" not in done.stdout + done.stderr
     assert rows(tmp_path / "run")[FIRST + 1]["error"] == "HTTP 400: Authorization: Bearer ***"

@@ -110,7 +110,7 @@ def test_thoughts_and_stops(text: str, reason: str, prompt: str | None, stored: 
     [
         (
             "user: '{problem}'\nsampling:\n  temprature: 0\n",
-            'own.yaml:3: sampling.temprature: no such key.*"temperature',
+            "own.yaml:3: sampling.temprature.*: Input should be 'temperature', .*, found 'temprature'",
         ),
         ("user: hello\n", "own.yaml: the file: user: the template must hold {problem}"),
         ("api: chats\n", "own.yaml:1: api: Input should be 'chat' or 'completions', found 'chats'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import EvalRecord, check_identity
+from gtpo.runs.tables import Sample
 
 PROBLEM = Problem("q", "", "4")
 PROBLEMS = {("b", "q"): PROBLEM}
@@ -30,10 +32,16 @@ def generations(count: int, start: int = 0, text: str = "<answer>4</answer>") ->
     return [Generation("b", "q", i, text, 3, "stop", i) for i in range(start, start + count)]
 
 
-def pipeline(folder: EvalFolder, wanted: int = 9999) -> ScoringPipeline:
-    progress = EvalProgress("strict", {"b": 100})
-    verifier = Verifier()
-    return ScoringPipeline(folder, PROBLEMS, {("b", "q"): wanted}, Tally(folder, verifier), verifier, progress)
+def pipeline(folder: EvalFolder, wanted: int = 9999, lots: list[int] | None = None) -> ScoringPipeline:
+    """lots: takes how many are scored at a time."""
+    lots = [] if lots is None else lots
+    progress, verifier = EvalProgress("strict", {"b": 100}), Verifier()
+
+    def scorer(found: Sequence[Generation]) -> list[Sample]:
+        lots.append(len(found))
+        return score(found, PROBLEMS, verifier)
+
+    return ScoringPipeline(folder, PROBLEMS, {("b", "q"): wanted}, Tally(folder, verifier), scorer, progress)
 
 
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,25 +123,23 @@ def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
 
 
 def test_generations_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part's rows are scored together, and what is less is scored when the time of a lot is over."""
+    """What comes within the time of a lot is scored together; the end, or that time, ends the wait for more."""
     lots: list[int] = []
     monkeypatch.setattr(pipelines, "LOT_SECONDS", 3600.0)
-    real = pipelines.score
-    monkeypatch.setattr(pipelines, "score", lambda g, *rest: lots.append(len(g)) or real(g, *rest))
     with EvalFolder(tmp_path / "run") as folder:
-        scoring = pipeline(folder)
+        scoring = pipeline(folder, lots=lots)
         for start in range(0, 40, 4):
             scoring.put(generations(4, start=start))
-        scoring.put(generations(pipelines.PART_ROWS, start=40))
-        while not lots:
-            time.sleep(0.001)
-        monkeypatch.setattr(pipelines, "LOT_SECONDS", 0.0)
-        scoring.put(generations(4, start=40 + pipelines.PART_ROWS))
-        while len(lots) < 2:
-            time.sleep(0.001)
         scoring.close()
-        assert lots == [40 + pipelines.PART_ROWS, 4]
-        assert len(Tally(folder, Verifier()).keys()) == 44 + pipelines.PART_ROWS
+        monkeypatch.setattr(pipelines, "LOT_SECONDS", 0.0)
+        scoring = pipeline(folder, lots=lots)
+        for start in (40, 44):
+            scoring.put(generations(4, start=start))
+            while sum(lots) < start + 4:
+                time.sleep(0.001)
+        scoring.close()
+        assert lots == [40, 4, 4]
+        assert len(Tally(folder, Verifier()).keys()) == 48
 
 
 def test_votes_by_meaning() -> None:

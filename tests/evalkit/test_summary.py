@@ -36,8 +36,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchmarkRecord, 
         folder.append(rows[:3])
         folder.append([*rows[2:], rows[0]])  # two samples stored twice count once
         tally = Tally(folder, verifier)
-        samples = tally.first("b", problems, 4)
-        return summarise("b", BenchmarkRecord(), problems, samples, "strict", tally, 4)
+        return summarise("b", BenchmarkRecord(), problems, "strict", tally, 4, 4)
 
 
 def test_means(summary) -> None:  # type: ignore[no-untyped-def]
@@ -81,8 +80,8 @@ def test_what_is_missing_is_bounded() -> None:
     with Verifier() as verifier, tempfile.TemporaryDirectory() as scratch, EvalFolder(Path(scratch) / "run") as folder:
         folder.append(score(generations, {("b", p.id): p for p in problems}, verifier))
         tally = Tally(folder, verifier)
-        assert tally.reached("b", problems) == 4
-        entry, rows = summarise("b", BenchmarkRecord(), problems, tally.first("b", problems, 4), "strict", tally, 4)
+        assert min(tally.questions["b", p.id].reached() for p in problems) == 4
+        entry, rows = summarise("b", BenchmarkRecord(), problems, "strict", tally, 4, 4)
     assert (entry.samples, entry.unscored, entry.refused) == (6, 6, 4)
     assert (entry.lacking, entry.unscored_questions) == ({"b": 2}, ["c"])
     assert {k: interval.questions for k, interval in entry.pass_at_k.items()} == {1: None, 2: None, 3: 1, 4: 1}

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 COMMON = ("--benchmarks", "arithmetic", "--limit", "32", "--k", "64", "--max-tokens", "32")
 RAY = ("--engine", "ray", "--data-parallel-size", "2")
-LEFT_OUT = "import gtpo.evalkit.engines.ray as engine; engine.RESTARTS = 0\n"
+LEFT_OUT = "import gtpo.evalkit.engines.vllm as engine; engine.RESTARTS = 0\n"
 """A copy that dies is not started again."""
 
 
