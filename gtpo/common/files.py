@@ -109,6 +109,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     continue
                 try:
                     row = json.loads(line.decode("utf-8" if number > 1 else "utf-8-sig"))
+                except UnicodeDecodeError:
+                    raise UserError(f"{path}:{number}: not UTF-8 text; iconv -f utf-16 -t utf-8 converts it") from None
                 except ValueError as error:
                     # A number of more than 4,300 digits is a ValueError too.
                     raise UserError(f"{path}:{number}: not a JSON object ({str(error).split(';')[0]})") from None

@@ -186,6 +186,9 @@ def problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Pro
         # True is an int to Python, and no answer.
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             found = "is missing" if value is None else f"must be text, found {type(value).__name__}"
+            if isinstance(value, list | dict) and value:
+                inner = next(iter(value)) if isinstance(value, dict) else 0
+                found += f" (part of it: --fields {field}={field}.{inner})"
             raise UserError(
                 f'{where}: field "{field}" {found}; fields here: {", ".join(row)}. If they have other names: '
                 "--fields problem=question,answer=label"
@@ -233,7 +236,7 @@ def _decimal_text(value: Decimal) -> str:
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file and line or row, fields) of a .jsonl (or .jsonl.gz) or .parquet file. UserError on a broken row."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError(f"{path}: {'a folder: name one of its files' if path.is_dir() else 'no such file'}")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         yield from ((f"{path}:{number}", row) for number, row in read_jsonl(path))
     elif path.suffix == ".parquet":
