@@ -138,10 +138,11 @@ GTPO cannot honour, are refused with the reason.
 PUBLISHED = """\
 ## The published config files
 
-The authors' own files and flags run unchanged. Each mapping below is named in one line on stderr, and so is each key
-that has no effect. None of these keys remains in the run's config.yaml. The files train with the paper's objective;
-`--objective.preset gtpo-published --trainer.reward_funcs gtpo.rewards.published_final_reward
---training.temperature 0.9` computes what the authors' code computed (docs/paper_vs_code.md).
+The authors' own files and flags run unchanged, and TRL's names of keys of gtpo are taken. Each mapping below is named
+in one line on stderr, and so is each key that has no effect. None of these keys remains in the run's config.yaml. The
+files train with the paper's objective; `--objective.preset gtpo-published --trainer.reward_funcs
+gtpo.rewards.published_final_reward --training.temperature 0.9` computes what the authors' code computed
+(docs/paper_vs_code.md).
 """
 
 

@@ -26,7 +26,7 @@ Key = tuple[str, ...]
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The configs that come with gtpo: beside its modules if it is installed, configs/ in a checkout.
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")), _PACKAGE / "configs")
-# A file of many configs: FOLDER/table.yaml holds FOLDER/NAME for each of its names (`_from_table`).
+# A file of many configs: FOLDER/table.yaml holds FOLDER/NAME for each of its names (`_table_names`).
 TABLE = "table.yaml"
 
 

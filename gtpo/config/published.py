@@ -49,13 +49,21 @@ REWARDS: dict[str, tuple[str, str]] = {
     "reward_math.formatting_penalty": ("gtpo.rewards.format_reward", "the published code never had it"),
 }
 
-# Key of the dialect -> ours, of the same meaning.
+# Key of the dialect, or TRL's own name of a published key -> ours, of the same meaning.
 RENAMED: dict[str, str] = {
     "gtpo_runtime.ent_threshold": "objective.entropy_threshold",
     "gtpo_runtime.ent_scale": "objective.gamma",
     "gtpo_runtime.w_raw": "objective.positive_weight",
     "gtpo_runtime.eps": "objective.log_clamp",
     "dataset.subset": "dataset.subsets",
+    "training.optim": "training.optimizer",
+    "training.seed": "model.random_seed",
+    "training.vllm_server_host": "rollout.server_host",
+    "training.vllm_server_port": "rollout.server_port",
+    "training.vllm_tensor_parallel_size": "rollout.tensor_parallel_size",
+    "training.vllm_gpu_memory_utilization": "model.gpu_memory_utilization",
+    "training.vllm_max_model_length": "model.max_seq_length",
+    "training.vllm_importance_sampling_correction": "rollout.importance_sampling_correction",
 }
 
 WITHOUT_EFFECT = {

@@ -168,7 +168,7 @@ class TrlDefaults(PassedOn):
     learning_rate: float = Field(1e-6, gt=0)
     lr_scheduler_type: str = "cosine"
     warmup_ratio: float = Field(0.005, ge=0, lt=1)
-    """TRL's warmup_steps, as a share of all steps."""
+    """Share of all steps used for the warm-up; `training.warmup_steps` takes their number."""
     optimizer: str = "adamw_torch"
     """TRL's optim. With an Adam beta above 0.9999, 8-bit states become 32-bit states, with a warning."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)

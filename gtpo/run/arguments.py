@@ -27,19 +27,10 @@ from gtpo.trainer.gtpo_config import NOT_GTPO
 
 # Settings of TRL that a run decides -> what the user sets instead.
 _DECIDED = {
-    "seed": "model.random_seed is the seed of the whole run",
-    "optim": "the key is training.optimizer",
-    "warmup_steps": "the key is training.warmup_ratio",
     "bf16": "the key is model.dtype",
     "fp16": "the key is model.dtype",
     "use_vllm": "the key is rollout.engine",
     "vllm_mode": "the key is rollout.engine",
-    "vllm_server_host": "the key is rollout.server_host",
-    "vllm_server_port": "the key is rollout.server_port",
-    "vllm_tensor_parallel_size": "the key is rollout.tensor_parallel_size",
-    "vllm_gpu_memory_utilization": "the key is model.gpu_memory_utilization",
-    "vllm_max_model_length": "the key is model.max_seq_length",
-    "vllm_importance_sampling_correction": "the key is rollout.importance_sampling_correction",
     "generation_kwargs": "its keys stand under rollout",
     "scale_rewards": "the key is objective.scale_rewards",
     "mask_truncated_completions": "the key is objective.mask_truncated",
@@ -67,7 +58,7 @@ _MAY_CHANGE = ("loss_type", "disable_dropout", "dataloader_pin_memory", "ddp_fin
 # Validation is ours: TRL would evaluate on a dataset of its own.
 _OWN = TrainingSection.model_fields.keys() - TrlDefaults.model_fields.keys() - {"eval_steps"}
 
-# Published name -> TRL's. A warm-up below 1 is a share of all steps.
+# Published name -> TRL's. A warm-up below 1 is a share of all steps; a warmup_steps that is set comes later and wins.
 _TRLS_NAMES = {"optimizer": "optim", "warmup_ratio": "warmup_steps"}
 
 # Fields of a sampler that the trainer sets itself.

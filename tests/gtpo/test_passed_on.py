@@ -28,11 +28,11 @@ NAMED = {
     "lr_scheduler_kwargs": {"num_cycles": 2}, "cache_implementation": "dynamic", "steps_per_generation": 8,
     "num_iterations": 2, "generation_batch_size": 8, "beta": 0.25, "max_steps": 5, "top_entropy_quantile": 0.5,
     "per_device_train_batch_size": 16, "num_generations": 4, "adam_beta1": 0.5, "adam_beta2": 0.5,
-    "vllm_model_impl": "transformers", "vllm_gpu_memory_utilization": 0.5,
+    "optim": "sgd", "vllm_model_impl": "transformers", "vllm_gpu_memory_utilization": 0.5,
 }  # fmt: skip
 """Values that are none of `other`'s."""
-OWN = {"optim", "warmup_steps", "run_name", "reward_weights", "report_to"}
-"""TRL's fields whose value has another form, or another name, among our own keys."""
+OWN = {"run_name", "reward_weights", "report_to"}
+"""TRL's fields whose value has another form among our own keys."""
 
 
 def other(name: str, default: Any, words: str) -> Any:
@@ -85,7 +85,7 @@ def test_every_field_of_trl_is_read_back_or_refused_with_a_reason(tmp_path: Path
         ("gtpo", {"top_q": 1}, 'Did you mean "training.top_p"?'),
         ("gtpo", {"loss_type": "dapo"}, "run.yaml:5: training.loss_type: remove it: the objective is GTPO's"),
         ("gtpo", {"top_p": "much"}, "run.yaml:5: training.top_p must be a number; found 'much'"),
-        ("grpo", {"seed": 3}, "training.seed: model.random_seed is the seed of the whole run"),
+        ("grpo", {"bf16": True}, "training.bf16: the key is model.dtype"),
         ("sft", {"delta": 2.0}, "training.delta: a setting of GRPO, which SFT does not have"),
         ("grpo", {"lr_scheduler_type": "cosin"}, "run.yaml:5: training.lr_scheduler_type must be one of linear,"),
         ("sft", {"optimizer": "adamw_toch"}, "run.yaml:5: training.optimizer must be one of adamw_torch, "),
