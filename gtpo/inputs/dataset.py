@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gtpo.common.errors import UserError
 from gtpo.config.resolve import launched_processes
 from gtpo.config.schema import DatasetSection, TrainConfig
+from gtpo.inputs.model_shape import beyond_embedding
 from gtpo.inputs.tiny import damage_target
 from gtpo.rewards.data.problem import Problem, chat_messages, target_text
 from gtpo.rewards.data.problems import load_file, load_source, parse_fields, training_source
@@ -126,14 +127,8 @@ def encode(
 def check_ids(report: DatasetReport, tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
     """Raise UserError if a prompt or the padding holds a token that the model's embedding, of so many rows, lacks."""
     padding = tokenizer.pad_token_id or 0
-    largest = max(report.largest_id, padding)
-    if largest >= rows:
-        where = "the padding" if padding == largest else "a prompt"
-        raise UserError(
-            f"token {tokenizer.convert_ids_to_tokens(largest)!r} of {where} has id {largest}, and the embedding has "
-            f"{rows} rows: the tokenizer has more tokens than the model. Resize the embedding "
-            "(model.resize_token_embeddings) and save both, or use the tokenizer that belongs to the model"
-        )
+    if fault := beyond_embedding(tokenizer, max(report.largest_id, padding), rows):
+        raise UserError(fault)
 
 
 class TrainingProblems:

@@ -89,3 +89,15 @@ def logit_transform(config: Any) -> tuple[float, float | None]:
     if scaling is not None:
         return float(scaling if config.model_type == "hyperclovax" else 1 / scaling), softcap
     return 1.0, softcap
+
+
+def beyond_embedding(tokenizer: Any, largest: int, rows: int) -> str | None:
+    """Return what is wrong if the largest id of prompts and padding lies beyond the embedding, of so many rows."""
+    if largest < rows:
+        return None
+    where = "the padding" if largest == tokenizer.pad_token_id else "a prompt"
+    return (
+        f"token {tokenizer.convert_ids_to_tokens(largest)!r} of {where} has id {largest}, and the embedding has "
+        f"{rows} rows: the tokenizer has more tokens than the model. Resize the embedding "
+        "(model.resize_token_embeddings) and save both, or use the tokenizer that belongs to the model"
+    )

@@ -86,12 +86,11 @@ def add_policy_head(model: Any) -> None:
         if isinstance(weight, DTensor):
             weight = weight.full_tensor()
             bias = None if bias is None else bias.full_tensor()
-        device = hidden.device.type
         # The head chooses its own types; autocast would round its float32 products to 16 bits.
-        context = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        precise = torch.autocast(hidden.device.type, enabled=False)
         # TRL's takes partitioned weights only, once ZeRO-3 is on; an untrained copy (UntrainedKL) is whole.
         partitioned = hasattr(weight, "ds_status")
-        with context, maybe_gather_lm_head_ctx(weight, bias) if partitioned else nullcontext():  # type: ignore[arg-type]
+        with precise, maybe_gather_lm_head_ctx(weight, bias) if partitioned else nullcontext():  # type: ignore[arg-type]
             whole = LMHead(
                 weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype), logit_scale, softcap
             )

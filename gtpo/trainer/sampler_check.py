@@ -25,6 +25,7 @@ from torch import Tensor
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.inputs.model import count_positions, drop_leaks, dropouts
+from gtpo.inputs.model_shape import beyond_embedding
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import loss_mask, padded_batch
 from gtpo.trainer.policy_head import sequences
@@ -111,12 +112,8 @@ class SamplerCheck:
         trainer = self.trainer
         rows = trl_seam.policy(trainer).get_input_embeddings().num_embeddings
         largest = max((token for row in prompt_ids for token in row), default=0)
-        if largest >= rows:
-            token = trl_seam.tokenizer(trainer).convert_ids_to_tokens(largest)
-            raise OtherPolicy(
-                f"a prompt has the token {token!r} (id {largest}), and the model's embedding has {rows} rows: resize "
-                "it (model.resize_token_embeddings), or take the tokenizer that belongs to the model"
-            )
+        if fault := beyond_embedding(trl_seam.tokenizer(trainer), largest, rows):
+            raise OtherPolicy(fault)
         if not self._checked and not trainer.use_vllm and trl_seam.mode(trainer) == "train":
             self._checked = True
             with torch.random.fork_rng():

@@ -161,7 +161,7 @@ def test_sampling_parameters_of_the_user_act_and_are_said(tmp_path: Path) -> Non
 
 def test_ids_beyond_the_embedding_are_named(tmp_path: Path) -> None:
     trainer = built(tmp_path, small("Llama", vocab_size=len(TOKENIZER) - 1))
-    with pytest.raises(OtherPolicy, match=f"and the model's embedding has {len(TOKENIZER) - 1} rows"):
+    with pytest.raises(OtherPolicy, match=f"and the embedding has {len(TOKENIZER) - 1} rows"):
         trainer.sampler.prompts([[5, len(TOKENIZER) - 1]])
 
 
