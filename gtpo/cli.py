@@ -106,7 +106,7 @@ def train(
     resumes an interrupted run.
     """
     from gtpo.config import load_config
-    from gtpo.config.flags import START, as_file, from_flags, parse_flags
+    from gtpo.config.document import START, as_file, from_flags, parse_flags
     from gtpo.config.resolve import launched_processes
 
     if quiet and verbose:

@@ -12,7 +12,7 @@ from logs import logged
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
-from gtpo.config.flags import parse_flags
+from gtpo.config.document import parse_flags
 from gtpo.config.keys import SHORTCUTS, keys, sections
 from gtpo.presets import PRESETS, Objective
 

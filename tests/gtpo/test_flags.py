@@ -10,7 +10,7 @@ import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.config.flags import START, as_file, from_flags
+from gtpo.config.document import START, as_file, from_flags
 from gtpo.run.demo import COMMANDS, METHODS, RUNS, SEEDS, TRAIN, run_demo
 
 
