@@ -282,12 +282,15 @@ def drop_leaks(own: Any, asked: Any) -> str:
 
 
 def dropouts(model: nn.Module) -> Iterator[tuple[Any, str, float]]:
-    """Yield (owner, attribute, value) of each dropout above 0 of a model's modules and their configs."""
+    """Yield (owner, attribute, value) of each dropout above 0 of a model's modules and their configs.
+
+    So are layers that are left out at random (layerdrop) and noise on a router's input (router_jitter_noise).
+    """
     configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     for owner in (*model.modules(), *configs.values()):
         for name, value in vars(owner).items():
             # TRL sets nn.Dropout to 0 itself, and not what attention takes as a number.
-            named = any(part in name for part in ("dropout", "pdrop", "drop_rate"))
+            named = "drop" in name or "jitter" in name
             if (named or (isinstance(owner, nn.Dropout) and name == "p")) and isinstance(value, float) and value > 0:
                 yield owner, name, value
 

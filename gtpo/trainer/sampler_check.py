@@ -44,7 +44,7 @@ class OtherPolicy(UserError, ValueError):
 def prepare(trainer: Any) -> None:
     """Let the policy of a new GRPOTrainer sample from the distribution that its loss is taken of, and say what changed.
 
-    Raises OtherPolicy for a temperature in generation_kwargs, which the loss would not know.
+    Raises OtherPolicy for a temperature in generation_kwargs, which the loss would not know, and if nothing is drawn.
     """
     policy = trl_seam.policy(trainer)
     asked = None if trainer.use_vllm else trainer.generation_config
@@ -53,6 +53,8 @@ def prepare(trainer: Any) -> None:
             f"generation_kwargs has temperature {asked.temperature}, and the loss is taken at {trainer.temperature}: "
             "set the argument temperature"
         )
+    if asked is not None and asked.do_sample is False:
+        raise OtherPolicy("generation_kwargs has do_sample False: completions of a prompt would all be one text")
     if asked is not None and (found := drop_leaks(policy.generation_config, asked)):
         LOG.warning(
             f"the model's generation_config is left out of the sampling: {found}; the loss is of the distribution "
@@ -142,11 +144,18 @@ class SamplerCheck:
         size = logits.gather(-1, drawn[..., None])[..., 0].abs()
         self._judge(self._totals(ours, plain, mask, size), batch, ours, mask)
         shaped = _mean((chosen_logps(scores, drawn) - plain).abs(), mask)
-        if shaped > self.allowed(_mean(size, mask)):
+        # A cut such as min_p may do nothing to the untrained policy, and more with each step.
+        neutral = {"top_p": (None, 1), "top_k": (None, 0), "min_p": (None, 0), "repetition_penalty": (None, 1)}
+        asked = {name: getattr(trainer.generation_config, name) for name in neutral}
+        asked = {name: value for name, value in asked.items() if value not in neutral[name]}
+        asked |= {
+            name: value for name, value in (trainer.args.generation_kwargs or {}).items() if name != "max_new_tokens"
+        }
+        acting = ", ".join(f"{name} {value}" for name, value in asked.items())
+        if acting or shaped > self.allowed(_mean(size, mask)):
             LOG.warning(
-                f"sampling parameters move the log-probability of a drawn token by {shaped:.2g} nats on average: the "
-                "loss, the gate and H_ini are of the distribution without them (training.top_p, top_k, min_p, "
-                "repetition_penalty and generation_kwargs)"
+                f"sampling parameters{f' ({acting[:200]})' if acting else ''} move the log-probability of a drawn token "
+                f"by {shaped:.2g} nats on average: the loss, the gate and H_ini are of the distribution without them"
             )
 
     def allowed(self, size: float = 0.0) -> float:

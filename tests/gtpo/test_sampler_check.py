@@ -115,6 +115,9 @@ def test_dropout_that_acts_is_said_and_off_by_default(kind: Any, tmp_path: Path)
         check(trainer)
     assert lines == ["set to 0, as disable_dropout says: attention_dropout 0.5"]
     assert model.config.attention_dropout == 0
+    skipping = small("OPT", ffn_dim=48, word_embed_proj_dim=32, layerdrop=0.5, dropout=0.0)
+    built(tmp_path, skipping, kind)
+    assert {module.layerdrop for module in skipping.modules() if hasattr(module, "layerdrop")} == {0}
     with logged(logging.WARNING) as lines:
         check(built(tmp_path, small("Llama", attention_dropout=0.5), kind, disable_dropout=False))
     assert lines[0].endswith(
@@ -154,7 +157,9 @@ def test_sampling_parameters_of_the_model_do_not_act(tmp_path: Path) -> None:
 def test_sampling_parameters_of_the_user_act_and_are_said(tmp_path: Path) -> None:
     with logged(logging.WARNING) as lines:
         check(built(tmp_path, small("Llama"), top_k=2))
-    assert "sampling parameters move the log-probability of a drawn token by" in lines[0]
+    assert "sampling parameters (top_k 2) move the log-probability of a drawn token by" in lines[0]
+    with pytest.raises(ValueError, match="do_sample False: completions of a prompt would all be one text"):
+        built(tmp_path, small("Llama"), generation_kwargs={"do_sample": False})
     with pytest.raises(ValueError, match=r"temperature 0\.5, and the loss is taken at 1\.0: set the argument"):
         built(tmp_path, small("Llama"), generation_kwargs={"temperature": 0.5})
 
