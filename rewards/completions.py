@@ -13,7 +13,7 @@ from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
 
-from gtpo.rewards.thoughts import without_end
+from gtpo.rewards.thoughts import TABLES, without_end
 
 Completion = str | Sequence[Mapping[str, Any]]
 
@@ -81,16 +81,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# What data sets write if a problem has no answer to compare with.
-_NO_GOLD = frozenset((
-    "", "-", "--", "—", "?", "n/a", "na", "nan", "null", "none", "nil", "proof", "proof.", "notfound", "not found",
-    "not_found", "no answer", "no_answer", "noanswer", "no gold", "not available", "not applicable", "missing",
-    "unavailable", "empty", "tbd", "todo", "see solution", "see above", "<na>", "answer not found", "omitted",
-    "unknown", "unanswerable", "#n/a", "not provided", "not given", "proof omitted", "see explanation", "see proof",
-    "证明", "证明题", "略", "见解析", "无答案",
-))  # fmt: skip
-
-
+_NO_GOLD = frozenset(TABLES["golds"]["none"])
 _DRESSED = re.compile(r"[\[\](){}.?!…。]+")
 
 

@@ -9,11 +9,12 @@ Everything here is linear-time string work: no model text reaches a parser.
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Literal
 
 from gtpo.rewards.completions import words
 from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOXES, MAX_TEXT, VALUE_REACH
-from gtpo.rewards.thoughts import plain, without_thoughts
+from gtpo.rewards.thoughts import TABLES, plain, without_thoughts
 
 # -- boxes: `\boxed{…}`, `\fbox{…}` and `\boxed 5` -------------------------------------------------------------------
 _BOX = re.compile(r"\\(?<!\\\\)\\*(?:boxed|fbox)(?![a-zA-Z])\s*")
@@ -170,24 +171,13 @@ _FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf 
 ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 
 _HASHES = re.compile(r"####[^\S\n]*(\S[^\n]*)")
-_LEAD_IN = re.compile(
-    r"\b(?:the\s+)?(?:correct\s+|final\s+)?(?:answers?|solutions?)(?:\s+(?:to|for|of)\b[^.:\n]{0,80}?)?"
-    r"\s*(?:\bis\b|\bare\b|=|:)(?:\s*:)?[\s*]*",
-    re.IGNORECASE,
-)
-# The same in the languages of MGSM and a few more. The words are looked for by themselves first: the pattern costs as
-# much as all else that is done with an English text.
-_ANSWER_WORDS = (
-    "答案", "故选", "应选", "正确选项", "正确的是", "正解",
-    "答え", "解答", "정답", "답", "ответ", "đáp án", "đáp an", "উত্তর", "సమాధానం", "คำตอบ",
-    "antwort", "lösung", "réponse", "respuesta", "resposta", "risposta", "solución", "solucion", "jibu", "odpowiedz",
-    "odpowiedź", "antwoord", "cevap", "yanıt", "إجابة", "جواب", "उत्तर", "απάντηση", "תשובה",
-)  # fmt: skip
+_SAYS = SimpleNamespace(**{name: re.compile(pattern) for name, pattern in TABLES["phrases"].items()})
+# The words are looked for by themselves first: the pattern costs as much as all else that is done with an English text.
+_ANSWER_WORDS, _COPULA, _SCRIPT = (TABLES["languages"][name] for name in ("answer", "copula", "other_script"))
 _LEAD_IN_ELSEWHERE = re.compile(
-    rf"(?i:(?<![a-zà-ÿ])(?:{'|'.join(_ANSWER_WORDS)})|选(?=\s*:?\s*\(?[A-H](?![a-zA-Z])))"
-    r"(?:\s+(?:final|finale|correcta|correcte|correta|ni|ist|est|es|è|é|هي|هو|है|είναι|היא|الصحيحة|النهائية|là|jest|is)\b)*"
-    r"\s*(?:选项|选|是|为|は|은|는|คือ|হল|হলো)*\s*[:=]?[\s*]*"
+    rf"(?i:(?<![a-zà-ÿ])(?:{'|'.join(_ANSWER_WORDS)})|选(?=\s*:?\s*\(?[A-H](?![a-zA-Z]))){_COPULA}"
 )
+_OTHER_SCRIPT = re.compile(_SCRIPT)
 # Joiners, fillers, soft hyphens, marks of direction: they say nothing of a value. The two that turn the direction of
 # what follows are refused as answers (`reject_reason`).
 UNSEEN = (
@@ -201,39 +191,12 @@ _PUNCTUATION = {
 }  # fmt: skip
 # `str.translate` asks a dictionary for every character: a text of which one is not ASCII took a millisecond.
 _PUNCTUATED = re.compile(f"[{''.join(_PUNCTUATION)}]")
-# Words in another script than formulas use, where two Greek letters side by side are a product. The vowel signs of
-# Hindi and its neighbours are no letters to `re`.
-_OTHER_SCRIPT = re.compile(
-    r"[^\W\da-zA-Z_\u0370-\u03ff](?:[^\W\da-zA-Z_\u0370-\u03ff]|[\u0900-\u109f])|[\u0370-\u03ff]{3}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
-    r"|[a-zA-Z][à-öø-ÿĀ-ſ\u1e00-\u1eff]|[à-öø-ÿĀ-ſ\u1e00-\u1eff][a-zA-Z]"  # có, quả
-)
-# Bounded, since a model may write nothing but empty lines. The letter comes first, since each word tried costs.
-_NEXT_QUESTION = re.compile(
-    r"\n[#*\s\[]{0,20}(?=[QPEHUIqpehui])(?:"
-    r"(?i:Question|Q|Problem|Example|Exercise|Human|User|Instruction)(?:(?: ?\d+)?[*\]]*:| \d+\. )"
-    r"|(?:(?<=#)|(?<=# ))(?:Question|Problem|Example|Exercise)(?: ?\d+)?\s*\n)"
-)
-_ANSWERED = re.compile(r"####\s*\S|\\boxed|</answer>|\banswer\b[^.\n]{0,80}?(?:is|=|:)\s*\S", re.IGNORECASE)
-# A choice, said on a line of its own behind a box.
-_LAST_LINE = re.compile(
-    r"[\s*_#]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|option|choice)\b\s*(?:is\b)?"
-    r"\s*[*_]*:?[*_\s]*(\(?[A-Za-z]\)?)[.*_\s]*|[\s*]*(?:因此|所以|故)?,?\s*(?:正确)?(?:答案|选项|选)[是为]?[\s*:]*(\(?[A-Z]\)?)[.*\s]*",
-    re.IGNORECASE,
-)
-# One capital by itself in a phrase of another language: `C입니다`, `la C.`, `C'dir`.
-_CHOICE = re.compile(r"(?<![a-zA-Z])\(?([A-H])\)?(?![a-zA-Z])")
-# How a phrase begins that does not give its number as the answer.
-_HEDGED = re.compile(r"\s*(?:not|neither|either|between|less|more|at (?:least|most))\b", re.IGNORECASE)
-_HOPE = re.compile(r"\s*\.?\s*I hope (?:it|this) is correct\b.*", re.IGNORECASE | re.DOTALL)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$(?P<a>[^$]{1,4000}?)(?<!\\)\$\$|\\\[(?P<b>.{1,4000}?)\\\]|\\\((?P<c>.{1,4000}?)\\\)"
     r"|(?<![\\\d])\$(?P<d>(?:\\\$|[^$\n]){1,4000}?)(?<!\\)\$",
     re.DOTALL,
 )
 _UNFINISHED = re.compile(r"\d\s*(?:[-+=*/×÷−]|\\times|\\div|\\cdot)\s*$")
-_SHORT_WORD = re.compile(
-    r"(?<![\\a-zA-Z{$])\b(?:[Ss]o|[Ii]t|is|[Ww]e|an|[Ii]f|of|to|at|by|as|be|he|in|I|A:)(?![a-zA-Z])"
-)
 _PLAIN_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")
 # The characters that a number may begin with come first: most of a text is none, and the rest costs ten times as much.
 _NUMBER = re.compile(
@@ -242,14 +205,6 @@ _NUMBER = re.compile(
     r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?(?:\\?%|percent\b))?"
 )
 _DECIMAL_COMMA = re.compile(r"(?=[-−\d])(?<![a-zA-Z_\d.,])[-−]?(?:\d{1,3}(?:\.\d{3})+,\d+|\d+,\d\d)(?![\d,])")
-_PERCENT_AFTER = re.compile(r"[\s$]*(?:\\?%|percent(?:age)?\b|pct\b)")
-_FINAL_SENTENCE = re.compile(
-    r"the final answer is\s*:?\s*(.{1,400}?)\.?\s*I hope it is correct", re.IGNORECASE | re.DOTALL
-)
-_ONLY_ANSWER = re.compile(
-    r"[A-Za-z]{1,20}|∅|[Nn]o (?:real |integer )?solutions?|[Dd]oes not exist"
-    r"|\([A-Za-z]\)|\\[a-zA-Z]+(?:\{[^{}]{0,40}\})?"
-)
 _OPEN_BOX = re.compile(r"\\boxed\s*\{")
 # What plain text writes with more than one number: `2π/3`, `5√2`, `(1 + √5)/2`; `3:4`, `12:30`; `2.5 million`.
 _DIGITS = r"\d+(?:\.\d+)?"
@@ -282,7 +237,7 @@ def _of_boxes(boxes: list[Box], text: str) -> str:
     """Return what the boxes say together, with the percent sign that may follow the last."""
     contents = together(boxes, text)
     boxed = ", ".join(f"\\boxed{{{content}}}" for content in contents) if len(contents) > 1 else contents[0]
-    return boxed + "\\%" if boxed and _PERCENT_AFTER.match(text, boxes[-1][1]) else boxed
+    return boxed + "\\%" if boxed and _SAYS.percent_after.match(text, boxes[-1][1]) else boxed
 
 
 def _formulas(text: str) -> list[tuple[int, int, str]]:
@@ -333,7 +288,8 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     visible = _first_turn(visible)
     if "\x0c" in visible:
         visible = visible.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
-    if "<answer>" in visible and (tagged := ANSWER.findall(without_thoughts(visible, reasoning=True))):
+    tags = "<" in visible
+    if tags and "<answer>" in visible and (tagged := ANSWER.findall(without_thoughts(visible, reasoning=True))):
         answer = tagged[-1].strip()
         if (unboxed := without_operand_box(answer)) is not None:
             return unboxed
@@ -342,17 +298,19 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     if scoring == "strict":
         return None
     # Reka Flash thinks in <reasoning>, as the paper's layout does: what is said behind it counts.
-    _, closed, after = visible.rpartition("</reasoning>")
+    _, closed, after = visible.rpartition("</reasoning>") if tags else ("", "", "")
     if closed and "<answer>" not in after and (said := extract_answer(after, "lenient")) is not None:
         return said
     boxes = last_boxes(visible)
-    if boxes and (choice := _LAST_LINE.fullmatch(visible[visible.rstrip().rfind("\n") + 1 :])) is not None:
+    if boxes and (choice := _SAYS.last_line.fullmatch(visible[visible.rstrip().rfind("\n") + 1 :])) is not None:
         return choice[1] or choice[2]
     end = boxes[-1][1] if boxes else 0
     if _OPEN_BOX.search(visible, end):  # opened and never closed: the completion was cut in its answer
         return None
     if boxes:
-        template = _FINAL_SENTENCE.findall(visible, end)  # Minerva's closing formula, after the box, has the last word
+        template = _SAYS.final_sentence.findall(
+            visible, end
+        )  # Minerva's closing formula, after the box, has the last word
         if template:
             return _of_phrase(template[-1])
         return _of_boxes(boxes, visible) or None
@@ -362,27 +320,27 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     if hashes:
         line, rest = hashes[-1][1], visible[hashes[-1].end() :]
         # A heading of markdown: more follows, and it has no number or an answer follows.
-        if not rest.strip() or (re.search(r"\d", line) and not _LEAD_IN.search(rest)):
+        if not rest.strip() or (re.search(r"\d", line) and not _SAYS.lead_in.search(rest)):
             return line.strip()
     lowered = visible.lower()
     spoken = "answer" in lowered or "solution" in lowered
-    phrases = [match.end() for match in _LEAD_IN.finditer(visible)] if spoken else []
+    phrases = [match.end() for match in _SAYS.lead_in.finditer(visible)] if spoken else []
     if elsewhere := not phrases and any(map(lowered.__contains__, ("选", *_ANSWER_WORDS))):
         phrases = [match.end() for match in _LEAD_IN_ELSEWHERE.finditer(visible)]
     if phrases:
         line = visible[phrases[-1] : phrases[-1] + VALUE_REACH].lstrip().split("\n")[0]
         sentence = re.split(r"(?<!\b[A-Za-z])[.!?](?:\*\*|\")?(?=\s|$)", line, maxsplit=1)[0]  # no decimal point
-        answer = _HOPE.sub("", sentence.strip().strip("*").strip())
+        answer = _SAYS.hope.sub("", sentence.strip().strip("*").strip())
         if answer:
-            choices = _CHOICE.findall(answer) if elsewhere and not re.search(r"[\d\\]", answer) else []
+            choices = _SAYS.choice.findall(answer) if elsewhere and not re.search(r"[\d\\]", answer) else []
             return choices[0] if len(choices) == 1 else _of_phrase(answer)
     visible = visible[-VALUE_REACH:]
     if "I hope" in visible:
-        visible = _HOPE.sub("", visible)
+        visible = _SAYS.hope.sub("", visible)
     # The last number is in the last whole lines, if anywhere; else an answer without digits: one word, or one formula.
     lines = visible[visible.rfind("\n", 0, max(0, len(visible) - 200)) + 1 :]
     bare = visible.strip().strip("*$").rstrip(".").strip()
-    return _last_value(lines) or _last_value(visible) or (bare if _ONLY_ANSWER.fullmatch(bare) else None)
+    return _last_value(lines) or _last_value(visible) or (bare if _SAYS.only_answer.fullmatch(bare) else None)
 
 
 def extract_both(text: str) -> tuple[str | None, str | None]:
@@ -393,7 +351,7 @@ def extract_both(text: str) -> tuple[str | None, str | None]:
 
 def _of_phrase(phrase: str) -> str:
     """Return the answer that a phrase gives: the phrase, or the last value in it if it is prose."""
-    if _HEDGED.match(phrase):
+    if _SAYS.hedged.match(phrase):
         return phrase.strip()
     rest = _FORMULA.sub(" ", re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", phrase))
     if _is_prose(rest):
@@ -409,8 +367,8 @@ def _is_prose(text: str) -> bool:
 
 def _first_turn(text: str) -> str:
     """Return a completion up to where it asks itself another question, if it has given an answer before."""
-    again = _NEXT_QUESTION.search(text)
-    return text[: again.start()] if again is not None and _ANSWERED.search(text, 0, again.start()) else text
+    again = _SAYS.next_question.search(text)
+    return text[: again.start()] if again is not None and _SAYS.answered.search(text, 0, again.start()) else text
 
 
 def _is_formula(text: str) -> bool:
@@ -419,5 +377,5 @@ def _is_formula(text: str) -> bool:
     if "\n" in bare.strip("$[]()\\ \n") or len(bare) > 2000 or not bare or bare.count("$") > 4:
         return False
     without = re.sub(r"\\[a-zA-Z]+\s*(?:\{[a-zA-Z\s,.()-]*\})?|(?<=\d)or(?=[A-Z(\\])", " ", bare)
-    prose = _is_prose(without) or _SHORT_WORD.search(without) is not None
+    prose = _is_prose(without) or _SAYS.short_word.search(without) is not None
     return not prose and re.search(r"[\d\\^_]", bare) is not None and not re.search(r"(?<!\d)[.!?:]\s+\S", bare)

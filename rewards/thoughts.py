@@ -1,53 +1,33 @@
-"""What of a completion is thought, and where its turn ends: the delimiters of every family in use, in one table.
+"""What of a completion is thought, and where its turn ends. The delimiters of every family are in completions.toml.
 
 `plain` brings all of them to one form, `<think>…</think>`, and cuts the text at the end of its turn. All else reads
-that form. Sources: the model cards and chat templates of the families named beside each entry.
+that form.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+# Data in a file of data: who adds a family or a language reads no code.
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("completions.toml").read_text(encoding="utf-8"))
 
 # A token that names a thought: <think>, <seed:think>, <|START_THINKING|>, <|plamo:begin_think:plamo|>, <think_fast>.
 # The paper's <reasoning> is none: answers may stand in it.
 _NAMED = r"[^<>\s]{0,24}?(?:think|thought|scratch_?pad|reasoning)[^<>\s]{0,24}(?:\s+\w+=\"[^\"<>\n]{0,40}\")?\s*>"
 _ENDS = r"[^<>\s]{0,24}?(?:/|end|close|stop)"
 
-# Each begins with its own first character, so that `re` skips to the next `<`, `[` or `◁`. A pattern that begins with
-# `\s*` or an anchor is tried at every character of a text, for ten times as long.
-_OPENING = (
-    rf"<\s*(?!/|reasoning>|{_ENDS}){_NAMED}",
-    r"\[THINK(?:ING)?\]",  # Magistral
-    r"<\|inner_prefix\|>",  # Apertus
-    r"◁think▷",  # Kimi VL
-    r"<\|open\|>think<\|sep\|>",  # Kimi K3
-    r"\[unused16\]",  # Pangu
-    r"<\|im_start\|>think\b",  # s1
-    r"<\|channel>\s*thought\b\n?",  # Gemma 4
-    r"<unused94>(?:\s*thought\b\n?)?",  # MedGemma
-)
+_OPENING = "|".join([rf"<\s*(?!/|reasoning>|{_ENDS}){_NAMED}", *TABLES["thoughts open"].values()])
 _CLOSING = (
     rf"<(?:\s*(?:/\s*(?!reasoning\s*>)|(?={_ENDS})(?!/reasoning\s*>)){_NAMED}|\|inner_suffix\|>)"
-    r"(?:\s*<[|｜](?:begin_of_solution|START_RESPONSE|START_TEXT)[|｜]>)?",
-    r"\[/THINK(?:ING)?\]",
-    r"◁/think▷",
-    r"<\|close\|>think<\|sep\|>(?:\s*<\|open\|>response<\|sep\|>)?",
-    r"\[unused17\]",
-    r"<channel\|>",
-    r"<unused95>",
-    r"\[BEGIN FINAL RESPONSE\]",
+    r"(?:\s*<[|｜](?:begin_of_solution|START_RESPONSE|START_TEXT)[|｜]>)?"
 )
-_OPEN = re.compile("|".join(_OPENING), re.IGNORECASE)
-_CLOSE = re.compile("|".join(_CLOSING), re.IGNORECASE)
-_OPENED_AT_END = re.compile(
-    rf"(?:{'|'.join(_OPENING)}|(?-i:<\|channel\|>\s*analysis\s*<\|message\|>))\s*\Z", re.IGNORECASE
-)
-# Thoughts that begin with words: Granite 3.2, Apriel, Muse Glimmer.
-_BEGINS = re.compile(
-    r"\s*(?:Here(?: is|'s) my thought process:|Here are my reasoning steps:"
-    r"|(?:<\|start\|>assistant\s*)?to=self<\|message\|>)",
-    re.IGNORECASE,
-)
+_OPEN = re.compile(_OPENING, re.IGNORECASE)
+_CLOSE = re.compile("|".join([_CLOSING, *TABLES["thoughts close"].values()]), re.IGNORECASE)
+_OPENED_AT_END = re.compile(rf"(?:{_OPENING}|(?-i:<\|channel\|>\s*analysis\s*<\|message\|>))\s*\Z", re.IGNORECASE)
+_BEGINS = re.compile(rf"\s*(?:{'|'.join(TABLES['thoughts begin with words'].values())})", re.IGNORECASE)
 _RESPONDS = re.compile(r"\n\s*Here(?: is|'s) my response:", re.IGNORECASE)
 # How all others begin. Neither `\[` and `a < b`, which mathematics has, nor the `<<3*4=12>>` of GSM8K does.
 _ANGLE = re.compile(r"<\s*(?:[/|｜]|[^\W\d][^<>\s]*(?:\s+\w+=|\s*>))")
@@ -68,27 +48,12 @@ _NEXT_MESSAGE = re.compile(
     r"(?:\s*<\|(?:content|message|content_text)\|>)?"
 )
 
-# Markers of the end of a turn, of the begin of another one, and padding.
-_END = (
-    r"</s>|<eos>|<pad>|<end_of_turn>|<start_of_turn>|<\|?turn\|?>|\[\|(?:endofturn|user|assistant)\|\]|<seed:[be]os>"
-    r"|\[(?:EOS|PAD|END FINAL RESPONSE|INST|/INST)\]|<\|tool_call>|<\|close\|>(?:response|message)<\|sep\|>"
-    r"|<[|｜]\s*(?:im_end|im_start|eot_id|eom_id|eot|endoftext|end_of_text|begin_of_text|start_header_id|end|start|return"
-    r"|call|eos|bos|pad|end_of_turn|END_OF_TURN_TOKEN|START_OF_TURN_TOKEN|END_RESPONSE|end_of_solution|endofresponse"
-    r"|end▁of▁sentence|▁pad▁|end_of_sentence|begin▁of▁sentence|user|assistant|system|observation|endofprompt"
-    r"|finetune_right_pad_id|role_end|im_sep|hy_eos)\s*[|｜]>"
-)
-_TURN_END = re.compile(_END, re.IGNORECASE)
-_ANY_END = (
-    rf"(?:{_END}|<[|｜][\w▁:/]{{3,40}}[|｜]>|<(?:unk|eo[adfmt]|end_of_\w+|\w+\|end)>"
-    r"|<(?:extra_id|reserved|special)_(?:\w+_)?\d+>|\[(?:EOT|unused(?:_token_)?\d+)\])"
-)
+_BARRED = "|".join(TABLES["ends"]["anywhere in bars"].split())
+_ANYWHERE = [*TABLES["ends"]["anywhere"], rf"<[|｜]\s*(?:{_BARRED})\s*[|｜]>"]
+_TURN_END = re.compile("|".join(_ANYWHERE), re.IGNORECASE)
+_ANY_END = f"(?:{'|'.join([*_ANYWHERE, *TABLES['ends']['at the end']])})"
 _RUN_OF_ENDS = re.compile(rf"{_ANY_END}(?:\s*{_ANY_END})*", re.IGNORECASE)
-_FIRST = re.compile(
-    r"\s*(?:(?:<s>|<bos>|<[|｜](?:begin_of_text|begin▁of▁sentence|assistant|bos)[|｜]>|\[\|assistant\|\]"
-    r"|<\|im_start\|>assistant|<\|start_header_id\|>assistant<\|end_header_id\|>|<start_of_turn>model|<\|turn>model"
-    r"|<\|start\|>assistant(?!<\|channel))\s*)+",
-    re.IGNORECASE,
-)
+_FIRST = re.compile(rf"\s*(?:(?:{'|'.join(TABLES['ends']['headers'])})\s*)+", re.IGNORECASE)
 
 
 def _may_hold_delimiters(text: str) -> bool:
