@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.reading import TABLES, patterns
+from gtpo.rewards.equality.reading import SAYS, TABLES, patterns
 from gtpo.rewards.extract import ANSWER, UNSEEN, last_boxed, match_brace, without_operand_box
 
 _UNSEEN = dict.fromkeys(map(chr, UNSEEN), "") | {"．": ".", "\u066b": ".", "\u066c": ","}
@@ -64,18 +64,6 @@ _TYPED: list[tuple[re.Pattern[str], Any]] = [
 _SYNONYMS = [*_TYPED, *patterns("spellings of LaTeX")]
 # In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit.
 PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
-# `x = k\pi, k \in \mathbb{Z}`: the clause says what the letter is, not what the answer is.
-_QUANTIFIER = re.compile(
-    r"[\s,;(]*(?:\\text\s*\{[\s,]*(?:for|where|with|any|all|an|integers?|\s)*\})?\s*"
-    r"[a-z]\s*\\in\s*(?:\\mathbb\{[ZN]\}|[ZN])\s*(?:[\^_]\s*\{?\s*(?:[*+]|\\ast|\\star)\s*\}?)?\s*\)?$|[\s,;(]*\\text\s*\{[\s,]*(?:for|where)[^{}]{0,40}integers?[^{}]{0,20}\}\s*[a-z]?\)?$"
-)
-_ALL_BUT = re.compile(
-    r"^(?:the set of )?all reals?(?: numbers?)?(?: x)?,? (?:except|other than|but)(?: for)?(?: x ?=)? (-?[\d.]+)$"
-)
-_BOUND = re.compile(
-    r"^(?:the set of )?(?:all )?(?:real )?(?:(?:numbers?|values?)(?: of)?(?: [a-z])?|[a-z])(?: that are)? "
-    r"(?:(greater|larger|more)|less|smaller) than( or equal to)? (-?[\d.]+|-?\\frac\{\d+\}\{\d+\})$"
-)
 _NAMED_SETS = patterns("words for symbols")
 _CASES = re.compile(r"(?:\\left)?\s*(?:\\\{)?\s*\\begin\s*\{cases\}(.*?)\\end\s*\{cases\}", re.DOTALL)
 _ENVIRONMENT = re.compile(
@@ -204,9 +192,9 @@ def clean(text: str, gold: bool = False) -> str:
         text = (
             text.rstrip(" .,;:").removesuffix("\\\\").removesuffix("\\").strip() if not text.endswith("\\}") else text
         )
-    text = _QUANTIFIER.sub("", text)
-    text = _ALL_BUT.sub(r"\\reals \\setminus \\{\1\\}", text.strip())
-    if (bound := _BOUND.match(text)) is not None:
+    text = SAYS.quantifier.sub("", text)
+    text = SAYS.all_but.sub(r"\\reals \\setminus \\{\1\\}", text.strip())
+    if (bound := SAYS.bound.match(text)) is not None:
         sign = ("<", r"\le", ">", r"\ge")[2 * bool(bound[1]) + bool(bound[2])]
         text = f"x {sign} {bound[3]}"
     return next((symbol for pattern, symbol in _NAMED_SETS if pattern.fullmatch(text)), text)

@@ -131,10 +131,6 @@ _MATHEMATICS = re.compile(
 )
 _SEPARATOR = re.compile(r"=|<|>|\\le(?![a-z])|\\ge(?![a-z])|\\ne(?![a-z])|\\approx|\\to(?![a-z])|,|;|&|\\\\")
 _RELATION = re.compile(r"=|<|>|\\(?:le|leq|ge|geq|ne|neq|approx|equiv|to|in)(?![a-z])")
-_OPTION = re.compile(
-    r"(?<![a-zA-Z\\])(?:\\(?:textbf|text|mathrm|mathbf|textrm)\s*\{\s*)?\(?(?P<letter>[A-H])\s*[).](?:\s*\})?"
-    r"(?:\\[ ,;]|\\quad|~|\s)*"
-)
 _OPTION_END = re.compile(r"(?:\\q?quad|[\s$,;&]|\\\\|\\[,; ])+$")
 _NUMERAL = re.compile(r"(?<![\w.$\\{])-?(?:\d[\d,]*\.?\d*|\.\d+)(?![\w}])")
 _ORDER = re.compile(r"\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])+)\s*\)")
@@ -218,7 +214,7 @@ class ProblemText:
     def options(self) -> dict[str, str]:
         """Letter -> text of a choice, if there are two or more: letters from A on, in order."""
         text = self._question
-        matches = list(_OPTION.finditer(text))
+        matches = list(SAYS.option.finditer(text))
         # From the last A on: a prompt with solved examples has other options before.
         for start in reversed([i for i, match in enumerate(matches) if match["letter"] == "A"]):
             run = [matches[start]]

@@ -13,7 +13,7 @@ from typing import Any
 from mpmath import mp
 
 from gtpo.rewards.equality.arithmetic import NoValue, evaluate, number_of
-from gtpo.rewards.equality.reading import WORDS
+from gtpo.rewards.equality.reading import SAYS, WORDS
 from gtpo.rewards.equality.reading.answers import NO_UNIT, Answer, Based, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.reading.grammar import NotMathematics, closes_first, parse, split_top
 from gtpo.rewards.equality.reading.units import mixed, read_calculation, read_quantity, spoken_number, spoken_quantity
@@ -23,20 +23,9 @@ from gtpo.rewards.limits import MAX_DEPTH
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",
               "\\to": "="}  # fmt: skip
 _RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in|to)(?![a-zA-Z])|[=<>]")
-_JOIN = re.compile(
-    r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|(?<=\d)or(?=[A-Z(\\\d])|;|,"
-)
-_OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*,?\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])")
 _SET_OPERATION = re.compile(
     r"\\(?:cup|cap|setminus)(?![a-zA-Z])|(?:(?<=\\reals)|(?<=\\\}))\s*-\s*(?=\\\{)|(?<=[)\]}])\s*[U∪]\s*(?=[(\[\\])"
 )
-_CHOICE = re.compile(
-    r"^(?:\\text\s*\{\s*\(?(?P<a>[A-Za-z])\s*\)?[.:]?\s*\}|\(\s*(?P<b>[A-Za-z])\s*\)|\(\\text\s*\{\s*(?P<d>[A-Za-z])\s*\}\)"
-    r"|(?P<c>[A-Z])\s*[.:)])\s*(?P<rest>.*)$",
-    re.DOTALL,
-)
-_AFFIRMED = re.compile(r"^\s*(?:is\s+)?(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?\s*\.?\s*$")
-_SECOND_CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?[A-H]\s*\}?\s*\)|(?<![a-zA-Z\\])[A-H](?:\)|[.:](?![a-zA-Z]))")
 _UNCHOSEN = WORDS.changes_meaning - {"and"}
 _DENIED = re.compile(r"\\(?:not|neg|lnot|notin|sim)(?![a-zA-Z])")
 _TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -64,12 +53,12 @@ def read(text: str, depth: int = 0) -> Answer:
 
 def split_choice(text: str) -> tuple[str, str, bool] | None:
     """Return (letter, what stands beside it, whether it is marked as choices are) of a cleaned answer, or None."""
-    match = _CHOICE.match(text)
+    match = SAYS.choice.match(text)
     if match is None:
         return None
     letter = match["a"] or match["b"] or match["c"] or match["d"]
-    rest = _AFFIRMED.sub("", match["rest"]).strip()
-    if _SECOND_CHOICE.search(rest) or not _UNCHOSEN.isdisjoint(re.findall(r"[a-z']+", rest.lower())):
+    rest = SAYS.affirmed.sub("", match["rest"]).strip()
+    if SAYS.second_choice.search(rest) or not _UNCHOSEN.isdisjoint(re.findall(r"[a-z']+", rest.lower())):
         return None  # `(C) or (D)`, `(C) is wrong`
     if re.fullmatch(r"[A-H]", rest) and rest != letter:  # `C. D.`
         return None
@@ -115,14 +104,14 @@ def _read_words(text: str, depth: int) -> Answer | None:
 
 
 def _read_list(text: str, depth: int) -> Answer | None:
-    pieces = split_top(text, _JOIN)
+    pieces = split_top(text, SAYS.join)
     if len(pieces) < 2:
         return _expand_signs(text, depth)
     semicolons = [separator == ";" for separator, _ in pieces[1:]]
     if any(semicolons) and not all(semicolons):  # `p=5, q=2; p=7, q=2`: the semicolon binds last
         pieces = split_top(text, re.compile(";"))
     elif any(separator == "," for separator, _ in pieces[1:]) and all("=" in part for _, part in pieces):
-        pairs = split_top(text, _OR)  # `a=1, b=5 or a=5, b=1`
+        pairs = split_top(text, SAYS.or_)  # `a=1, b=5 or a=5, b=1`
         pieces = pairs if len(pairs) > 1 else pieces
     parts = [part.strip() for _, part in pieces]
     parts = [part for part in parts if part and not re.fullmatch(r"\\text\s*\{[\s,]*\}", part)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from gtpo.rewards.equality.reading import TABLES, WORDS
+from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS
 from gtpo.rewards.equality.reading.answers import NO_UNIT, Based, Scalar, Unit, Words
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.equality.terms import Term
@@ -166,16 +166,6 @@ def spoken_quantity(text: str) -> tuple[Fraction, Unit] | None:
 
 
 # -- quantities: a number with what may stand around it ----------------------------------------------------------
-_BASED = re.compile(
-    r"^(?:\\text\s*\{\s*|\()?(-?(?:[0-9A-F]+|\d[0-9a-f]+)(?:\.[0-9A-F]+)?)\s*[)}]?\s*_\s*\{?\s*(?:\\text\s*\{)?"
-    r"\s*(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\s*\}{0,2}$"
-)
-# `104 (base 5)`, `104 in base five`, `104_{(5)}`, `1101 binary`.
-_BASED_IN_WORDS = re.compile(
-    r"^(?:\\text\s*\{)?\(?(-?[0-9A-Fa-f]+)[\s,)}]*(?:_\s*\{?)?\s*(?:\\text\s*\{)?\s*(?:\(\s*)?(?:in\s+)?(?:the\s+)?base"
-    r"[\s-]*(\d{1,2}|[a-z]+)[\s)}]*$|^\(?(-?[0-9A-F]+)\)?\s*_\s*\{?\s*\(\s*(\d{1,2})\s*\)\s*\}?$"
-    r"|^(-?[01]+)\s*(?:\\text\s*\{)?\s*\(?(?:in )?(binary)\)?\s*\}?$"
-)
 # A number of a calculation with its unit.
 _COUNTED = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*\\text\s*\{[^{}]*\}(?=\s*(?:[-+*/)]|\\times|\\cdot|\\div|$))")
 _UNIT_TEXT = re.compile(r"\s*(?:\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\s*\{?\s*[23]\s*\}?)?)\s*$")
@@ -211,12 +201,12 @@ def _numeral(digits: str, base: int) -> Scalar | Based:
 
 def read_quantity(text: str) -> Scalar | Based | Words:
     """Return the number or expression a text is, or Words if the grammar does not know it."""
-    based = _BASED.match(text)
+    based = SAYS.based.match(text)
     if based:
         base = int(based[2]) if based[2].isdigit() else NUMBER_WORDS[based[2]]
         if base > 10 or not re.search("[a-f]", based[1]):  # `2a_5` is 2 times a_5
             return _numeral(based[1], base)
-    worded = _BASED_IN_WORDS.match(text)
+    worded = SAYS.based_in_words.match(text)
     if worded and (base := _base(next(filter(None, worded.groups()[1::2])))):
         return _numeral(next(filter(None, worded.groups()[::2])), base)
     hexadecimal = re.fullmatch(r"0[xX]([0-9A-Fa-f]+)", text)
