@@ -20,13 +20,6 @@ from gtpo.rewards.thoughts import TABLES, plain, without_thoughts
 _BOX = re.compile(r"\\(?<!\\\\)\\*(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BRACE = re.compile(r"[{}]|\\[\\{}]")
 _BOX_TOKEN = re.compile(r"[^\s$\\{}]+|\\[a-zA-Z]+")
-# Between boxes that together form one answer: no words, `y =`, or a short phrase that ends in "and" or "or".
-_JOINT = re.compile(
-    r"(?:[^a-zA-Z0-9\\.=]|\\[()\[\],;: ]|\\q?quad|\\\\|\band\b|\bor\b"
-    r"|\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|or)?[\s,]*\}"
-    r"|[a-zA-Z](?:_\{?\w{1,4}\}?)?\s*=)*"
-    r"|\s*(?:\\text\s*\{)?[a-z() ,]{1,22}\b(?:and|or)\s*\}?[\s$]*"
-)
 
 
 def match_brace(text: str, start: int) -> int:
@@ -101,7 +94,7 @@ def together(boxes: list[Box], text: str) -> list[str]:
     """Return the contents of the last box and of those that form one answer with it; boxes: of this text."""
     contents = [boxes[-1][2]] if boxes else []
     for (_, end, content), (start, _, _) in zip(boxes[-2:-MAX_JOINED:-1], boxes[: -MAX_JOINED + 1 : -1], strict=False):
-        if _JOINT.fullmatch(text, end, start) is None:
+        if _SAYS.joint.fullmatch(text, end, start) is None:
             break
         contents.insert(0, content)
     return list(dict.fromkeys(contents))
@@ -125,7 +118,6 @@ _OPERATED_BEFORE = re.compile(
     r"|\\begin\s*\{[a-zA-Z]?matrix\}(?:(?!\\end).)*$",  # an entry of a matrix
     re.DOTALL,
 )
-_TOLD_OPERAND = re.compile(r"\b(?:product|sum|difference|quotient|ratio) (?:of|between)\s+\$?\s*$", re.IGNORECASE)
 _FACTOR = re.compile(
     r"(?:(?<![a-zA-Z\\])[a-zA-Z]|[\d})\]]|\\(?:gcd|lcm|max|min|det|exp|ln|log|(?:arc)?(?:sin|cos|tan)))\s*(?:\\left\s*)?$"
 )
@@ -153,13 +145,12 @@ def without_operand_box(text: str) -> str | None:
         return None
     start, end, _ = boxes[-1]
     before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)) for part in (text[:start], text[end:]))
-    told = _TOLD_OPERAND.search(before) is not None and re.match(r"[\s$]*(?:and|by|with)\b", after) is not None
-    if told or _OPERATED_AFTER.match(after):
-        return text.replace("\\boxed", "").replace("\\fbox", "")
-    if any(_WORD.search(_NO_PROSE.sub(" ", part)) for part in (before, after)):
-        return None
-    if not (_OPERATED_BEFORE.search(before) or _in_a_factor(before)):
-        return None
+    told = _SAYS.told_operand.search(before) is not None and re.match(r"[\s$]*(?:and|by|with)\b", after) is not None
+    if not told and _OPERATED_AFTER.match(after) is None:
+        if any(_WORD.search(_NO_PROSE.sub(" ", part)) for part in (before, after)):
+            return None
+        if not (_OPERATED_BEFORE.search(before) or _in_a_factor(before)):
+            return None
     return text.replace("\\boxed", "").replace("\\fbox", "")
 
 

@@ -20,6 +20,8 @@ RewardFunction = Callable[..., list[float | None]]
 
 # What a reward function scores; it may take either.
 _SAMPLED = {"completions", "completion_ids"}
+# With which TRL calls it, beside the columns of the dataset.
+_KEYWORDS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 class LoadedRewards(NamedTuple):
@@ -47,14 +49,13 @@ def import_dotted(path: str, what: str) -> Any:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A module that the user's own file imports and lacks is that file's fault, not the path's.
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise UserError(
-                f'{what} "{path}": no module named "{error.name}" (searched the installed packages and {here})'
-            ) from None
-        raise UserError(f'{what} "{path}": importing {module_name} failed: {error}') from error
     except Exception as error:
+        lacking = error.name if isinstance(error, ModuleNotFoundError) else None
+        # A module that the user's own file imports and lacks is that file's fault, not the path's.
+        if lacking is not None and f"{module_name}.".startswith(f"{lacking}."):
+            raise UserError(
+                f'{what} "{path}": no module named "{lacking}" (searched the installed packages and {here})'
+            ) from None
         raise UserError(f'{what} "{path}": importing {module_name} failed: {type(error).__name__}: {error}') from error
     finally:
         if added and here in sys.path:
@@ -89,25 +90,22 @@ def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> Reward
             f'reward "{path}": an async function, which is not awaited here; name an ordinary one (it may call '
             "asyncio.run)"
         )
-    _check_signature(path, function)
+    more = " and every column of the dataset (take **kwargs)"
+    if (fault := _call_fault(f'"{path}"', function, dict.fromkeys(_KEYWORDS), more)) is not None:
+        raise UserError(fault)
     checked: RewardFunction = function
     return checked
 
 
-def _check_signature(path: str, function: Callable[..., Any]) -> None:
-    """TRL calls `reward(prompts=…, completions=…, <dataset columns>=…)`: refuse what that call would break on."""
+def _call_fault(name: str, function: Callable[..., Any], keywords: Mapping[str, Any], more: str = "") -> str | None:
+    """Return why a function cannot be called with these keywords, and `more` if there are such, or None."""
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature: left to the call itself
-        return
-    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise UserError(
-            f'reward "{path}": its signature {inspect.signature(function)} lacks **kwargs; rewards are called with '
-            "prompts, completions, completion_ids and every column of the dataset as keywords"
-        )
-    if not names & _SAMPLED:
-        raise UserError(f'reward "{path}": its signature {inspect.signature(function)} lacks "completions"')
+        with contextlib.suppress(ValueError):  # a builtin without a signature: the call itself shows
+            known = inspect.signature(function)
+            (known.bind_partial if more else known.bind)(**keywords)
+    except TypeError as error:
+        return f"reward {name}: {error}; rewards are called with the keywords {', '.join(keywords)}{more}"
+    return None
 
 
 def load_rewards(
@@ -197,13 +195,9 @@ def probe_reward(name: str, function: Callable[..., Any], row: Mapping[str, Any]
         "log_extra": lambda *_: None,
         "log_metric": lambda *_: None,
     }
-    try:
-        with contextlib.suppress(ValueError):  # a builtin without a signature: the call below shows
-            inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        return Probe(f"reward {name}: {error}; rewards are called with the keywords {', '.join(arguments)}")
-    if is_async(function):
-        return Probe()
+    fault = _call_fault(name, function, arguments)
+    if fault is not None or is_async(function):
+        return Probe(fault)
     try:
         scores = function(**arguments)
     except Exception as error:

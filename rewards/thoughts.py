@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
+from pkgutil import get_data
 from typing import Any
 
 # Data in a file of data: who adds a family or a language reads no code.
-TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("completions.toml").read_text(encoding="utf-8"))
+TABLES: dict[str, Any] = tomllib.loads((get_data("gtpo.rewards", "completions.toml") or b"").decode())
 
 # A token that names a thought: <think>, <seed:think>, <|START_THINKING|>, <|plamo:begin_think:plamo|>, <think_fast>.
 # The paper's <reasoning> is none: answers may stand in it.
@@ -108,11 +108,6 @@ def without_end(text: str) -> str:
 def unfinished(text: str) -> bool:
     """Return whether a `plain` completion ends inside a thought."""
     return text.rfind("<think>") > text.rfind("</think>")
-
-
-def unfinished_thought(text: str) -> bool:
-    """Return whether a completion ends inside a thought: one is opened and not closed."""
-    return unfinished(plain(text))
 
 
 def closes_unopened(text: str) -> bool:

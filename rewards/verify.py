@@ -176,12 +176,7 @@ class Verifier:
     """
 
     def __init__(
-        self,
-        workers: int | None = None,
-        timeout_s: float = 5.0,
-        *,
-        memory_mb: int = 1024,
-        cache_size: int = 200_000,
+        self, workers: int | None = None, timeout_s: float = 5.0, *, memory_mb: int = 1024, cache_size: int = 200_000
     ) -> None:
         self.workers = workers if workers is not None else usable_cpus()
         self.timeout_s, self.memory_mb, self.cache_size = timeout_s, memory_mb, cache_size
@@ -306,11 +301,7 @@ class Verifier:
             return list(threads.map(self._group, [given for given, _ in questions], judged, texts, kinds))
 
     def _group(
-        self,
-        given: Sequence[str | None],
-        verdicts: list[Verdict],
-        problem: str | None,
-        answers: Answers,
+        self, given: Sequence[str | None], verdicts: list[Verdict], problem: str | None, answers: Answers
     ) -> AnswerClasses:
         """Group one question's answers: integers by their value, other answers by verdicts on pairs of them."""
 

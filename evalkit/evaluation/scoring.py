@@ -13,7 +13,7 @@ from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both
 from gtpo.rewards.functions import math_verify_text
-from gtpo.rewards.thoughts import closes_unopened, unfinished_thought
+from gtpo.rewards.thoughts import closes_unopened, plain, unfinished
 from gtpo.rewards.verify import Verdict, Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import SCORINGS
@@ -59,7 +59,7 @@ def score(
         sample.answer_strict, sample.answer_lenient = answers
         sample.verdict_strict, sample.verdict_lenient = map(str, verdicts)
         sample.format_ok = format_ok(sample.completion)
-        sample.unfinished = unfinished_thought(sample.completion)
+        sample.unfinished = unfinished(plain(sample.completion))
     return samples
 
 

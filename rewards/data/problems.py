@@ -135,6 +135,8 @@ SOURCES = {name: HubSource(**source) for name, source in _TABLE["sources"].items
 MATH_SUBJECTS: dict[str, str] = _TABLE["math_subjects"]
 # Splits of the embedded task, generated when they are asked for.
 GENERATED = {f"arithmetic_{split}": partial(arithmetic_problems, split) for split in DEFAULT_COUNTS}
+# Every name that `load_source` knows.
+SOURCE_NAMES = (*SOURCES, *GENERATED)
 
 
 # The name of a dataset to train on, in any case -> the family whose splits are sources: `<family>_<split>`.
@@ -146,11 +148,6 @@ FAMILIES = {
 FILES = (".jsonl", ".jsonl.gz", ".parquet")
 
 
-def source_names() -> list[str]:
-    """Return every name that `load_source` knows."""
-    return [*SOURCES, *GENERATED]
-
-
 def training_source(name: str, split: str) -> str:
     """Return the name by which `load_source` knows `dataset.name` and `dataset.split`.
 
@@ -158,17 +155,17 @@ def training_source(name: str, split: str) -> str:
     """
     if name.endswith(FILES):
         return name
-    if name in source_names():
+    if name in SOURCE_NAMES:
         # The name has its split already. "train" is also what is read if no split was set.
         if split == "train" or name.endswith(f"_{split}"):
             return name
         raise UserError(f'dataset.split "{split}" contradicts dataset.name {name}, which names its split itself')
     family = FAMILIES.get(name.lower())
     if family is None:
-        hint = did_you_mean(name, [*FAMILIES, *source_names()])
+        hint = did_you_mean(name, [*FAMILIES, *SOURCE_NAMES])
         known = "gsm8k, math (hendrycks_math), arithmetic, or a .jsonl or .parquet file"
         raise UserError(f'dataset.name "{name}" is not known.{hint} Known: {known}')
-    splits = [known.removeprefix(f"{family}_") for known in source_names() if known.startswith(f"{family}_")]
+    splits = [known.removeprefix(f"{family}_") for known in SOURCE_NAMES if known.startswith(f"{family}_")]
     if split in splits:
         return f"{family}_{split}"
     raise UserError(f'dataset.split "{split}" is not known: {name} has the splits {", ".join(splits)}')
@@ -333,7 +330,7 @@ def load_source(
     """Load the problems of a source.
 
     Args:
-        name: one of `source_names()`, or the path of a .jsonl/.parquet file.
+        name: one of `SOURCE_NAMES`, or the path of a .jsonl/.parquet file.
         data_dir: folder with `<name>.jsonl` or `<name>.parquet`; GTPO_DATA_DIR if it is not given.
         subsets: subjects to keep ("algebra" or "Algebra", ...); all if it is empty.
         fields: of a file, our names for fields that have others (`renamed`).
@@ -355,10 +352,9 @@ def load_source(
     elif name.endswith(FILES):
         problems = load_file(Path(name), fields=fields)
     else:
-        known = source_names()
         raise UserError(
-            f'unknown dataset "{name}".{did_you_mean(name, known)} '
-            f"Known: {', '.join(known)}, or a .jsonl or .parquet file"
+            f'unknown dataset "{name}".{did_you_mean(name, SOURCE_NAMES)} '
+            f"Known: {', '.join(SOURCE_NAMES)}, or a .jsonl or .parquet file"
         )
     if not subsets:
         return problems

@@ -414,13 +414,7 @@ def _value(term: Term, point: Mapping[str, Value], sign: int) -> Value:
 def _constant(name: str, point: Mapping[str, Value]) -> Value:
     if name in point:  # a bound variable that happens to be called e or i
         return point[name]
-    if name == "pi":
-        return +mp.pi
-    if name == "e":
-        return +mp.e
-    if name == "i":
-        return mp.mpc(0, 1)
-    return mp.inf
+    return mp.mpc(0, 1) if name == "i" else +getattr(mp, name)
 
 
 def _bound(term: Term, point: Mapping[str, Value], sign: int) -> Value:

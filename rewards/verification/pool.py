@@ -187,7 +187,7 @@ class WorkerPool:
         """Begin without workers: at first, and in a forked child, where locks, threads and workers are the parent's."""
         self.lock = threading.Lock()
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        self._threads = self._starting = self._idle = 0
+        self._threads = self._starting = 0
         self._grows_at = 0.0  # not before: what waits while workers start says nothing of how many are needed
         self._alive: set[_Worker] = set()
 
@@ -218,37 +218,33 @@ class WorkerPool:
                 raise RuntimeError("the verifier is closed")
             if self._starting or time.monotonic() < self._grows_at:
                 return
-            for _ in range(min(most, self._queue.qsize() - self._idle, self.workers - self._threads)):
+            for _ in range(min(most, self._queue.qsize(), self.workers - self._threads)):
                 thread = threading.Thread(target=_serve, args=(self,), name="gtpo-verifier", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:  # no thread left; those that started wait for this lock
                     refused = NotStarted(str(error))
-                    if not self._threads:
-                        raise refused from error
-                    self._grows_at = time.monotonic() + RETRY_AFTER_S
                     break
                 self._threads += 1
                 self._starting += 1
-        if refused is not None:
-            self._goes_on_without(refused)
+        if refused is not None and not self._goes_on_without(refused):
+            raise refused
 
-    def _retire(self, worker: _Worker | None) -> bool:
-        """Give up a worker that cannot start, if others serve the pool; the last one stays, to tell its caller.
+    def _goes_on_without(self, error: RuntimeError, chunk: _Chunk | None = None, served: int = 0) -> bool:
+        """Give up a worker that cannot start, and its thread (`served`), if others serve the pool and can do its chunk.
 
-        Call with the lock held.
+        The last one stays, to tell its caller.
         """
-        if self._closed or self._threads < 2:
-            return False
-        self._threads -= 1
-        if worker is not None:
-            self._alive.discard(worker)
-        self._grows_at = time.monotonic() + RETRY_AFTER_S
-        return True
-
-    def _goes_on_without(self, error: RuntimeError) -> None:
-        """Say so. Call without the lock: whoever handles the warning may verify something."""
+        with self.lock:
+            if self._closed or self._threads <= served:
+                return False
+            self._threads -= served
+            self._grows_at = time.monotonic() + RETRY_AFTER_S
+        if chunk is not None:
+            self._queue.put(chunk)
+        # Without the lock: whoever handles the warning may verify something.
         LOG.warning("%s; verification goes on with %d of up to %d workers", error, self._threads, self.workers)
+        return True
 
     def _start(self) -> _Worker:
         if os.name != "posix":
@@ -327,27 +323,19 @@ class WorkerPool:
 def _serve(pool: WorkerPool) -> None:
     """Feed one worker until the pool closes (a module function: the thread's name says what it is)."""
     worker: _Worker | None = None
-    failed: RuntimeError | None = None
+    gone = False
     try:
         worker = pool._start()
         worker.await_ready()  # before it takes a chunk, which another worker may have done by then
     except RuntimeError as error:  # it cannot start, or the pool has closed: its first chunk will be told
-        failed = error
+        gone = pool._goes_on_without(error, served=1)
+    if gone and worker is not None:
+        pool._discard(worker)
     with pool.lock:
         pool._starting -= 1
         pool._grows_at = max(pool._grows_at, time.monotonic() + GROW_AFTER_S)
-        retired = failed is not None and pool._retire(worker)
-    if failed is not None and retired:
-        if worker is not None:
-            worker.end()
-        pool._goes_on_without(failed)
-        return
-    while True:
-        with pool.lock:
-            pool._idle += 1
+    while not gone:
         chunk = pool._queue.get()
-        with pool.lock:
-            pool._idle -= 1
         if chunk is None:
             if worker is not None:
                 worker.end()
@@ -356,13 +344,9 @@ def _serve(pool: WorkerPool) -> None:
             worker = pool._run_chunk(chunk, worker)
         except BaseException as error:  # handed to the caller, who waits on the latch
             worker = None  # _run_chunk has discarded it
-            if isinstance(error, NotStarted):  # a killed worker has no successor: the others do the rest of the chunk
-                with pool.lock:
-                    retired = pool._retire(None)
-                if retired:
-                    pool._queue.put(chunk)
-                    pool._goes_on_without(error)
-                    return
+            # A killed worker has no successor: the others do the rest of the chunk.
+            if isinstance(error, NotStarted) and pool._goes_on_without(error, chunk, served=1):
+                return
             chunk.error = error
         chunk.done.set()
 

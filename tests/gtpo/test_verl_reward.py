@@ -12,7 +12,7 @@ import pytest
 from gtpo.integrations.verl.data import SOURCES
 from gtpo.integrations.verl.reward import final_score
 from gtpo.rewards import chat_messages, final_reward
-from gtpo.rewards.data.problems import source_names
+from gtpo.rewards.data.problems import SOURCE_NAMES
 
 RIGHT = "<reasoning>\n3+4=7\n</reasoning>\n<answer>7</answer>"
 COMPLETIONS = [RIGHT, RIGHT.replace(">7<", ">8<"), "7", ""]
@@ -59,4 +59,4 @@ def test_data_set_files(tmp_path: Path, root: Path) -> None:
 
 
 def test_every_source_is_known() -> None:
-    assert {source for files in SOURCES.values() for source in files.values()} <= set(source_names())
+    assert {source for files in SOURCES.values() for source in files.values()} <= set(SOURCE_NAMES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gtpo.rewards import extract_answer, format_ok
-from gtpo.rewards.thoughts import closes_unopened, opened_thought, plain, unfinished_thought, without_end
+from gtpo.rewards.thoughts import closes_unopened, opened_thought, plain, unfinished, without_end
 
 FAMILIES = {
     "DeepSeek-R1, Qwen3": ("<think>", "</think>"),
@@ -49,8 +49,8 @@ def test_families(family: str) -> None:
         assert extract_answer(thought, scoring) is None
         assert extract_answer(f"{thought}{closing}<answer>42</answer>", scoring) == "42"
     assert extract_answer(f"{thought}{closing}The answer is 42.", "lenient") == "42"
-    assert unfinished_thought(thought)
-    assert not unfinished_thought(thought + closing)
+    assert unfinished(plain(thought))
+    assert not unfinished(plain(thought + closing))
     if (
         "analysis" not in opening
         and "Here" not in opening
@@ -64,7 +64,7 @@ def test_families(family: str) -> None:
 def test_words_that_only_look_like_a_thought() -> None:
     for text in ("analysis of it: \\boxed{3}", "I think \\boxed{3}", "<b>think</b> \\boxed{3}", "Analysis: \\boxed{3}"):
         assert extract_answer(text, "lenient") == "3"
-        assert not unfinished_thought(text)
+        assert not unfinished(plain(text))
 
 
 ENDS = (

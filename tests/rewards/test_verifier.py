@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -168,12 +169,18 @@ def test_a_pool_starts_one_worker_and_grows_behind_tasks_that_wait(monkeypatch: 
 def test_the_start_of_a_worker_is_no_reason_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     # A caller's wait that ends just when the first worker is ready: it has had no time to do anything.
     monkeypatch.setattr(pool, "GROW_AFTER_S", 60.0)
+
+    class Queue(queue.SimpleQueue[Any]):
+        waiting = 0
+
+        def qsize(self) -> int:
+            return self.waiting or super().qsize()
+
     with Verifier(workers=2, timeout_s=60) as verifier:
-        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
         workers = verifier._pool
-        while workers._idle != 1:
-            time.sleep(0.001)
-        workers._idle = -1  # as if another call's chunk were waiting
+        workers._queue = queued = Queue()
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+        queued.waiting = 1  # as if another call's chunk were waiting
         workers._grow(1)
         assert workers._threads == 1
         workers._grows_at -= 60.0

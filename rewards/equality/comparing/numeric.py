@@ -27,6 +27,7 @@ from gtpo.rewards.equality.arithmetic import (
     Value,
     evaluate,
     integer,
+    multiply,
     noise,
     number_of,
 )
@@ -241,16 +242,12 @@ def _proportional(a: Term, b: Term, positive: bool) -> bool:
             ratio = number_of(x) / number_of(y)
             if positive and not mpmath.re(ratio) > 0:
                 return False
-        elif not close(_product(x, first[1]), _product(first[0], y)):
+        elif not close(multiply(x, first[1]), multiply(first[0], y)):
             return False
         agreed += 1
         if agreed > POINTS_NEEDED:
             return True
     return agreed > 1 or (agreed == 1 and not names)
-
-
-def _product(x: Value, y: Value) -> Value:
-    return x * y if isinstance(x, Fraction) and isinstance(y, Fraction) else number_of(x) * number_of(y)
 
 
 def terminates(value: Value) -> bool:

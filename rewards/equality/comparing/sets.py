@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
 from mpmath import mp
 
-from gtpo.rewards.equality.arithmetic import NoValue, Value, evaluate
+from gtpo.rewards.equality.arithmetic import NoValue, Value, evaluate, number_of
 from gtpo.rewards.equality.comparing.numeric import close
 from gtpo.rewards.equality.reading.answers import Answer, Listing, Named, Relation, Scalar, Union
 from gtpo.rewards.equality.terms import Term, contains, symbols
@@ -43,9 +42,7 @@ class RealSets:
         yield from ((a + b) / 2 for a, b in pairwise(ends) if not close(a, b))
 
     def _end(self, term: Term) -> Any:
-        value = evaluate(term, self._point)
-        if isinstance(value, Fraction):
-            value = mp.mpf(value.numerator) / value.denominator
+        value = number_of(evaluate(term, self._point))
         if not isinstance(value, mp.mpf):
             raise NoValue
         self._ends += [value, -value]  # of |x| < 3 both

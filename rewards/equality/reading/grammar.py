@@ -400,11 +400,11 @@ class Parser:
             return ("opaque", name, self._argument())
         if name == "unitvector":  # what `\mathbf{i}` is cleaned to
             return ("sym", "vector " + self._raw_group())
-        if name == "repeating":  # what `0.\overline{3}` is cleaned to: whole part, fixed digits, period
+        # What `0.\overline{3}` is cleaned to (whole part, fixed digits, period), and `3\frac{1}{2}`.
+        if name in ("repeating", "mixed"):
             parts = [self._raw_group() for _ in range(3)]
-            return ("num", repeating_decimal(*parts))
-        if name == "mixed":  # what `3\frac{1}{2}` is cleaned to
-            parts = [self._raw_group() for _ in range(3)]
+            if name == "repeating":
+                return ("num", repeating_decimal(*parts))
             if not all(part.removeprefix("-").isdecimal() for part in parts):
                 raise NotMathematics("a mixed number without digits")
             return ("fn", "mixed", *(("num", Fraction(part)) for part in parts))

@@ -166,20 +166,9 @@ def spoken_quantity(text: str) -> tuple[Fraction, Unit] | None:
 
 
 # -- quantities: a number with what may stand around it ----------------------------------------------------------
-# A number of a calculation with its unit.
-_COUNTED = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*\\text\s*\{[^{}]*\}(?=\s*(?:[-+*/)]|\\times|\\cdot|\\div|$))")
-_UNIT_TEXT = re.compile(r"\s*(?:\\text\s*\{(?P<text>[^{}]*)\}\s*(?P<power>\^\s*\{?\s*[23]\s*\}?)?)\s*$")
-_UNIT_TYPED = re.compile(
-    r"(?:(?<=[\d})!%])|(?<=\\pi))(?P<space>\s*)(?P<words>/?[a-zA-Z][a-zA-Z./ ]*?)\.?"
-    r"(?P<power>\s*\^\s*\{?\s*[23]\s*\}?)?\s*$"
-)
-_DEGREES = re.compile(r"\s*\^\\circ\s*(?:\\text\s*\{\s*)?(?P<scale>[CF])?\s*\}?\s*$")
 _PLAIN = re.compile(r"[-+]?\s*[\d.]+(?:\s*/\s*\d+)?|-?\\frac\{\d+\}\{\d+\}")
 _TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DECIMAL = re.compile(r"[+-]?\s*(\d*)\.(\d+)")
-_MIXED_TYPED = re.compile(r"(?<![\d.)}\]_^/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
-_MIXED_LATEX = re.compile(r"(?<![\d.^_}\w/])(\d+)\s*\\frac\s*(?:\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d)(?!\d))")
-_MODULUS = re.compile(r"\s*\\text\s*\{\s*\(?\s*mod\s*(\w+)\s*\)?\s*\}\s*$")
 
 
 def mixed(text: str) -> str:
@@ -189,7 +178,7 @@ def mixed(text: str) -> str:
         whole, top, bottom = filter(None, match.groups())
         return f"\\mixed{{{whole}}}{{{top}}}{{{bottom}}}" if int(top) < int(bottom) else match.group()
 
-    return _MIXED_LATEX.sub(written, _MIXED_TYPED.sub(written, text))
+    return SAYS.mixed_latex.sub(written, SAYS.mixed_typed.sub(written, text))
 
 
 def _numeral(digits: str, base: int) -> Scalar | Based:
@@ -207,8 +196,11 @@ def read_quantity(text: str) -> Scalar | Based | Words:
         if base > 10 or not re.search("[a-f]", based[1]):  # `2a_5` is 2 times a_5
             return _numeral(based[1], base)
     worded = SAYS.based_in_words.match(text)
-    if worded and (base := _base(next(filter(None, worded.groups()[1::2])))):
-        return _numeral(next(filter(None, worded.groups()[::2])), base)
+    if worded:
+        numeral, word = filter(None, worded.groups())
+        base = int(word) if word.isdigit() else 2 if word == "binary" else NUMBER_WORDS.get(word, 0)
+        if base:
+            return _numeral(numeral, base)
     hexadecimal = re.fullmatch(r"0[xX]([0-9A-Fa-f]+)", text)
     if hexadecimal:
         return Based(hexadecimal[1].lstrip("0").upper() or "0", 16)
@@ -232,10 +224,6 @@ def read_quantity(text: str) -> Scalar | Based | Words:
     return Scalar(term, digits, places, unit, percent)
 
 
-def _base(word: str) -> int:
-    return int(word) if word.isdigit() else 2 if word == "binary" else NUMBER_WORDS.get(word, 0)
-
-
 def read_calculation(text: str) -> Scalar | Based | Words:
     """Return the number or expression a member of a chain is: a quantity, or a calculation whose numbers have units.
 
@@ -245,11 +233,11 @@ def read_calculation(text: str) -> Scalar | Based | Words:
     found = read_quantity(text)
     if not isinstance(found, Words):
         return found
-    counted = [read_quantity(match.group()) for match in _COUNTED.finditer(text)]
+    counted = [read_quantity(match.group()) for match in SAYS.counted.finditer(text)]
     units = [q.unit for q in counted if isinstance(q, Scalar) and not q.scales and not q.unit.nouns]
     if len(units) < len(counted) or len({unit.name for unit in units if unit.name}) > 1:
         return found
-    return read_quantity(_COUNTED.sub(r"\1", text))
+    return read_quantity(SAYS.counted.sub(r"\1", text))
 
 
 def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
@@ -276,19 +264,19 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
         if text.endswith("%"):
             text, percent = text[:-1], True
             continue
-        modulus = _MODULUS.search(text)
+        modulus = SAYS.residue.search(text)
         if modulus:
             text, unit = text[: modulus.start()], Unit(f"mod {modulus[1]}")
             continue
-        degrees = None if _TRIGONOMETRY.search(text) else _DEGREES.search(text)
+        degrees = None if _TRIGONOMETRY.search(text) else SAYS.degrees.search(text)
         if degrees:
             text = text[: degrees.start()]
             unit = Unit({"C": "celsius", "F": "fahrenheit"}.get(degrees["scale"] or "", "degree"))
             continue
-        match = _UNIT_TEXT.search(text)
+        match = SAYS.unit_text.search(text)
         phrase = (match["text"] or "").strip() if match else ""
         if match is None:
-            match = _UNIT_TYPED.search(text)
+            match = SAYS.unit_typed.search(text)
             if match is None or not _typed_unit(match, text):
                 break
             phrase = match["words"].strip()
