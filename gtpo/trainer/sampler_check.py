@@ -154,7 +154,7 @@ class SamplerCheck:
         acting = ", ".join(f"{name} {value}" for name, value in asked.items())
         if acting or shaped > self.allowed(_mean(size, mask)):
             LOG.warning(
-                f"sampling parameters{f' ({acting[:200]})' if acting else ''} move the log-probability of a drawn token "
+                f"sampling parameters{f' ({acting[:99]})' if acting else ''} move the log-probability of a drawn token "
                 f"by {shaped:.2g} nats on average: the loss, the gate and H_ini are of the distribution without them"
             )
 
