@@ -80,8 +80,7 @@ def _sentence(document: Document, error: Mapping[str, Any]) -> str:
     setting, name = document.at(loc), ".".join(loc)
     key = keys().get(name)
     if error["type"] == "extra_forbidden":
-        siblings = sections().get(".".join(loc[:-1]), TrainConfig).model_fields
-        return unknown_key(setting, [".".join((*loc[:-1], sibling)) for sibling in siblings])
+        return unknown_key(setting)
     if name in sections():
         return f"{setting} must be a mapping, found {found!r}"
     if key is None:

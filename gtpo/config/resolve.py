@@ -61,7 +61,7 @@ def _of_the_model(config: TrainConfig) -> Iterator[str]:
     if model.build is None and not model.model_name:
         yield "model needs model_name (a Hub name, a local folder or a train run) or build"
     for name in [name for name, given in loaded.items() if given and model.build]:
-        yield f"model.{name} {getattr(model, name)} contradicts model.build: the model is built, and none is loaded"
+        yield f"model.{name} contradicts model.build: the model is built, and none is loaded"
     if (build := model.build) and build.hidden_size % build.num_attention_heads:
         heads, width = build.num_attention_heads, build.hidden_size
         yield f"model.build.num_attention_heads {heads} does not divide hidden_size {width}"

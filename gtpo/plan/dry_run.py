@@ -210,9 +210,8 @@ def dry_run(
         return
     unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
     if not verbose:
-        _print_short(
-            config, given or {}, report, note, steps, f"{scale * total:.1f} {unit}" if items else unknown, missing
-        )
+        forecast = f"{scale * total:.1f} {unit} a process on a GPU (forecast; --verbose: by item)" if items else unknown
+        _print_short(config, given or {}, report, note, steps, forecast, missing)
         return
     print(config.to_yaml(width=min(100, columns_of_stdout(120) - 20)))  # a word that crosses it still fits
     checked = [] if config.method == "sft" else [f"reward {path}: called" for path, _ in config.trainer.reward_calls()]
@@ -266,7 +265,7 @@ def _print_short(
         lines["objective"] = (
             f"gamma {objective.gamma:g}, filter {objective.filter} at {objective.entropy_threshold:.4g} nats"
         )
-    lines["memory"] = f"{memory} a process on a GPU (forecast; --verbose: by item)"
+    lines["memory"] = memory
     if report and note:
         lines["note"] = note
     if missing:

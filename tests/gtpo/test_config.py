@@ -385,7 +385,7 @@ def test_two_values_for_one_thing_are_refused() -> None:
         ({"method": "grpo", "objective__preset": "grpo-filtered"}, "method gtpo takes it"),
         ({"method": "grpo", "objective__filter": "always"}, "objective.filter always contradicts method grpo"),
         ({"method": "grpo", "trainer__class_path": "gtpo.GTPOTrainer"}, "trains with method gtpo, but --method is"),
-        ({"model__build__hidden_size": "64"}, "model.model_name org/model contradicts model.build"),
+        ({"model__build__hidden_size": "64"}, "model.model_name contradicts model.build"),
         ({"model__load_in_4bit": "true"}, "model.load_in_4bit needs lora_rank > 0"),
         ({"training__max_prompt_length": "2048"}, "max_prompt_length 2048 leaves no room in model"),
         ({"training__max_completion_length": "1800"}, "1800 + max_prompt_length 512 leaves no room in"),
@@ -394,7 +394,7 @@ def test_two_values_for_one_thing_are_refused() -> None:
             {"dataset__name": "gsm8k_train", "dataset__split": "test"},
             'split "test" contradicts dataset.name gsm8k_train',
         ),
-        ({**BUILT, "model__backend": "unsloth"}, "model.backend unsloth contradicts model.build"),
+        ({**BUILT, "model__backend": "unsloth"}, "model.backend contradicts model.build"),
         ({"dataset__name": "math", "dataset__subset": "algebra", "dataset__subsets": ["geometry"]}, "remove one"),
     ],
 )
