@@ -108,7 +108,8 @@ _NO_PROSE = re.compile(
     r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}|\\[a-zA-Z]+|\b(?:minus|plus|times|zero|one|two|three|d[a-z])\b"
 )
 _OPERATED_AFTER = re.compile(
-    rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{\[|]|\\(?!text|mbox|mathrm|quad))|\s*\\[dt]?frac(?![a-z])"
+    rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{\[|]|\\(?!text|mbox|mathrm|quad))"
+    r"|\s*(?:[a-zA-Z]\s*\^|\\(?:[dt]?(?:frac|binom)|sqrt|pi|sin|cos|tan|log|ln|exp|lfloor|lceil|sum|prod|gcd)(?![a-z]))"
     r"|\s*(?:\\left)?\(\s*-?\d+\s*[-+*/]"
 )
 _OPERATED_BEFORE = re.compile(
