@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial, update_wrapper
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,7 +184,7 @@ def probe_reward(name: str, function: Callable[..., Any], row: Mapping[str, Any]
     """Call a reward function with two empty completions of a dataset row, and return what that shows.
 
     The call is TRL's: prompts, completions, completion_ids, the columns of the row, trainer_state, log_extra,
-    log_metric. A coroutine function is not called; only its signature is checked.
+    log_metric. An async function runs in a loop of its own, as the caller may be in one (a notebook).
     """
     chat = not isinstance(row["prompt"], str)
     completion: Any = [{"role": "assistant", "content": ""}] if chat else ""
@@ -196,10 +198,13 @@ def probe_reward(name: str, function: Callable[..., Any], row: Mapping[str, Any]
         "log_metric": lambda *_: None,
     }
     fault = _call_fault(name, function, arguments)
-    if fault is not None or is_async(function):
+    if fault is not None:
         return Probe(fault)
     try:
         scores = function(**arguments)
+        if is_async(function):
+            with ThreadPoolExecutor(1) as pool:
+                scores = pool.submit(asyncio.run, scores).result()
     except Exception as error:
         return Probe(raised=f"reward {name} raised {type(error).__name__}: {error} for an empty completion")
     return Probe(score_fault(name, scores, _PROBES))

@@ -42,6 +42,12 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
             f"GTPOTrainer: train_dataset has no column prompt; its columns are {', '.join(row)} "
             "(rename_column, or map each row to a prompt: text, or a list of messages)"
         )
+    prompt = row["prompt"]
+    if not isinstance(prompt, str) and not (isinstance(prompt, list) and all("role" in message for message in prompt)):
+        raise ValueError(
+            f"GTPOTrainer: the prompt of the first row is {prompt!r:.80}; expected text, or a list of messages with "
+            "role and content"
+        )
     for names, why in (
         (("prompts", "completions", "completion_ids"), "is what reward functions are given; rename it (rename_column)"),
         # The loss would leave them out in silence.

@@ -264,6 +264,11 @@ def test_a_value_that_the_objective_cannot_have_is_named(tmp_path: Path, objecti
     ("columns", "reward", "words"),
     [
         ({"question": ["1 + 1?"] * 4}, lambda completions, **_: [0.0] * len(completions), "no column prompt"),
+        (
+            {"prompt": [[{"content": "?"}]] * 4},
+            lambda completions, **_: [0.0] * len(completions),
+            "the prompt of the first",
+        ),
         ({"prompt": PROMPTS, "image": [None] * 8}, lambda completions, **_: [0.0] * len(completions), "column image"),
         ({"prompt": PROMPTS}, lambda completions, **_: [0.0], "returned 1 scores for 2 completions"),
         ({"prompt": PROMPTS}, lambda completions, **_: [float("inf")] * len(completions), "returned inf"),

@@ -66,14 +66,14 @@ def test_arguments_that_do_not_fit_are_named_before_the_first_completion() -> No
     assert "answer" in fault, "what it is called with is listed"
 
 
-def test_an_exception_on_a_made_up_completion_is_no_fault_and_a_coroutine_is_not_called() -> None:
+def test_an_exception_on_a_made_up_completion_is_no_fault_and_a_coroutine_is_awaited() -> None:
     def parses(completions: list[Any], **columns: Any) -> list[float]:
         return [float(columns["label"]) for completion in completions]
 
-    async def judge(completions: list[Any], **columns: Any) -> list[float]:
-        raise AssertionError("not called")
+    async def judge(completions: list[Any], **columns: Any) -> None:
+        await asyncio.sleep(0)
 
     assert probe_reward("parses", parses, ROW) == Probe(
         raised="reward parses raised KeyError: 'label' for an empty completion"
     )
-    assert probe_reward("judge", judge, ROW) == Probe()
+    assert "reward judge returned NoneType for 2 completions" in str(probe_reward("judge", judge, ROW).fault)
