@@ -326,7 +326,9 @@ def rounded_away(args: Any, model: Any) -> Iterator[str]:
     optimizer, beta = str(getattr(args.optim, "value", args.optim)), max(args.adam_beta1, args.adam_beta2)
     trained = [p for p in model.parameters() if p.requires_grad]
     coarse = [p.detach() for p in trained if p.dtype in (torch.bfloat16, torch.float16) and p.numel()]
-    if coarse and ("adam" in optimizer or "lion" in optimizer):
+    # Muon's steps are of the size of the matrix; those of all others of at most the learning rate, as gradients of a
+    # norm of 1 are.
+    if coarse and "muon" not in optimizer:
         some = coarse[:: max(1, len(coarse) // 16)]
         typical = statistics.median(float(p.float().abs().median()) for p in some)
         spacing = typical * torch.finfo(coarse[0].dtype).eps

@@ -112,7 +112,9 @@ class SamplerCheck:
         Raises OtherPolicy. All processes call it.
         """
         trainer = self.trainer
-        rows = trl_seam.policy(trainer).get_input_embeddings().num_embeddings
+        # PEFT's wrapper of trainable tokens has the embedding within.
+        within = trl_seam.policy(trainer).get_input_embeddings().modules()
+        rows = next(module.num_embeddings for module in within if hasattr(module, "num_embeddings"))
         largest = max((token for row in prompt_ids for token in row), default=0)
         if fault := beyond_embedding(trl_seam.tokenizer(trainer), largest, rows):
             raise OtherPolicy(fault)

@@ -231,7 +231,8 @@ def test_resume_with_another_objective_is_refused(folder: Path, tmp_path: Path) 
         ("adamw_torch", 0.99999, torch.float32, 1e-6, None),
         ("adamw_8bit", 0.999, torch.float32, 1e-6, None),
         ("adamw_torch", 0.999, torch.bfloat16, 1e-6, "weights trained in bfloat16 round the updates away"),
-        ("sgd", 0.99999, torch.bfloat16, 1e-6, None),
+        ("sgd", 0.99999, torch.bfloat16, 1e-6, "weights trained in bfloat16 round the updates away"),
+        ("sgd", 0.99999, torch.bfloat16, 1.0, None),
         ("adamw_torch", 0.999, torch.bfloat16, 0.1, None),
     ],
 )
