@@ -52,12 +52,10 @@ def bare(engine: Any, tasks: Sequence[Task], sampling: Sampling) -> int:
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    from gtpo.evalkit.engines.vllm import requests
-
     core = engine._engine
-    for number, (task, first, count) in enumerate(requests(tasks)):
+    for number, task in enumerate(tasks):
         params = SamplingParams(
-            n=count, seed=sample_seed(sampling.seed, task.benchmark, task.question_id, first),
+            n=len(task.missing), seed=sample_seed(sampling.seed, task.benchmark, task.question_id, 0),
             temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_tokens,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip

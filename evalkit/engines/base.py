@@ -135,7 +135,7 @@ class Engine(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return what eval.json records of the engine: name, versions, hardware, and what its samples depend on."""
+        """Return what eval.json records of the engine: versions, hardware, and what its samples depend on."""
 
     @abstractmethod
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
@@ -171,7 +171,7 @@ def sample_seed(run_seed: int, benchmark: str, question_id: str, sample_index: i
     """Return the seed of one sample, in [0, 2^31): consecutive for the samples of a question.
 
     It depends on nothing but its arguments: not on n, the order, or the batch. 31 bits, because servers differ in
-    what they accept; consecutive, because vLLM gives sample i of a request the request's seed plus i.
+    what they accept; consecutive, as vLLM seeds the samples of one request itself.
     """
     digest = hashlib.sha256(f"{run_seed}\t{benchmark}\t{question_id}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") + sample_index) % 2**31

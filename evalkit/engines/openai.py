@@ -300,7 +300,7 @@ class OpenAIEngine(Engine):
     # -- before sampling -----------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """Return name, the servers' addresses, what they say of themselves, and what the canaries brought.
+        """Return the servers' addresses, what they say of themselves, and what the canaries brought.
 
         Raises UserError if a server refuses them in a way that no sample can mend, or if another one has another model.
         """
@@ -328,7 +328,6 @@ class OpenAIEngine(Engine):
             "texts": {url: [text_hash(text) for text in of_server] for url, of_server in texts.items()},
         }
         return {
-            "name": self.name,
             "versions": package_versions("aiohttp") | ({"server": ", ".join(versions)} if versions else {}),
             "hardware": None,
             "base_urls": [server.url for server in self.servers],

@@ -111,12 +111,11 @@ class TransformersEngine(Engine):
         self.model.generation_config = type(self.model.generation_config)()
 
     def describe(self) -> dict[str, Any]:
-        """Return name, versions, hardware, and the batch rows that the samples' rounding depends on."""
+        """Return versions, hardware, and the batch rows that the samples' rounding depends on."""
         import torch
 
         hardware = torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu"
         return {
-            "name": self.name,
             "versions": package_versions("torch", "transformers", "peft"),
             "hardware": hardware,
             "compute_dtype": self.dtype,

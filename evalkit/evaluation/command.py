@@ -79,12 +79,6 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
     return COMPLETE if record.status == "complete" else INCOMPLETE
 
 
-def shown_ks(n: int, k: int) -> list[int]:
-    """Return the powers of two up to k, and k."""
-    powers = [1 << i for i in range(k.bit_length()) if 1 << i <= k]
-    return sorted({*powers, min(k, n)})
-
-
 def _cell(interval: Interval) -> str:
     text = f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
     if interval.worst is not None and interval.best is not None:
@@ -105,7 +99,8 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
     for name, entry in done.items():
         if largest[name] > FEW:
             curves = (entry.pass_at_k, entry.all_pass_at_k, entry.maj_at_k)
-            ks = shown_ks(len(entry.pass_at_k), largest[name])
+            # The powers of two, and the largest.
+            ks = sorted({largest[name], *(1 << i for i in range(largest[name].bit_length()))})
             title = f"{name}: {entry.questions} questions, {entry.samples} samples, {record.scoring} scoring"
             rows = [[str(at), *(_cell(curve[at]) for curve in curves)] for at in ks]
             _print_table(console, ["k", "pass@k, %", "pass^k, %", "maj@k, %"], rows, title)

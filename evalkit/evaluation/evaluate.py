@@ -144,8 +144,13 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             if cut_off and settle_thoughts(folder, apart, scorer):
                 tally = Tally(folder, verifier)
             if plan.labels:
-                (name,) = plan.problems
-                record.benchmarks[name].labels = agreement(tally, plan.labels)
+                (entry,) = record.benchmarks.values()
+                labelled = [sample for sample in tally.scored() if sample.key in plan.labels]
+                agree = {
+                    str(scoring): sum((s.verdict(scoring) == "CORRECT") == plan.labels[s.key] for s in labelled)
+                    for scoring in SCORINGS
+                }
+                entry.labels = LabelAgreement(compared=len(labelled), agree=agree)
             return folder.path, write_results(folder, record, tally, verifier, wall_seconds=clock())
 
 
@@ -175,9 +180,9 @@ def make_engine(settings: EvalSettings, plan: Plan, sampling: Sampling, rows: in
         options |= {name: getattr(settings, name) for name in ("tensor_parallel_size", "gpu_memory_utilization")}
         from gtpo.evalkit.engines.vllm import RayEngine, VLLMEngine
 
-        if settings.on_ray:
+        if settings.engine == "ray":
             options |= {"copies": settings.data_parallel_size, "address": settings.ray_address}
-        made: Any = RayEngine if settings.on_ray else VLLMEngine
+        made: Any = RayEngine if settings.engine == "ray" else VLLMEngine
         engine: Engine = made(ref, sampling, rendered.longest, **options)
         return engine
     from gtpo.evalkit.engines.local import load_tokenizer
@@ -285,7 +290,8 @@ def _engine_record(
     path: Path, settings: EvalSettings, engine: Engine, asked: EngineRecord, earlier: EvalRecord | None
 ) -> EngineRecord:
     """Return what samples from now on. UserError if its data type is not that of the samples that are stored."""
-    now = EngineRecord(**engine.describe(), **asked.model_dump(include={"dtype"}, exclude_unset=True))
+    asked_for = asked.model_dump(include={"dtype"}, exclude_unset=True)
+    now = EngineRecord(name=engine.name, **engine.describe(), **asked_for)
     if earlier is None:
         return now
     old = earlier.engine
@@ -349,13 +355,6 @@ def _sample(
         stop = Incomplete("stopped", interrupted=True)
     if stop is not None:
         raise stop
-
-
-def agreement(tally: Tally, labels: Mapping[Key, bool]) -> LabelAgreement:
-    """Count the samples on which our verdict and the owner's label agree."""
-    known = [(sample, labels[sample.key]) for sample in tally.scored() if sample.key in labels]
-    agree = {scoring: sum((s.verdict(scoring) == "CORRECT") == label for s, label in known) for scoring in SCORINGS}
-    return LabelAgreement(compared=len(known), agree={str(scoring): count for scoring, count in agree.items()})
 
 
 def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier: Verifier, **known: Any) -> EvalRecord:

@@ -92,8 +92,8 @@ def choose_engine(settings: EvalSettings) -> str:
 
     `ray` is vllm in several processes: its samples are of one kind with those of one process.
     """
-    if settings.on_ray:
-        require("--engine ray" if settings.engine == "ray" else "--data-parallel-size", "ray", extra="ray")
+    if settings.engine == "ray":
+        require("--engine ray", "ray", extra="ray")
     if settings.engine in ("vllm", "ray"):
         require(f"--engine {settings.engine}", "vllm", extra="vllm")
         return "vllm"

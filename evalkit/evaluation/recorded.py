@@ -308,8 +308,8 @@ class RecordedEngine(Engine):
         self._path, self._fields = path, fields
 
     def describe(self) -> dict[str, Any]:
-        """Return the name; what sampled is not known."""
-        return {"name": self.name, "versions": {}, "hardware": None}
+        """Return what is known of what sampled: nothing."""
+        return {"versions": {}, "hardware": None}
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         """Yield the missing samples in the order of the file, CHUNK at a time."""

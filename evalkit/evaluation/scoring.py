@@ -52,7 +52,10 @@ def score(
     )
     if judges == "math-verify":
         texts = [math_verify_text(s.completion, own) for s, (own, _) in zip(answered, extracted, strict=True)]
-        lenient = _by_math_verify(texts, asked, lenient, verifier)
+        theirs = verifier.math_verify_many([(text, p.answer) for text, p in zip(texts, asked, strict=True)])
+        # It knows no answers that are texts.
+        each = zip(asked, lenient, theirs, strict=True)
+        lenient = [own if p.answers == "text" else verdict for p, own, verdict in each]
         pairs = zip(extracted, lenient, strict=True)
         strict = [Verdict.NO_ANSWER if own is None else verdict for (own, _), verdict in pairs]
     for sample, answers, *verdicts in zip(answered, extracted, strict, lenient, strict=True):
@@ -115,18 +118,6 @@ def settle_thoughts(folder: EvalFolder, apart: bool, scorer: Scorer) -> bool:
             samples[place] = sample
         folder.replace_part(part, samples)
     return True
-
-
-def _by_math_verify(
-    texts: Sequence[str], problems: Sequence[Problem], ours: Sequence[Verdict], verifier: Verifier
-) -> list[Verdict]:
-    """Return Math-Verify's verdicts; ours if answers are text, which it does not know."""
-    found = iter(
-        verifier.math_verify_many(
-            [(text, p.answer) for text, p in zip(texts, problems, strict=True) if p.answers == "mathematics"]
-        )
-    )
-    return [next(found) if p.answers == "mathematics" else own for p, own in zip(problems, ours, strict=True)]
 
 
 def verify(

@@ -153,9 +153,8 @@ class EvalSettings(Options):
     trust_remote_code: bool = _machine(False, "Run code from the model's repository.", modes=("model", "check"))
     tensor_parallel_size: int = _machine(1, "GPUs per model copy.", engines=VLLM, ge=1)
     data_parallel_size: int | None = _machine(
-        None, "Model copies, on Ray (vllm: default 1; ray: default as many as the GPUs hold).",
-        engines=("vllm", "ray"), ge=1,
-    )  # fmt: skip
+        None, "Model copies on Ray (default: as many as the GPUs hold).", engines=("ray",), ge=1
+    )
     ray_address: str | None = _machine(
         None, "Ray cluster to join: auto, or HOST:PORT of its head (default: starts one here).", engines=("ray",)
     )
@@ -225,11 +224,6 @@ class EvalSettings(Options):
     def verbosity(self) -> Verbosity:
         """How much goes to stderr."""
         return "quiet" if self.quiet else "verbose" if self.verbose else "normal"
-
-    @property
-    def on_ray(self) -> bool:
-        """Return whether the model runs in Ray actors."""
-        return self.engine == "ray" or (self.engine == "vllm" and (self.data_parallel_size or 1) > 1)
 
     @property
     def n(self) -> int:

@@ -39,7 +39,7 @@ class Scripted:
         self.described |= described
 
     def describe(self) -> dict[str, Any]:
-        return {"name": self.name, **self.described}
+        return self.described
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
         asked = [(t.benchmark, t.question_id, i) for t in tasks for i in t.missing]
