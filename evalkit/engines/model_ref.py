@@ -188,8 +188,6 @@ def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = F
         raise UserError(f"--checkpoint chooses among the weights of a train run, and {model} is none")
     if path.is_dir():
         return _weights(path, name=path.resolve().name)
-    if path.is_file():
-        raise UserError(f"{model} is a file; expected a model folder, a train run or a Hub name")
     if model.count("/") != 1 or model.startswith((".", "~", "/", "results/")):
         runs = sorted(p.parent.name for p in (RESULTS / "train").glob("*/run.json"))
         raise UserError(

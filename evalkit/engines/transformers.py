@@ -162,7 +162,7 @@ class TransformersEngine(Engine):
     def _generate(self, tasks: list[Task], size: int) -> list[list[int]]:
         """Return `size` completions for each task, task by task, as token ids up to and with the end token."""
         import torch
-        from transformers import DynamicCache, LogitsProcessorList, StoppingCriteriaList
+        from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
         prompts = [task.prompt.ids or [] for task in tasks]
         width = max(len(ids) for ids in prompts)
@@ -178,35 +178,30 @@ class TransformersEngine(Engine):
             self.model(input_ids=ids[:, :-1], **known, use_cache=True, logits_to_keep=1)
             cache.batch_repeat_interleave(size)
             options["past_key_values"] = cache
-        if self.sampling.presence_penalty:
-            options["logits_processor"] = LogitsProcessorList([_presence_penalty(self.sampling, width)])
+        s = self.sampling
+        if s.presence_penalty:
+            options["logits_processor"] = LogitsProcessorList([_presence_penalty(s, width)])
+        drawing = {"temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k, "min_p": s.min_p or None}
         watch = _Watch(self, [task for task in tasks for _ in range(size)], width)
         self._watch = watch
         written = self.model.generate(
             input_ids=ids.repeat_interleave(size, 0),
             attention_mask=mask.repeat_interleave(size, 0),
             stopping_criteria=StoppingCriteriaList([watch]),
-            generation_config=self._generation_config(pad),
+            # Every parameter is given, so that the model's own defaults decide none.
+            generation_config=GenerationConfig(
+                max_new_tokens=s.max_tokens,
+                do_sample=s.temperature > 0,
+                repetition_penalty=s.repetition_penalty,
+                eos_token_id=self.end_ids or None,
+                pad_token_id=pad,
+                **(drawing if s.temperature > 0 else {}),
+            ),
             **options,
         )
         self._watch = None
         table = written[:, width:].cpu().tolist()
         return [row[:length] for row, length in zip(table, watch.lengths.tolist(), strict=True)]
-
-    def _generation_config(self, pad: int) -> Any:
-        """Return what `generate` does: every parameter is given, so that the model's own defaults decide none."""
-        from transformers import GenerationConfig
-
-        s, draws = self.sampling, self.sampling.temperature > 0
-        drawing = {"temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k, "min_p": s.min_p or None}
-        return GenerationConfig(
-            max_new_tokens=s.max_tokens,
-            do_sample=draws,
-            repetition_penalty=s.repetition_penalty,
-            eos_token_id=self.end_ids or None,
-            pad_token_id=pad,
-            **(drawing if draws else {}),
-        )
 
     def running(self) -> tuple[int, int]:
         """Return the rows of the batch, and their tokens so far."""

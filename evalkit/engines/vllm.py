@@ -38,9 +38,6 @@ IN_FLIGHT = 2048
 
 RESTARTS = 4  # Ray starts a copy again so many times
 
-# A copy has the questions of so many of its batches at a time: enough never to wait, few enough to end together.
-BATCHES = 2
-
 MOST_CALLS = 1000  # Calls that a copy takes at a time; each is one question
 
 _TICK_S = 0.2
@@ -151,11 +148,6 @@ class VLLMEngine(Engine):
         """Return whether there is something to do for `step`."""
         return bool(self._known or self._waiting)
 
-    @property
-    def batch(self) -> int:
-        """Samples that vLLM runs at once."""
-        return int(self._engine.vllm_config.scheduler_config.max_num_seqs)
-
     def step(self) -> list[Generation]:
         """Do one step of vLLM; return the completions of the requests that it finished."""
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -236,9 +228,10 @@ class ModelCopy:
                 raise UserError(f"{folder} is not on every node of the cluster: put it on a shared file system")
         return VLLMEngine(self._ref, *self._arguments, **self._options)
 
-    async def start(self) -> tuple[dict[str, Any], int]:
-        """Return the engine's description and its batch, once the model is loaded."""
-        return self._engine.describe(), self._engine.batch
+    async def start(self) -> dict[str, Any]:
+        """Return the engine's description, once the model is loaded."""
+        described: dict[str, Any] = self._engine.describe()
+        return described
 
     async def sample(self, question: int, task: Task) -> tuple[int, list[Generation]]:
         """Return the question's place in the run, and all of its missing samples."""
@@ -299,7 +292,7 @@ class RayEngine(Engine):
                 max_task_retries=-1,
             )
             self._copies = [actor.remote(ref, sampling, longest_prompt, **options) for _ in range(count)]
-            started = ray.get([copy.start.remote() for copy in self._copies])
+            self._described, *_ = ray.get([copy.start.remote() for copy in self._copies])
         except BaseException as error:
             self.close()
             if isinstance(mistake := getattr(error, "cause", None), UserError):
@@ -310,8 +303,8 @@ class RayEngine(Engine):
                     f"({one_line(error)}); it may not fit into the memory of a node"
                 ) from None
             raise
-        self._described, batch = started[0]
-        self._calls = max(1, min(MOST_CALLS, -(-BATCHES * batch // sampling.n)))
+        # Questions of a copy at a time: it has as many samples as vLLM is to know of.
+        self._calls = max(1, min(MOST_CALLS, IN_FLIGHT // sampling.n))
 
     def describe(self) -> dict[str, Any]:
         """Return versions and hardware of a copy, and how many there are."""

@@ -169,25 +169,21 @@ def find_benchmarks(names: str, fields: Mapping[str, str] | None = None) -> list
 
 
 def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Problem]:
-    """Load a benchmark's problems; UserError on a repeated id or an empty set."""
+    """Load a benchmark's problems, of an own file each text and gold once. UserError on a repeated id or an empty set."""
     problems = benchmark.load(data_dir)
     if not problems:
         raise UserError(f"benchmark {benchmark.name} has no problems")
     identifier, count = Counter(problem.id for problem in problems).most_common(1)[0]
     if count > 1:
         raise UserError(f'benchmark {benchmark.name}: two problems have the id "{identifier}"')
-    return problems if benchmark.name in BENCHMARKS else _without_repeats(benchmark.name, problems)
-
-
-def _without_repeats(name: str, problems: Sequence[Problem]) -> list[Problem]:
-    """Return the problems without those whose text and gold an earlier one has."""
-    first = {(" ".join(p.problem.split()), p.answer): p for p in reversed(problems)}
-    if len(first) < len(problems):
-        LOG.warning(
-            "%s: %d of %d rows repeat the problem and the gold of another: each is asked once, --k times", name,
-            len(problems) - len(first), len(problems),
-        )  # fmt: skip
-    kept = {p.id for p in first.values()}
+    first = {(" ".join(p.problem.split()), p.answer): p.id for p in reversed(problems)}
+    if benchmark.name in BENCHMARKS or len(first) == len(problems):
+        return problems
+    LOG.warning(
+        "%s: %d of %d rows repeat the problem and the gold of another: each is asked once, --k times", benchmark.name,
+        len(problems) - len(first), len(problems),
+    )  # fmt: skip
+    kept = set(first.values())
     return [p for p in problems if p.id in kept]
 
 
