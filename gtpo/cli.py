@@ -166,7 +166,7 @@ def _declared(settings: type[Options], run: Callable[[Any], int | None]) -> Call
         help = f"{option.help} One of {', '.join(option.choices)}." if option.choices else option.help
         required = option.default is ...
         taken: Any = option.type
-        if option.choices:
+        if option.choices or option.is_object:
             taken = str if option.default is not None else str | None
         elif taken in (Sequence[str], Sequence[str] | None):
             taken = list[str] if required else list[str] | None

@@ -56,8 +56,6 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> str
             template = given.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--chat-template {given}: {one_line(error)}") from None
-        if not template.strip():
-            raise UserError(f"--chat-template {given}: the file is empty")
         return template
     own = tokenizer.chat_template
     if own := own.get("default") if isinstance(own, dict) else own:
@@ -185,9 +183,8 @@ def check_adapter(ref: ModelRef, config: Any) -> None:
     unused, lost = there.keys() - wanted.keys() - of_base, wanted.keys() - there.keys()
     if unused or lost:
         raise UserError(
-            f"{misfit}: {len(unused)} of {len(there)} weights in the file belong to nothing that adapter_config.json "
-            f"names, {len(lost)} of {len(wanted)} weights that it names are not in the file (first: "
-            f"{min(unused or lost)}). PEFT's save_pretrained gives names that begin with base_model.model."
+            f"{misfit}: {len(unused)} of {len(there)} weights in the file are not those of adapter_config.json, "
+            f"{len(lost)} of {len(wanted)} weights that it names are not in the file (first: {min(unused or lost)})"
         )
     for name in wanted:
         if there[name] != wanted[name]:

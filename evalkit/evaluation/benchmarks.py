@@ -169,7 +169,7 @@ def find_benchmarks(names: str, fields: Mapping[str, str] | None = None) -> list
 
 
 def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Problem]:
-    """Load a benchmark's problems, of an own file each text and gold once. UserError on a repeated id or an empty set."""
+    """Load a benchmark's problems, of an own file each once. UserError on a repeated id or an empty set."""
     problems = benchmark.load(data_dir)
     if not problems:
         raise UserError(f"benchmark {benchmark.name} has no problems")

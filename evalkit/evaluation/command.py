@@ -133,7 +133,6 @@ def _print_overview(
     most = max(largest.values())
     fewest = {len(entry.pass_at_k) for entry in done.values()}
     first = "pass@1" if fewest == {1} else f"pass@1 (avg@{fewest.pop() if len(fewest) == 1 else 'n'})"
-    by = f" by {record.verifier.other_judge}" if record.verifier.other_judge else ""
     rows = []
     for name, entry in done.items():
         note = "" if largest[name] == most else f" (k = {largest[name]})"
@@ -153,7 +152,7 @@ def _print_overview(
         })  # fmt: skip
     head = [name for name in rows[0] if any(row[name] for row in rows)]
     _print_table(
-        console, head, [[row[name] for name in head] for row in rows], f"{record.name}, {record.scoring} scoring{by}, %"
+        console, head, [[row[name] for name in head] for row in rows], f"{record.name}, {record.scoring} scoring, %"
     )
 
 

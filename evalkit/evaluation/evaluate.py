@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from gtpo.evalkit.evaluation.plan import (
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.recorded import plan_recorded
-from gtpo.evalkit.evaluation.scoring import RULES_VERSION, Judges, score, settle_thoughts, verify_stored
+from gtpo.evalkit.evaluation.scoring import RULES_VERSION, score, settle_thoughts, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import Tally, summarise
 from gtpo.rewards.data.problem import Problem
@@ -90,8 +89,8 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 asked = asked.model_copy(update={"sampling": SamplingRecord(**sampling.drawn(), **own, **body)})
             record = begin_record(folder, settings, asked, plan, old)
             every = folder.questions() | plan.questions
-            scorer = partial(score, problems=every, verifier=verifier, judges=settings.verifier)
-            if old is not None and old.verifier.version != RULES_VERSION:
+            scorer = partial(score, problems=every, verifier=verifier)
+            if old is not None and not by_our_rules(old):
                 LOG.warning("the rules of scoring have changed: the stored completions are verified again")
                 deque(verify_stored(folder, scorer), maxlen=0)
                 tally = Tally(folder, verifier)
@@ -210,25 +209,20 @@ def begin_record(
     n, record = asked.sampling.n, asked.model_copy(deep=True)
     record.schema_version, record.status = EVAL_SCHEMA_VERSION, "incomplete"
     record.name = folder.path.resolve().name
-    record.verifier = verifier_record(settings.verifier)
+    record.verifier = VerifierRecord(version=RULES_VERSION)
     record.created, record.wall_seconds, record.git_commit = now(), None, git_commit()
     record.command = command
     for entry in record.benchmarks.values():
         entry.n_asked, entry.finish_with = n, command
     if old is None:
         return record
-    if old.verifier.name != settings.verifier:
-        raise UserError(
-            f"{folder.path} was judged with --verifier {old.verifier.name}: repeat that, or judge its samples anew: "
-            f"gtpo eval {folder.path} --rescore --verifier {settings.verifier}"
-        )
     stored, shown = folder.problems(everything=True), folder.problems()
     entries = dict(old.benchmarks)
     others: list[str] = []
     for name, entry in old.benchmarks.items():
         chosen = plan.problems.get(name)
         # Metrics of other rules, for another headline, or of other questions are computed anew.
-        anew = old.verifier.version != RULES_VERSION or old.scoring != record.scoring
+        anew = not by_our_rules(old) or old.scoring != record.scoring
         if chosen is not None and name in stored:
             others += _changed(name, stored[name], chosen)
             if {p.id for p in shown.get(name, ())} != {p.id for p in chosen}:
@@ -280,10 +274,9 @@ def check_prompts(folder: EvalFolder, prompts: Mapping[QuestionKey, StoredPrompt
             )
 
 
-def verifier_record(judges: Judges, timeout_s: float | None = None) -> VerifierRecord:
-    """Return who judges, by today's rules."""
-    theirs = None if judges == "gtpo" else version("math-verify")
-    return VerifierRecord(version=RULES_VERSION, timeout_s=timeout_s, name=judges, math_verify=theirs)
+def by_our_rules(record: EvalRecord) -> bool:
+    """Return whether a run's verdicts are by today's rules; Math-Verify could judge in earlier versions."""
+    return record.verifier.version == RULES_VERSION and record.verifier.name == "gtpo"
 
 
 def _engine_record(
@@ -367,7 +360,8 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
     begun: the record without the metrics. known: other fields of the record that are settled now.
     """
     problems = folder.problems()
-    record = begun.model_copy(update={**known, "verifier": verifier_record(begun.verifier.name, verifier.timeout_s)})
+    judged = VerifierRecord(version=RULES_VERSION, timeout_s=verifier.timeout_s)
+    record = begun.model_copy(update={**known, "verifier": judged})
     record.benchmarks = dict(record.benchmarks)
     rows: list[dict[str, Any]] = []
     unscorable: UserError | None = None
@@ -413,11 +407,9 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         if record.status != "complete":
             raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
         headline = settings.scoring if "scoring" in settings.given else record.scoring
-        judges = settings.verifier if "verifier" in settings.given else record.verifier.name
-        record = record.model_copy(update={"verifier": verifier_record(judges)})
         stored = {name: entry.samples for name, entry in record.benchmarks.items()}
         with Verifier() as verifier, EvalProgress(headline, stored) as progress:
-            scorer = partial(score, problems=folder.questions(), verifier=verifier, judges=judges)
+            scorer = partial(score, problems=folder.questions(), verifier=verifier)
             for before, after in verify_stored(folder, scorer):
                 for old, new, scoring in ((*pair, s) for pair in zip(before, after, strict=True) for s in SCORINGS):
                     if old.verdict(scoring) != new.verdict(scoring):

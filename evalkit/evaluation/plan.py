@@ -129,8 +129,7 @@ def like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]]:
         )
     taken: dict[str, Any] = {name: getattr(sampling, name) for name in (*settings.SAMPLING, "max_tokens", "seed")}
     taken |= {"k": sampling.n, "prompt": prompt.system, "protocol": prompt.protocol, "scoring": record.scoring}
-    if prompt.chat_template_kwargs:
-        taken["chat_template_kwargs"] = json.dumps(prompt.chat_template_kwargs)
+    taken["chat_template_kwargs"] = prompt.chat_template_kwargs or None
     if "samples" in settings.given:
         del taken["k"]
     return settings.filled(taken), [
@@ -222,7 +221,7 @@ def render_prompts(
     if system is None:
         system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if ref.system is None else ref.system
     prompts = {key: protocol.conversation(*question, system) for key, question in asked.items()}
-    kwargs, template_hash, servers = settings.template_kwargs(), None, None
+    kwargs, template_hash, servers = settings.chat_template_kwargs, None, None
     thoughts = tuple(protocol.thoughts)
     if engine == "openai":
         from gtpo.evalkit.engines.openai_request import Access, Servers

@@ -6,7 +6,6 @@ a protocol says of an option (system prompt, sampling, scoring) is that option's
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Sequence
@@ -75,10 +74,9 @@ class Protocol(_Section):
     def applied(self, settings: EvalSettings) -> EvalSettings:
         """Return settings in which what was not given is as the protocol says. UserError for a value out of range."""
         said: dict[str, Any] = {"scoring": self.scoring, "prompt": self.system}
+        said["chat_template_kwargs"] = self.chat_template_kwargs
         if settings.sampling == "default":
             said |= {name: value for name, value in self.sampling.items() if name != "max_tokens"}
-        if self.chat_template_kwargs is not None:
-            said["chat_template_kwargs"] = json.dumps(self.chat_template_kwargs)
         modes = {name: EvalSettings.options[name].about["modes"] for name in said}
         try:
             return settings.filled({name: value for name, value in said.items() if settings.mode in modes[name]})

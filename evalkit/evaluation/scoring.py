@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Generation
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both
-from gtpo.rewards.functions import math_verify_text
 from gtpo.rewards.thoughts import closes_unopened, plain, unfinished
 from gtpo.rewards.verify import Verdict, Verifier
 from gtpo.runs.eval_folder import EvalFolder
@@ -22,20 +21,15 @@ from gtpo.runs.tables import QuestionKey, Sample
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
 RULES_VERSION = 16
 
-Judges = Literal["gtpo", "math-verify"]  # Whose verdicts are stored
-Scorer = Callable[[Sequence[Generation]], list[Sample]]  # `score` for a run: its problems, its verifier, who judges
+Scorer = Callable[[Sequence[Generation]], list[Sample]]  # `score` with a run's problems and verifier
 
 
 def score(
-    generations: Sequence[Generation],
-    problems: Mapping[QuestionKey, Problem],
-    verifier: Verifier,
-    judges: Judges = "gtpo",
+    generations: Sequence[Generation], problems: Mapping[QuestionKey, Problem], verifier: Verifier
 ) -> list[Sample]:
     """Return one sample per generation, in order; those with an error are unscored.
 
-    problems: (benchmark, question id) -> problem with its gold answer. Math-Verify judges the answer in the answer
-    tags; in lenient scoring the completion if there are no tags.
+    problems: (benchmark, question id) -> problem with its gold answer.
     """
     samples = [
         Sample(
@@ -50,14 +44,6 @@ def score(
     strict, lenient = (
         verify([answers[i] for answers in extracted], asked, scoring, verifier) for i, scoring in enumerate(SCORINGS)
     )
-    if judges == "math-verify":
-        texts = [math_verify_text(s.completion, own) for s, (own, _) in zip(answered, extracted, strict=True)]
-        theirs = verifier.math_verify_many([(text, p.answer) for text, p in zip(texts, asked, strict=True)])
-        # It knows no answers that are texts.
-        each = zip(asked, lenient, theirs, strict=True)
-        lenient = [own if p.answers == "text" else verdict for p, own, verdict in each]
-        pairs = zip(extracted, lenient, strict=True)
-        strict = [Verdict.NO_ANSWER if own is None else verdict for (own, _), verdict in pairs]
     for sample, answers, *verdicts in zip(answered, extracted, strict, lenient, strict=True):
         sample.answer_strict, sample.answer_lenient = answers
         sample.verdict_strict, sample.verdict_lenient = map(str, verdicts)

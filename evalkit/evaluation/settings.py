@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -103,7 +102,7 @@ class EvalSettings(Options):
         None, "Jinja file that replaces the tokenizer's chat template; a server applies its own.", engines=LOCAL,
         modes=("model", "check"),
     )  # fmt: skip
-    chat_template_kwargs: str | None = _sampling(
+    chat_template_kwargs: dict[str, Any] | None = _sampling(
         None, "JSON for the chat template, e.g. '{\"enable_thinking\": true}'.", modes=("model", "check")
     )
     temperature: float = _sampling(1.0, "Sampling temperature; 0 is greedy.", ge=0.0)
@@ -125,7 +124,6 @@ class EvalSettings(Options):
         "Headline scoring; both are stored (default: strict; of --completions without answer tags lenient; with "
         "--rescore the run's own).",
     )
-    verifier: Literal["gtpo", "math-verify"] = _scoring("gtpo", "Who judges (with --rescore: as the run was).")
     fail_on_error: float = _scoring(
         0.05, "Stop when more than this share of the samples fails.", modes=("model",), ge=0.0, le=1.0
     )
@@ -136,7 +134,7 @@ class EvalSettings(Options):
     api_key_env: str = _server("OPENAI_API_KEY", "Environment variable that holds the API key.")
     concurrency: int = _server(64, "Maximum requests in flight at each server.", ge=1)
     timeout: float = _server(600.0, "Seconds without a new token until a request fails; all of it: 60 times.", gt=0.0)
-    extra_body: str | None = _server(
+    extra_body: dict[str, Any] | None = _server(
         None, 'JSON object of further fields for every request, e.g. \'{"reasoning_effort": "low"}\'.'
     )
     header: Sequence[str] | None = _server(
@@ -230,17 +228,12 @@ class EvalSettings(Options):
         """Samples per question."""
         return self.samples or self.k
 
-    def template_kwargs(self) -> dict[str, Any] | None:
-        """Return --chat-template-kwargs. UserError unless it is a JSON object."""
-        return _json_object("--chat-template-kwargs", self.chat_template_kwargs, '{"enable_thinking": true}')
-
     def request_body(self) -> dict[str, Any] | None:
-        """Return --extra-body, with --chat-template-kwargs. UserError unless it is a JSON object of other fields."""
-        body = _json_object("--extra-body", self.extra_body, '{"reasoning_effort": "low"}')
+        """Return --extra-body, with --chat-template-kwargs. UserError if it has a field that is sent anyway."""
+        body, kwargs = self.extra_body, self.chat_template_kwargs
         taken = (*self.SAMPLING, "model", "messages", "prompt", "max_tokens", "seed", "stream", "n")
         if own := sorted(set(body or ()) & set(taken)):
             raise UserError(f"--extra-body: {', '.join(own)} is set by gtpo eval itself, or by an option of its own")
-        kwargs = self.template_kwargs()
         return {**(body or {}), "chat_template_kwargs": kwargs} if kwargs else body
 
     def field_names(self) -> dict[str, str]:
@@ -248,14 +241,3 @@ class EvalSettings(Options):
         from gtpo.rewards.data.problems import parse_fields
 
         return parse_fields(self.fields or "")
-
-
-def _json_object(flag: str, text: str | None, example: str) -> dict[str, Any] | None:
-    """Return the object in an option's text. UserError if there is none."""
-    try:
-        found = None if text is None else json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{flag} is not valid JSON ({error})") from None
-    if text is not None and not isinstance(found, dict):
-        raise UserError(f"{flag} must be a JSON object, e.g. '{example}'")
-    return found

@@ -6,11 +6,12 @@ imports this module, so it takes no library.
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
 
 from gtpo.common.errors import UserError, did_you_mean
 
@@ -43,6 +44,11 @@ class Option(NamedTuple):
         parts = get_args(self.type)
         return tuple(word for part in parts for word in (part, *get_args(part)) if isinstance(word, str))
 
+    @property
+    def is_object(self) -> bool:
+        """Whether it is typed as a JSON object."""
+        return any(get_origin(part) is dict for part in get_args(self.type))
+
     def checked(self, value: Any) -> Any:
         """Return a value in the option's type. UserError that says what the option takes and what was found."""
         flag, types = self.flags[0], get_args(self.type) or (self.type,)
@@ -51,6 +57,13 @@ class Option(NamedTuple):
             raise UserError(f'{flag} is {either(self.choices)}, found "{value}".{near}')
         if Path in types and isinstance(value, str):
             return Path(value)
+        if self.is_object and isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise UserError(f"{flag} is not valid JSON ({error})") from None
+            if not isinstance(value, dict):
+                raise UserError(f"{flag} must be a JSON object")
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
         finite = math.isfinite(value)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.recorded import read_completions
 
 OWNERS_RIGHT = {"6b_finetuning": 21.7, "6b_verification": 39.0, "175b_finetuning": 34.7, "175b_verification": 56.3}
@@ -172,24 +173,6 @@ def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_pat
     assert int(done.stdout.split("MB")[-1]) < 500
 
 
-def test_math_verify_in_place_of_our_verdicts(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    rows = [
-        {"id": "q1", "problem": "What is 65-4?", "gold": "61", "completions": ["<answer>61</answer>", r"\boxed{65-4}"]},
-        {"id": "q2", "gold": r"1-1/\mathrm e", "completions": [r"<answer>1+1/\mathrm e</answer>", "I do not know."]},
-    ]
-    write(tmp_path / "mine.jsonl", rows)
-    command = ("eval", "--completions", "mine.jsonl", "--k", "2", "--scoring", "lenient")
-    gtpo(*command)
-    assert benchmark(tmp_path / "results/eval/mine")[1]["pass@k"]["1"]["mean"] == 0.25
-    assert "3 verdicts changed" in gtpo("eval", "mine", "--rescore", "--verifier", "math-verify").stderr
-    record = json.loads((tmp_path / "results/eval/mine/eval.json").read_text())
-    assert record["verifier"]["name"] == "math-verify"
-    assert record["benchmarks"]["mine"]["pass@k"]["1"]["mean"] == 0.75
-    assert "was judged with --verifier math-verify: repeat that, or" in gtpo(*command, code=2).stderr
-    gtpo("eval", "mine", "--rescore")  # as it was judged
-    assert pq.read_table(tmp_path / "results/eval/mine/samples").column("verdict_strict").to_pylist()[0] == "CORRECT"
-
-
 def test_recorded_failures_and_missing_golds(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """A failed sample is missing data, not a wrong answer; a question that says it has no gold is left out by name."""
     rows = [
@@ -266,6 +249,52 @@ def test_logs_of_other_fields(tmp_path: Path) -> None:
     assert (first.problem.problem, first.problem.answer) == ("1 + 1?", "2")
     assert [sample.text for sample in first.samples] == ["2", "3"]
     assert (first.id, second.id) == ("row 0", "row 1")
+
+
+def test_a_log_of_inspect_ai(tmp_path: Path) -> None:
+    """Their package writes the log: a right answer, a wrong one that was cut off, a failure; two epochs."""
+    log = pytest.importorskip("inspect_ai.log")
+    from inspect_ai.model import ChatMessageUser, ModelOutput
+    from inspect_ai.scorer import Score
+
+    from gtpo.evalkit.evaluation.recorded import read_completions
+
+    def sample(number: int, epoch: int, text: str, reason: str, score: str, failed: bool = False) -> Any:
+        output = ModelOutput() if failed else ModelOutput.from_content("m", text, stop_reason=reason)  # type: ignore[arg-type]
+        error = log.EvalError(message="HTTP 500", traceback="", traceback_ansi="") if failed else None
+        return log.EvalSample(
+            id=number,
+            epoch=epoch,
+            input=[ChatMessageUser(content=f"What is {number}?")],
+            target=str(number),
+            output=output,
+            scores={} if failed else {"match": Score(value=score)},
+            error=error,
+        )
+
+    dataset = log.EvalDataset(name="mine")
+    config = log.EvalConfig()
+    spec = log.EvalSpec(created="2026-01-01T00:00:00+00:00", task="mine", dataset=dataset, model="m", config=config)
+    samples = [sample(1, 2, "7", "max_tokens", "I"), sample(1, 1, "1", "stop", "C"), sample(2, 1, "", "", "", True)]
+    for name in ("log.eval", "log.json"):
+        log.write_eval_log(log.EvalLog(eval=spec, status="success", samples=samples), str(tmp_path / name))
+        rows = list(read_completions(tmp_path / name))
+        assert [row.id for row in rows] == ["1", "2", "1"]
+        found = [row.samples[0] for row in rows]
+        assert [(s.text, s.error, s.finish_reason) for s in found] == [
+            ("1", None, "stop"),
+            ("", "HTTP 500", "error"),
+            ("7", None, "length"),
+        ]
+        assert [row.labels for row in rows] == [[True], [None], [False]]
+        assert [(row.problem.answer, row.problem.problem) for row in rows if row.problem] == [
+            ("1", "What is 1?"),
+            ("2", "What is 2?"),
+            ("1", "What is 1?"),
+        ]
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(UserError, match=r"bad\.json: not a log of inspect_ai"):
+        list(read_completions(tmp_path / "bad.json"))
 
 
 def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
