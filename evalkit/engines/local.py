@@ -28,11 +28,7 @@ def _loaded(kind: Any, source: str, trust_remote_code: bool) -> Any:
 
 
 def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
-    """Return the model's config.
-
-    UserError if the model is not there, needs code that is not trusted, or has a weights file that is damaged: told
-    here, before anything is loaded.
-    """
+    """Return the model's config. UserError if it is not there, needs code to be trusted, or has damaged weights."""
     from transformers import AutoConfig
 
     if ref.folder is not None:

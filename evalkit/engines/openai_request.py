@@ -297,10 +297,6 @@ class Servers:
             async with session.get(f"{server.url.removesuffix('/v1')}/version") as response:
                 server.version = one_line((await response.json(content_type=None))["version"])
 
-    def context(self) -> int | None:
-        """Return the tokens that the model takes on every server, as they list it; None if no server says."""
-        return min((length for server in self.each if (length := server.context())), default=None)
-
     def rendered(self, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None) -> dict[_Key, Prompt]:
         """Return the prompts with text and tokens as the first server renders them (vLLM can), else as they are."""
         server = next(server for server in self.each if server.out is None)

@@ -230,8 +230,7 @@ class ModelCopy:
 
     async def start(self) -> dict[str, Any]:
         """Return the engine's description, once the model is loaded."""
-        described: dict[str, Any] = self._engine.describe()
-        return described
+        return dict(self._engine.describe())
 
     async def sample(self, question: int, task: Task) -> tuple[int, list[Generation]]:
         """Return the question's place in the run, and all of its missing samples."""
@@ -273,8 +272,8 @@ class RayEngine(Engine):
         **options: Any,
     ) -> None:  # fmt: skip
         # Absolute paths: a copy may run in another folder.
-        ref = replace(ref, source=str((ref.folder and ref.folder.resolve()) or ref.source))
-        ref = replace(ref, adapter=ref.adapter and ref.adapter.resolve())
+        source = str((ref.folder and ref.folder.resolve()) or ref.source)
+        ref = replace(ref, source=source, adapter=ref.adapter and ref.adapter.resolve())
         self._copies: list[Any] = []
         _join(address)
         import ray
@@ -359,13 +358,23 @@ def _join(address: str | None) -> None:
         os.environ.setdefault(name, value)
     import ray
     from ray._private import worker
+    from ray._private.services import canonicalize_bootstrap_address
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     # Completions are small and are fetched at once.
     if address is None:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": 256 * 2**20}
     else:
-        options["address"] = _checked_address(address)
+        # Ray itself ends the process if the cluster is gone.
+        try:
+            options["address"] = canonicalize_bootstrap_address("auto") or "" if address == "auto" else address
+            host, _, port = options["address"].rpartition(":")
+            socket.create_connection((host, int(port)), timeout=5.0).close()
+        except (OSError, OverflowError, ValueError) as error:
+            raise UserError(
+                f"no Ray cluster answers at {address} ({error}). --ray-address is auto on a node of the cluster, or "
+                "HOST:PORT of its head, where `ray start --head` starts one"
+            ) from None
     # Ray writes a paragraph to stdout for each process that dies, and has no setting for it.
     worker.print_to_stdstream = lambda *arguments, **options: None
     try:
@@ -380,22 +389,6 @@ def _join(address: str | None) -> None:
     except Exception as error:
         what = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
         raise UserError(f"{what} ({one_line(error)})") from None
-
-
-def _checked_address(address: str) -> str:
-    """Return HOST:PORT of a cluster's head that answers: Ray itself ends the process if the cluster is gone."""
-    from ray._private.services import canonicalize_bootstrap_address
-
-    try:
-        found = canonicalize_bootstrap_address("auto") or "" if address == "auto" else address
-        host, _, port = found.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=5.0).close()
-    except (OSError, OverflowError, ValueError) as error:
-        raise UserError(
-            f"no Ray cluster answers at {address} ({error}). --ray-address is auto on a node of the cluster, or "
-            "HOST:PORT of its head, where `ray start --head` starts one"
-        ) from None
-    return found
 
 
 def _room(copies: int | None, size: int) -> tuple[dict[str, int], int]:

@@ -40,7 +40,7 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
 
     summary: print the results; otherwise only where they are.
     """
-    start_logging(settings.verbosity)
+    start_logging("quiet" if settings.quiet else "verbose" if settings.verbose else "normal")
     if settings.list_benchmarks:
         print_benchmarks()
         return COMPLETE

@@ -144,10 +144,9 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 tally = Tally(folder, verifier)
             if plan.labels:
                 (entry,) = record.benchmarks.values()
-                labelled = [sample for sample in tally.scored() if sample.key in plan.labels]
+                labelled = [(sample, plan.labels[sample.key]) for sample in tally.scored() if sample.key in plan.labels]
                 agree = {
-                    str(scoring): sum((s.verdict(scoring) == "CORRECT") == plan.labels[s.key] for s in labelled)
-                    for scoring in SCORINGS
+                    str(by): sum((s.verdict(by) == "CORRECT") == label for s, label in labelled) for by in SCORINGS
                 }
                 entry.labels = LabelAgreement(compared=len(labelled), agree=agree)
             return folder.path, write_results(folder, record, tally, verifier, wall_seconds=clock())

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from gtpo.common.log import LOG
@@ -43,7 +43,7 @@ class Incomplete(Exception):
     interrupted: bool = False
 
 
-class ScoringPipeline:
+class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
     """Takes generations from an engine's thread; scores and stores them in its own.
 
     What was put together is stored together: a batch never ends up half in a part, so a resumed run repeats whole
@@ -87,9 +87,6 @@ class ScoringPipeline:
         # Wakes it.
         self._queue.put([])
         self._work_done.result()
-
-    def __enter__(self) -> ScoringPipeline:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         try:

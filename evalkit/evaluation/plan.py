@@ -38,8 +38,6 @@ EVAL_RUNS = Path("results/eval")
 # --max-tokens by default: if the context allows it, and if a server does not say what its context allows.
 MOST_TOKENS, SERVER_TOKENS = 32_768, 4096
 
-Problems = dict[str, list[Problem]]  # benchmark -> the problems that are evaluated, in order
-
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
@@ -68,7 +66,7 @@ class Plan:
     name: str  # What the run is called by default
     # Model, engine, prompt and benchmarks, as eval.json says them; sampling too, if completions are recorded.
     record: EvalRecord
-    problems: Problems
+    problems: dict[str, list[Problem]]  # Benchmark -> the problems that are evaluated, in order
     samples: dict[QuestionKey, int]  # Question -> how many samples it is to have
     protocol: Protocol
     rendered: Rendering
@@ -117,7 +115,7 @@ def like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]]:
     UserError if there is no such run, or if it does not know how it was sampled.
     """
     path = find_run(settings.like, "--like")
-    record, problems = read_record(path), Problems()
+    record, problems = read_record(path), dict[str, list[Problem]]()
     for name, problem, shown in read_problems(path):
         if shown:
             problems.setdefault(name, []).append(problem)
@@ -169,7 +167,7 @@ def plan_evaluation(
     run = find_train_run(settings.model or "")
     loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
     selected = select_problems(loaded, settings.limit, settings.questions)
-    problems: Problems = {}
+    problems: dict[str, list[Problem]] = {}
     records: dict[str, BenchmarkRecord] = {}
     asked: dict[QuestionKey, tuple[Problem, list[Problem]]] = {}
     for benchmark in benchmarks:
@@ -228,7 +226,8 @@ def render_prompts(
 
         access = Access(settings.api_key_env, settings.header or (), settings.timeout)
         servers = Servers(ref, settings.base_url or (), access)
-        context = servers.context()
+        # The least that a server lists, if one of them says it.
+        context = min((tokens for server in servers.each if (tokens := server.context())), default=None)
         prompts = servers.rendered(prompts, kwargs)
     else:
         from gtpo.evalkit.engines import local

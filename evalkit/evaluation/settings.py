@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from gtpo.common.errors import UserError
-from gtpo.common.log import Verbosity
 from gtpo.common.options import Options, either, option
 
 # Options that make a command another than to sample a model, and what is said if further options have no effect there.
@@ -217,11 +216,6 @@ class EvalSettings(Options):
     def mode(self) -> str:
         """`model`, or the one of MODES that was asked for."""
         return next((name for name in MODES if getattr(self, name)), "model")
-
-    @property
-    def verbosity(self) -> Verbosity:
-        """How much goes to stderr."""
-        return "quiet" if self.quiet else "verbose" if self.verbose else "normal"
 
     @property
     def n(self) -> int:

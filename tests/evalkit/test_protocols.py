@@ -39,7 +39,7 @@ def test_a_flag_wins_over_the_protocol() -> None:
     protocol = presets()["qwen3"]
     found = protocol.applied(settings(top_p=0.5))
     assert (found.temperature, found.top_p, found.top_k, found.scoring, found.prompt) == (0.7, 0.5, 20, "lenient", "")
-    assert found.template_kwargs() == {"enable_thinking": False}
+    assert found.chat_template_kwargs == {"enable_thinking": False}
     assert protocol.applied(settings(scoring="strict", prompt="Hi")).scoring == "strict"
     assert "temperature" not in protocol.applied(settings(sampling="model")).given  # the model's recommendation holds
     assert vars(presets()["gtpo"].applied(settings())) == vars(settings())
