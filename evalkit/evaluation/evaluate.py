@@ -144,11 +144,9 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 tally = Tally(folder, verifier)
             if plan.labels:
                 (entry,) = record.benchmarks.values()
-                labelled = [(sample, plan.labels[sample.key]) for sample in tally.scored() if sample.key in plan.labels]
-                agree = {
-                    str(by): sum((s.verdict(by) == "CORRECT") == label for s, label in labelled) for by in SCORINGS
-                }
-                entry.labels = LabelAgreement(compared=len(labelled), agree=agree)
+                known = [(sample, plan.labels[sample.key]) for sample in tally.scored() if sample.key in plan.labels]
+                agree = {str(by): sum((s.verdict(by) == "CORRECT") == label for s, label in known) for by in SCORINGS}
+                entry.labels = LabelAgreement(compared=len(known), agree=agree)
             return folder.path, write_results(folder, record, tally, verifier, wall_seconds=clock())
 
 
