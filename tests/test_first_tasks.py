@@ -139,6 +139,7 @@ def test_fields_of_other_names_are_trained_on_too(trained: tuple[Path, str]) -> 
 
 MISTAKES = {
     ("eval", "--completions", "list.json"): "Rows of your own go into a .jsonl file",
+    ("train", "--model", "rows.jsonl", "--data", "arithmetic", "--dry-run"): "'rows.jsonl' is a file; a model is",
     ("train", "rows.jsonl"): "to train on it: gtpo train --model MODEL --data rows.jsonl",
     ("compare", "rows.jsonl", "rows.jsonl"): 'two files are called "rows": give each a name of its own, as in NAME=',
     ("compare", "one.jsonl", "nowhere.jsonl"): "nowhere.jsonl: no such file",

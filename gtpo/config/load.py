@@ -38,7 +38,7 @@ def load_config(
     What was mapped or changed is logged as a warning, as is a published key without effect. Raises UserError with a
     line per error: key as typed, file and line, the allowed values and the nearest name.
     """
-    if str(path).endswith(FILES):
+    if str(path).endswith((*FILES, ".csv", ".tsv")):
         raise UserError(f"{path} holds data, not a config; to train on it: gtpo train --model MODEL --data {path}")
     file = Path(path) if Path(path).is_file() else find_config(str(path)) or Path(path)
     document, found = translate(read(file, overrides or {}))

@@ -41,6 +41,8 @@ def find_weights(section: ModelSection, results: Path = RESULTS) -> Weights:
         if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
             raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
         _check_config(path)
+    elif path.is_file():
+        raise UserError(f"model.model_name {name!r} is a file; a model is a name of the Hub, a folder or a train run")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
         raise UserError(f"model.model_name {name!r}: no such folder; a train run must be trained first")
     return Weights(name)

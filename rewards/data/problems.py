@@ -239,7 +239,9 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     elif path.suffix == ".parquet":
         yield from ((f"{path}, row {number}", row) for number, row in _parquet_rows(path))
     else:
-        raise UserError(f"{path}: expected a .jsonl or .parquet file")
+        raise UserError(
+            f"{path}: expected a .jsonl or .parquet file. Rows of your own go into a .jsonl file, a JSON object a line"
+        )
 
 
 def load_file(path: Path, *, published: bool = False, fields: Mapping[str, str] | None = None) -> list[Problem]:
