@@ -112,13 +112,13 @@ _NO_PROSE = re.compile(
 )
 _OPERATED_AFTER = re.compile(
     rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{\[|]|\\(?!text|mbox|mathrm|quad))"
-    r"|\s*(?:[a-zA-Z]\s*\^|\\(?:[dt]?(?:frac|binom)|sqrt|pi|sin|cos|tan|log|ln|exp|lfloor|lceil|sum|prod|gcd)(?![a-z]))"
+    r"|\s*(?:[ei]\s*\^|\\(?:[dt]?(?:frac|binom)|sqrt|pi|sin|cos|tan|log|ln|exp|lfloor|lceil|sum|prod|gcd)(?![a-z]))"
     r"|\s*(?:\\left)?\(\s*-?\d+\s*[-+*/]"
 )
 _OPERATED_BEFORE = re.compile(
     rf"(?:[\d)}}\]!|]|\\(?:rfloor|rceil|rvert|pi)\b)\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
     r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
-    r"|\\sqrt\s*\[\s*$"
+    r"|\\sqrt\s*\[\s*$|\|\s*$"
     r"|\\begin\s*\{[a-zA-Z]?matrix\}(?:(?!\\end).)*$",  # an entry of a matrix
     re.DOTALL,
 )

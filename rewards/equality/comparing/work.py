@@ -123,6 +123,7 @@ def factors(term: Term) -> Factors:
                 collect(top, side)
             collect(part[2], 1 - side)
         elif part[0] == "pow" and part[2] == ("neg", ONE) and not is_rational(part):
+            nested += side
             collect(part[1], 1 - side)
         else:
             sides[side].append(part)
