@@ -33,17 +33,17 @@ NOT_SETTINGS = (
     *SETTINGS.values(), "schema_version", "status", "name", "created", "wall_seconds", "command", "benchmarks",
     "model.source", "model.fingerprint", "model.weights", "model.tokenizer", "model.generation_config",
     "model.train_run", "model.checkpoint", "model.method", "model.preset", "sampling.n", "prompt.protocol",
-    "prompt.hash", "verifier.name", "verifier.math_verify",
+    "prompt.hash",
 )  # fmt: skip
 
 
 def settings(run: EvalRun) -> dict[str, Any]:
-    """Return SETTINGS by name: the prompt's hash where its text is unknown, Math-Verify's version if it judged."""
+    """Return SETTINGS by name: the prompt's hash if its text is unknown."""
     record = run.record
     found = {name: attrgetter(key)(record) for name, key in SETTINGS.items()}
     if record.prompt.system is None:
         found["prompt"] = record.prompt.hash
-    return found | {"verifier": record.verifier.other_judge or record.verifier.version}
+    return found
 
 
 def by_run(values: Mapping[str, Any]) -> str:

@@ -90,7 +90,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             record = begin_record(folder, settings, asked, plan, old)
             every = folder.questions() | plan.questions
             scorer = partial(score, problems=every, verifier=verifier)
-            if old is not None and not by_our_rules(old):
+            if old is not None and old.verifier.version != RULES_VERSION:
                 LOG.warning("the rules of scoring have changed: the stored completions are verified again")
                 deque(verify_stored(folder, scorer), maxlen=0)
                 tally = Tally(folder, verifier)
@@ -219,7 +219,7 @@ def begin_record(
     for name, entry in old.benchmarks.items():
         chosen = plan.problems.get(name)
         # Metrics of other rules, for another headline, or of other questions are computed anew.
-        anew = not by_our_rules(old) or old.scoring != record.scoring
+        anew = old.verifier.version != RULES_VERSION or old.scoring != record.scoring
         if chosen is not None and name in stored:
             others += _changed(name, stored[name], chosen)
             if {p.id for p in shown.get(name, ())} != {p.id for p in chosen}:
@@ -269,11 +269,6 @@ def check_prompts(folder: EvalFolder, prompts: Mapping[QuestionKey, StoredPrompt
                 f"{folder.path}: the prompt of {key[0]} {key[1]} is another than prompts.parquet says: repeat data and "
                 "template, or choose another --out"
             )
-
-
-def by_our_rules(record: EvalRecord) -> bool:
-    """Return whether a run's verdicts are by today's rules; Math-Verify could judge in earlier versions."""
-    return record.verifier.version == RULES_VERSION and record.verifier.name == "gtpo"
 
 
 def _engine_record(

@@ -185,13 +185,6 @@ class VerifierRecord(_Block):
 
     version: int | str | None = Field(None, description="Version of the scoring rules.")
     timeout_s: float | None = Field(None, description="Time limit of one verification, in seconds.")
-    name: Literal["gtpo", "math-verify"] = Field("gtpo", description="Whose verdicts are stored.")
-    math_verify: str | None = Field(None, description="Version of Math-Verify, if it judged.")
-
-    @property
-    def other_judge(self) -> str | None:
-        """Return Math-Verify's name and version if it judged, else None."""
-        return f"math-verify {self.math_verify}" if self.name == "math-verify" else None
 
 
 class EvalRecord(_Block):
