@@ -33,7 +33,10 @@ from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Samplin
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
 
-# Requests, one for each sample, that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
+# Most samples in one request. A request for each gives the same completions and costs 0.16 ms more for each.
+BLOCK = 16
+
+# Requests that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
 IN_FLIGHT = 2048
 
 RESTARTS = 4  # Ray starts a copy again so many times
@@ -107,8 +110,8 @@ class VLLMEngine(Engine):
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise UserError(f"vLLM does not start with {ref.source}: {one_line(error, 400)}") from error
-        self._waiting: deque[tuple[Task, int]] = deque()
-        self._known: dict[str, tuple[Task, int, int]] = {}  # Request -> question, sample and its seed
+        self._waiting: deque[tuple[Task, int, int]] = deque()  # Question, first sample, how many
+        self._known: dict[str, tuple[Task, int, int]] = {}  # Request -> question, first sample and its seed
         self._stop = sampling.reading.stop  # What vLLM is sent of it
         self._numbers = itertools.count()
         self._adapter: Any = None
@@ -141,7 +144,12 @@ class VLLMEngine(Engine):
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Take on more questions; `step` works on them."""
-        self._waiting.extend((task, index) for task in tasks for index in task.missing)
+        for task in tasks:
+            for at in range(0, len(task.missing), BLOCK):
+                part = task.missing[at : at + BLOCK]
+                # vLLM counts the seeds of a request's samples on from the first one's, as `sample_seed` does.
+                whole = part[-1] - part[0] == len(part) - 1
+                self._waiting.extend([(task, part[0], len(part))] if whole else [(task, i, 1) for i in part])
 
     @property
     def unfinished(self) -> bool:
@@ -158,18 +166,19 @@ class VLLMEngine(Engine):
             finished: list[Generation] = []
             for output in self._engine.step():
                 if output.finished:
-                    (task, index, seed), (sample,) = self._known.pop(output.request_id), output.outputs
-                    stopped = isinstance(sample.stop_reason, str)
-                    if stopped and self.sampling.reading.ends_in_thought(sample.text, task.prompt.text):
-                        # Once more, without stop texts, as from now on.
-                        self._stop = ()
-                        self._waiting.appendleft((task, index))
-                        continue
-                    reason, error = sample.finish_reason, None
-                    if reason not in ("stop", "length"):
-                        reason, error = "error", f"vLLM ended it: {reason}"
-                    key = task.benchmark, task.question_id, index
-                    finished.append(Generation(*key, sample.text, len(sample.token_ids), reason, seed, error))
+                    task, first, seed = self._known.pop(output.request_id)
+                    for sample in output.outputs:
+                        stopped = isinstance(sample.stop_reason, str)
+                        if stopped and self.sampling.reading.ends_in_thought(sample.text, task.prompt.text):
+                            # Once more, without stop texts, as from now on.
+                            self._stop = ()
+                            self._waiting.appendleft((task, first + sample.index, 1))
+                            continue
+                        reason, error = sample.finish_reason, None
+                        if reason not in ("stop", "length"):
+                            reason, error = "error", f"vLLM ended it: {reason}"
+                        key, tokens = (task.benchmark, task.question_id, first + sample.index), len(sample.token_ids)
+                        finished.append(Generation(*key, sample.text, tokens, reason, seed + sample.index, error))
             return finished
         except EngineDeadError as error:
             # Ctrl-C reaches vLLM's own processes too.
@@ -178,14 +187,15 @@ class VLLMEngine(Engine):
                 return []
             raise EngineStopped(f"vLLM died: {error}") from None
 
-    def _add(self, task: Task, index: int) -> None:
+    def _add(self, task: Task, first: int, count: int) -> None:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         s = self.sampling
-        seed = sample_seed(s.seed, task.benchmark, task.question_id, index)
+        seed = sample_seed(s.seed, task.benchmark, task.question_id, first)
         params = SamplingParams(
+            n=count,
             seed=seed,
             **s.drawn(),
             stop=list(self._stop),
@@ -196,7 +206,7 @@ class VLLMEngine(Engine):
         prompt = TokensPrompt(prompt_token_ids=task.prompt.ids or [])
         number = str(next(self._numbers))
         self._engine.add_request(number, prompt, params, lora_request=self._adapter)
-        self._known[number] = (task, index, seed)
+        self._known[number] = (task, first, seed)
 
     def running(self) -> tuple[int, int]:
         """Return the samples that vLLM works on, and their tokens so far."""
