@@ -113,8 +113,13 @@ _NO_PROSE = re.compile(
 _OPERATED_AFTER = re.compile(
     rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{\[|]|\\(?!text|mbox|mathrm|quad))"
     r"|\s*(?:[ei]\s*\^|\\(?:[dt]?(?:frac|binom)|sqrt|pi|sin|cos|tan|log|ln|exp|lfloor|lceil|sum|prod|gcd)(?![a-z]))"
-    r"|\s*(?:\\left)?\(\s*-?\d+\s*[-+*/]"
+    r"|\s*!?\s*(?:\\left)?\(\s*-?\d+\s*[-+*/]"
 )
+# What may stand behind a box that is the answer, up to the first digit: a relation and what follows, a unit's power.
+_APART = re.compile(
+    r"(?:[,;=<>≈≡→⇒\n]|\\(?:approx|equiv|[pb]?mod|implies|[Rr]ightarrow|to|in|tag|neq?|[lg]eq?)(?![a-z])).*", re.DOTALL
+)
+_UNIT_POWER = re.compile(r"[a-zA-Z]\s*\}?\s*\^\s*\{?\s*-?\d+\s*\}?")
 _OPERATED_BEFORE = re.compile(
     rf"(?:[\d)}}\]!|]|\\(?:rfloor|rceil|rvert|pi)\b)\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
     r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
@@ -148,12 +153,13 @@ def without_operand_box(text: str) -> str | None:
     if not boxes:
         return None
     start, end, _ = boxes[-1]
-    before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)) for part in (text[:start], text[end:]))
+    before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)).replace("{}", "") for part in (text[:start], text[end:]))
     told = _SAYS.told_operand.search(before) is not None and re.match(r"[\s$]*(?:and|by|with)\b", after) is not None
     if not told and _OPERATED_AFTER.match(after) is None:
         if any(_WORD.search(_NO_PROSE.sub(" ", part)) for part in (before, after)):
             return None
-        if not (_OPERATED_BEFORE.search(before) or _in_a_factor(before)):
+        counted = re.search(r"\d", _UNIT_POWER.sub("", _APART.sub("", after))) is not None
+        if not (counted or _OPERATED_BEFORE.search(before) or _in_a_factor(before)):
             return None
     return text.replace("\\boxed", "").replace("\\fbox", "")
 
