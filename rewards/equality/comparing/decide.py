@@ -20,7 +20,7 @@ from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_pro
 from gtpo.rewards.equality.reading.reader import read, split_choice
 from gtpo.rewards.equality.reading.statements import cores
 from gtpo.rewards.equality.terms import symbols
-from gtpo.rewards.extract import boxed_together, extract_answer, gsm8k_gold
+from gtpo.rewards.extract import boxed_together, extract_answer
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 from gtpo.rewards.thoughts import plain, without_thoughts
 
@@ -35,9 +35,8 @@ def _texts(
 ) -> tuple[str, ...]:
     """Return an answer, unwrapped, and what is left of it as the words around it are read away (`cores`)."""
     text = without_thoughts(plain(text)) if "think" in text.lower() else text
-    if "####" in text:  # GSM8K's own field `answer` holds the solution too
-        text = gsm8k_gold(text) or text
-    if gold and "boxed" in text:
+    # GSM8K's own field `answer` holds the solution too.
+    if gold and ("boxed" in text or "####" in text):
         text = extract_answer(text, "lenient") or text
     boxes = boxed_together(text) if "boxed" in text else []
     text = unwrap_answer(", ".join(boxes) if len(boxes) > 1 else text, gold)

@@ -131,7 +131,8 @@ _STARRED_WITHIN = re.compile(r"(?<![\w*\\])\*\*([^*\n]+?)\*\*(?![\w*])")
 def unwrap_answer(text: str, gold: bool = False) -> str:
     r"""Take an answer out of what decorates it: answer tags, `\boxed`, markdown, HTML, ticks; formulas stand in `$`."""
     text = text.strip()
-    if text.isalnum():
+    # To Python `选C` is alphanumeric too.
+    if text.isascii() and text.isalnum():
         return text
     if "<answer>" in text:
         text = [text, *ANSWER.findall(text)][-1]
