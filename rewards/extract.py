@@ -103,9 +103,10 @@ def together(boxes: list[Box], text: str) -> list[str]:
     return list(dict.fromkeys(contents))
 
 
-_TAG = re.compile(r"</?[a-zA-Z]+>")
+# Tags and TeX's spaces, which only space a box from its neighbours.
+_SPACING = re.compile(r"</?[a-zA-Z]+>|(?<!\\)\\[,;:! ]|~")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
-_BETWEEN = r"(?:[-+*/^÷×]|\\(?:cdot|times|div)(?![a-zA-Z])|minus\b|plus\b|times\b)"
+_BETWEEN = r"(?:[-−+*/^÷×·⋅]|\\(?:cdot|times|div)(?![a-zA-Z])|minus\b|plus\b|times\b)"
 _WRAPPED = re.compile(r"\\math(?:bin|rel|ord|op)\s*\{([^{}]*)\}")
 _NO_PROSE = re.compile(
     r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}|\\[a-zA-Z]+|\b(?:minus|plus|times|zero|one|two|three|d[a-z])\b"
@@ -119,7 +120,7 @@ _OPERATED_AFTER = re.compile(
 _APART = re.compile(
     r"(?:[,;=<>≈≡→⇒\n]|\\(?:approx|equiv|[pb]?mod|implies|[Rr]ightarrow|to|in|tag|neq?|[lg]eq?)(?![a-z])).*", re.DOTALL
 )
-_UNIT_POWER = re.compile(r"[a-zA-Z]\s*\}?\s*\^\s*\{?\s*-?\d+\s*\}?")
+_UNIT_POWER = re.compile(r"[a-zA-Z]\s*\}?\s*\^\s*\{?\s*-?[1-9]\s*\}?")
 _OPERATED_BEFORE = re.compile(
     rf"(?:[\d)}}\]!|]|\\(?:rfloor|rceil|rvert|pi)\b)\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
     r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
@@ -153,7 +154,8 @@ def without_operand_box(text: str) -> str | None:
     if not boxes:
         return None
     start, end, _ = boxes[-1]
-    before, after = (_WRAPPED.sub(r"\1", _TAG.sub("", part)).replace("{}", "") for part in (text[:start], text[end:]))
+    around = (_SPACING.sub(" ", part) for part in (text[:start], text[end:]))
+    before, after = (_WRAPPED.sub(r"\1", part).replace("{}", "") for part in around)
     told = _SAYS.told_operand.search(before) is not None and re.match(r"[\s$]*(?:and|by|with)\b", after) is not None
     if not told and _OPERATED_AFTER.match(after) is None:
         if any(_WORD.search(_NO_PROSE.sub(" ", part)) for part in (before, after)):
