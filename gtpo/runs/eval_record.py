@@ -281,4 +281,3 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
         raise UserError(
             f"{where} was made with other settings: {'; '.join(differing[:SHOWN])}{rest}. Repeat those, or {other}"
         )
-

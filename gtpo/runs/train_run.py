@@ -148,10 +148,14 @@ class TrainFolder:
     def weights(self, checkpoint: str | None = None) -> Path:
         """Return the folder of its weights: best/, else final/; or a checkpoint by name or path. Raises UserError."""
         names = ["best", "final"] if checkpoint is None else [checkpoint, f"checkpoints/{checkpoint}"]
-        for place in (*(self.root / name for name in names), *map(Path, names[: checkpoint is not None])):
+        places = [self.root / name for name in names]
+        elsewhere = checkpoint is not None and checkpoint not in ("best", "final")
+        if elsewhere:
+            places.append(Path(str(checkpoint)))
+        for place in places:
             if place.is_dir():
                 return place
-        if checkpoint not in (None, "best", "final"):
+        if elsewhere:
             there = sorted(path.name for path in self.checkpoints.glob("*") if path.is_dir())
             near = did_you_mean(str(checkpoint), ["best", "final", *there])
             raise UserError(f'train run {self.root} has no checkpoint "{checkpoint}".{near}')
