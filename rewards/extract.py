@@ -311,10 +311,8 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     if _OPEN_BOX.search(visible, end):  # opened and never closed: the completion was cut in its answer
         return None
     if boxes:
-        template = _SAYS.final_sentence.findall(
-            visible, end
-        )  # Minerva's closing formula, after the box, has the last word
-        if template:
+        # Minerva's closing formula, after the box, has the last word.
+        if template := _SAYS.final_sentence.findall(visible, end):
             return _of_phrase(template[-1])
         return _of_boxes(boxes, visible) or None
     if "####" not in visible and _is_formula(visible):

@@ -17,7 +17,7 @@ TABLES: dict[str, Any] = tomllib.loads((get_data("gtpo.rewards", "completions.to
 # A token that names a thought: <think>, <seed:think>, <|START_THINKING|>, <|plamo:begin_think:plamo|>, <think_fast>.
 # The paper's <reasoning> is none: answers may stand in it.
 _NAMED = r"[^<>\s]{0,24}?(?:think|thought|scratch_?pad|reasoning)[^<>\s]{0,24}(?:\s+\w+=\"[^\"<>\n]{0,40}\")?\s*>"
-_ENDS = r"[^<>\s]{0,24}?(?:/|end|close|stop)"
+_ENDS = r"[^<>\s]{0,24}?(?:/|(?<![a-z])(?:end|close|stop))"
 
 _OPENING = "|".join([rf"<\s*(?!/|reasoning>|{_ENDS}){_NAMED}", *TABLES["thoughts open"].values()])
 _CLOSING = (

@@ -47,9 +47,17 @@ def test_a_train_run_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         resolve_model("mien")
 
 
-def test_a_run_without_best_or_without_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ref = resolve_model(str(train_run(tmp_path / "run", status="running", best=False)))
+def test_a_run_without_best_or_without_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = str(train_run(tmp_path / "run", status="running", best=False))
+    ref = resolve_model(run)
     assert ref.checkpoint == "final"
+    # A folder of that name beside the command is no part of the run.
+    (tmp_path / "best").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"has no best/ yet \(status: running\)"):
+        resolve_model(run, checkpoint="best")
     assert "is running: evaluating final/ as it is" in caplog.text
     (tmp_path / "new").mkdir()
     (tmp_path / "new/run.json").write_text('{"status": "running"}')

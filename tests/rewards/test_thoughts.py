@@ -22,6 +22,7 @@ FAMILIES = {
     "Kimi": ("◁think▷", "◁/think▷"),
     "Gemma 4": ("<|channel>thought\n", "<channel|>"),
     "Apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
+    "a longer name": ("<extended_thinking>", "</extended_thinking>"),
     "scratchpad": ("<scratchpad>", "</scratchpad>"),
     "Granite 3.2": ("Here is my thought process:", "\nHere is my response:"),
     "Solar Open": ("<|think|>", "<|end|><|begin|>assistant<|content|>"),
@@ -51,11 +52,9 @@ def test_families(family: str) -> None:
     assert extract_answer(f"{thought}{closing}The answer is 42.", "lenient") == "42"
     assert unfinished(plain(thought))
     assert not unfinished(plain(thought + closing))
-    if (
-        "analysis" not in opening
-        and "Here" not in opening
-        and not closing.endswith(("_text|>", "content|>", "answer\n"))
-    ):  # the completion begins with these
+    # Others begin with words that open a thought only there, or end one as a message of its own ends.
+    words, message = "Here" in opening or "analysis" in opening, closing.endswith(("_text|>", "content|>", "answer\n"))
+    if not words and not message:
         assert opened_thought(f"<|user|>What is it?<|assistant|>{opening}\n")
         assert closes_unopened(plain(f"It is 7.{closing}42"))
     assert not opened_thought(f"{opening}\n\n{closing}\n")
