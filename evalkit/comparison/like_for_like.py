@@ -43,6 +43,9 @@ def settings(run: EvalRun) -> dict[str, Any]:
     found = {name: attrgetter(key)(record) for name, key in SETTINGS.items()}
     if record.prompt.system is None:
         found["prompt"] = record.prompt.hash
+    # Up to rules version 15 Math-Verify could judge in place of our verifier.
+    if theirs := (record.verifier.model_extra or {}).get("math_verify"):
+        found["verifier"] = f"Math-Verify {theirs}"
     return found
 
 

@@ -254,7 +254,7 @@ class _Request:
 
     task: Task
     index: int
-    seed: int
+    seed: int | None = None  # As it was sent last; None if the server takes none
     attempts: int = 0  # Those that failed; a refusal for the rate is none
     failed_at: str = ""  # Where it failed last
     stop: tuple[str, ...] = ()  # The stop texts that are sent
@@ -345,7 +345,7 @@ class OpenAIEngine(Engine):
                 async with asyncio.timeout(CANARIES_S):
                     for index in range(CANARIES) if self.sampling.temperature > 0 else [0] * CANARIES:
                         try:
-                            found.append((await self._ask(server, self._request(task, index), CANARY_TOKENS)).text())
+                            found.append((await self._ask(server, _Request(task, index), CANARY_TOKENS)).text())
                         except RequestError as error:
                             if mistake := server.mistake(error.status, self.access.redact(str(error))):
                                 raise UserError(mistake) from None
@@ -406,16 +406,13 @@ class OpenAIEngine(Engine):
         connections = self._concurrency * len(self.servers) + 8
         return self.access.session(self.access.timeout_s, self.access.total_s, connections)
 
-    def _request(self, task: Task, index: int) -> _Request:
-        return _Request(task, index, sample_seed(self.sampling.seed, task.benchmark, task.question_id, index))
-
     def _in(self) -> list[Server]:
         """Return the servers that get requests."""
         return [server for server in self.servers if server.out is None]
 
     async def _sample(self, tasks: Sequence[Task]) -> None:
         """Ask until every sample is there or has failed, or the run is stopped."""
-        self._waiting = deque(self._request(task, index) for task in tasks for index in task.missing)
+        self._waiting = deque(_Request(task, index) for task in tasks for index in task.missing)
         self._left = len(self._waiting)
         self._in_flight.clear()
         async with self._connect() as self._session, asyncio.TaskGroup() as group:
@@ -537,10 +534,13 @@ class OpenAIEngine(Engine):
 
         most: of tokens, if fewer than the run's.
         """
+        s, task = self.sampling, request.task
+        seed = sample_seed(s.seed, task.benchmark, task.question_id, request.index)
         while True:
             answer = request.answer = Answer()
             request.stop = self._stop
-            sent = server.payload(request.task.prompt, self.sampling, request.seed, request.stop, self._body)
+            sent = server.payload(task.prompt, s, seed, request.stop, self._body)
+            request.seed = sent.get("seed")
             if most is not None:
                 name = "max_tokens" if "max_tokens" in sent else "max_completion_tokens"
                 sent[name] = min(most, sent[name])

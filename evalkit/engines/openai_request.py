@@ -124,8 +124,8 @@ def _context(card: Mapping[str, Any]) -> int | None:
         blocks += [value for value in block.values() if isinstance(value, dict)]
     named = [{"".join(filter(str.isalpha, name)).lower(): n for name, n in block.items()} for block in blocks]
     found = (block.get(name) for name in _CONTEXT for block in named)
-    numbers = (int(n) for n in found if isinstance(n, int | float | str) and str(n).removesuffix(".0").isdecimal())
-    return next((n for n in numbers if n > 0), None)
+    texts = (str(n).removesuffix(".0") for n in found)
+    return next((int(text) for text in texts if text.isdecimal() and int(text) > 0), None)
 
 
 # Parameters that are left out for a server that does not take them: those without an effect on what is sampled, or with
@@ -228,16 +228,16 @@ class Server:
         # One that was asked for: without it, samples would be of another kind.
         if named != idle:
             return False
-        return self.leave_out(idle | {"stream_options"} if "stream" in idle else idle)
+        self.leave_out(idle | {"stream_options"} if "stream" in idle else idle)
+        # Also if an earlier answer has taught it: this request was on its way then.
+        return bool(idle)
 
-    def leave_out(self, names: set[str]) -> bool:
-        """Send these parameters no more; return whether one of them was sent."""
-        new = names - self.left_out
-        self.left_out |= new
-        for name in sorted(new - {"stream", "stream_options", "skip_special_tokens"}):
+    def leave_out(self, names: set[str]) -> None:
+        """Send these parameters no more."""
+        for name in sorted(names - self.left_out - {"stream", "stream_options", "skip_special_tokens"}):
             why = "samples cannot be repeated" if name == "seed" else "its own default holds, eval.json has null for it"
             LOG.warning("%s takes no %s: %s", self.url, name, why)
-        return bool(new)
+        self.left_out |= names
 
     def succeeded(self) -> None:
         """Note an answer."""

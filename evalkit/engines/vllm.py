@@ -36,7 +36,8 @@ from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
 # Most samples in one request. A request for each gives the same completions and costs 0.16 ms more for each.
 BLOCK = 16
 
-# Requests that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
+# Requests that vLLM knows of at a time: more than it runs at once, few enough to cost no memory. A copy on Ray has so
+# many samples, so that all copies end at about the same time.
 IN_FLIGHT = 2048
 
 RESTARTS = 4  # Ray starts a copy again so many times
@@ -244,17 +245,18 @@ class ModelCopy:
 
     async def sample(self, question: int, task: Task) -> tuple[int, list[Generation]]:
         """Return the question's place in the run, and all of its missing samples."""
-        loop = asyncio.get_running_loop()
-        wanted = {(task.benchmark, task.question_id, index): loop.create_future() for index in task.missing}
-        self._wanted |= wanted
+        keys = [(task.benchmark, task.question_id, index) for index in task.missing]
+        # Ray repeats a call if it lost sight of a copy that is still at work on it.
+        new = [key for key in keys if key not in self._wanted]
+        self._wanted |= {key: asyncio.get_running_loop().create_future() for key in new}
         try:
-            self._engine.submit([task])
+            self._engine.submit([replace(task, missing=tuple(index for *_, index in new))])
         # It was started again, and cannot load the model any more.
-        except UserError:
+        except Exception:
             os._exit(1)
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._step())
-        return question, await asyncio.gather(*wanted.values())
+        return question, await asyncio.gather(*(self._wanted[key] for key in keys))
 
     async def _step(self) -> None:
         """Do vLLM's steps, one after another; calls come in and go out between them."""
@@ -312,7 +314,7 @@ class RayEngine(Engine):
                     f"({one_line(error)}); it may not fit into the memory of a node"
                 ) from None
             raise
-        # Questions of a copy at a time: it has as many samples as vLLM is to know of.
+        # Questions of a copy at a time.
         self._calls = max(1, min(MOST_CALLS, IN_FLIGHT // sampling.n))
 
     def describe(self) -> dict[str, Any]:

@@ -143,10 +143,10 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             if cut_off and settle_thoughts(folder, apart, scorer):
                 tally = Tally(folder, verifier)
             if plan.labels:
-                (entry,) = record.benchmarks.values()
+                (name,) = plan.problems
                 known = [(sample, plan.labels[sample.key]) for sample in tally.scored() if sample.key in plan.labels]
                 agree = {str(by): sum((s.verdict(by) == "CORRECT") == label for s, label in known) for by in SCORINGS}
-                entry.labels = LabelAgreement(compared=len(known), agree=agree)
+                record.benchmarks[name].labels = LabelAgreement(compared=len(known), agree=agree)
             return folder.path, write_results(folder, record, tally, verifier, wall_seconds=clock())
 
 
@@ -178,9 +178,8 @@ def make_engine(settings: EvalSettings, plan: Plan, sampling: Sampling, rows: in
 
         if settings.engine == "ray":
             options |= {"copies": settings.data_parallel_size, "address": settings.ray_address}
-        made: Any = RayEngine if settings.engine == "ray" else VLLMEngine
-        engine: Engine = made(ref, sampling, rendered.longest, **options)
-        return engine
+            return RayEngine(ref, sampling, rendered.longest, **options)
+        return VLLMEngine(ref, sampling, rendered.longest, **options)
     from gtpo.evalkit.engines.local import load_tokenizer
     from gtpo.evalkit.engines.transformers import TransformersEngine
 

@@ -60,7 +60,7 @@ class Protocol(_Section):
     begins_in_thought: bool = False
     stop: list[str] = []  # A completion ends before the first of them behind its thoughts
     chat_template_kwargs: dict[str, Any] | None = None
-    sampling: dict[SamplingName | Literal["max_tokens"], float] = {}  # Defaults of the flags of the same names
+    sampling: dict[Literal[SamplingName, "max_tokens"], float] = {}  # Defaults of the flags of the same names
     scoring: Literal["strict", "lenient"] | None = None
 
     @model_validator(mode="after")
@@ -79,6 +79,7 @@ class Protocol(_Section):
             said |= {name: value for name, value in self.sampling.items() if name != "max_tokens"}
         modes = {name: EvalSettings.options[name].about["modes"] for name in said}
         try:
+            EvalSettings.options["max_tokens"].checked(self.sampling.get("max_tokens"))
             return settings.filled({name: value for name, value in said.items() if settings.mode in modes[name]})
         except UserError as error:
             raise UserError(f"protocol {self.name}: {error}") from None

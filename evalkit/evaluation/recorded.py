@@ -57,7 +57,7 @@ def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Ite
     fields: our names for fields that have others; such a file holds rows of the user's own. Rows without an id are
     numbered, so that files of the same questions in the same order can be compared.
     """
-    logged = path.suffix in (".eval", ".json")
+    logged = path.suffix in (".eval", ".json") and path.is_file()
     rows = _of_inspect(path) if logged else read_rows(path)
     first = next(rows)
     rows = itertools.chain([first], rows)

@@ -132,7 +132,9 @@ class EvalSettings(Options):
     )
     api_key_env: str = _server("OPENAI_API_KEY", "Environment variable that holds the API key.")
     concurrency: int = _server(64, "Maximum requests in flight at each server.", ge=1)
-    timeout: float = _server(600.0, "Seconds without a new token until a request fails; all of it: 60 times.", gt=0.0)
+    timeout: float = _server(
+        600.0, "Seconds without a new token until a request fails; a whole one may take 60 times as long.", gt=0.0
+    )
     extra_body: dict[str, Any] | None = _server(
         None, 'JSON object of further fields for every request, e.g. \'{"reasoning_effort": "low"}\'.'
     )
@@ -225,8 +227,9 @@ class EvalSettings(Options):
     def request_body(self) -> dict[str, Any] | None:
         """Return --extra-body, with --chat-template-kwargs. UserError if it has a field that is sent anyway."""
         body, kwargs = self.extra_body, self.chat_template_kwargs
-        taken = (*self.SAMPLING, "model", "messages", "prompt", "max_tokens", "seed", "stream", "n")
-        if own := sorted(set(body or ()) & set(taken)):
+        ours = "model messages prompt max_tokens seed stream stream_options skip_special_tokens n"
+        taken = {*self.SAMPLING, *ours.split()}
+        if own := sorted(taken.intersection(body or ())):
             raise UserError(f"--extra-body: {', '.join(own)} is set by gtpo eval itself, or by an option of its own")
         return {**(body or {}), "chat_template_kwargs": kwargs} if kwargs else body
 

@@ -82,7 +82,8 @@ def validate_yaml(model: type[Model], path: Path, values: dict[str, Any], lines:
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = tuple(str(part) for part in first["loc"])
+        # pydantic puts "[key]" behind a key that is wrong itself.
+        key = tuple(str(part) for part in first["loc"] if part != "[key]")
         line = next((f":{lines[key[:i]]}" for i in range(len(key), 0, -1) if key[:i] in lines), "") if lines else ""
         known = _fields(model, key[:-1])
         near = did_you_mean(key[-1], known) if first["type"] == "extra_forbidden" and known else ""

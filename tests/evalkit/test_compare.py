@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -558,10 +559,12 @@ MISMATCHES = {
 }
 
 
-@pytest.mark.parametrize("setting", MISMATCHES)
-def test_other_settings_are_refused_by_name(setting: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "changes"), [*MISMATCHES.items(), ("verifier", {"verifier__math_verify": "0.9.0"})]
+)
+def test_other_settings_are_refused_by_name(setting: str, changes: dict[str, Any], tmp_path: Path) -> None:
     write_eval(tmp_path / "one", method="grpo", benchmarks={"arithmetic": 20})
-    write_eval(tmp_path / "two", skill=1, benchmarks={"arithmetic": 20}, **MISMATCHES[setting])
+    write_eval(tmp_path / "two", skill=1, benchmarks={"arithmetic": 20}, **changes)
     ran = gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path)
     assert_refused(ran, f"{setting} differs (one: ", "two: ", "--allow-mismatch")
     runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "two")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -146,15 +147,20 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_parameter_that_the_server_does_not_know(serve: Serve, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """Four requests are on their way before the first is refused: each is sent once more."""
+    on_their_way = threading.Barrier(4)
+
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
         if name in payload:
-            return Reply(400, {"error": {"message": UNKNOWN[name]}})
+            return Reply(400, {"error": {"message": UNKNOWN[name]}}, hold=on_their_way.wait)
         return completion({**ASKED, **payload})
 
     server = serve(behaviour)
-    (found,) = collect(make(server, retries=0), tasks(1, 1)).values()
-    assert (found.text, found.error) == (TEXT, None)
-    assert ("samples cannot be repeated" in caplog.text) == (name == "seed")
+    found = [g for lot in make(server, retries=0).generate(tasks(4, 1)) for g in lot]
+    assert [g.error for g in found] == [None] * 4
+    assert len(server.requests) == 8
+    assert caplog.text.count("samples cannot be repeated") == (name == "seed")
+    assert {g.seed is None for g in found} == {name == "seed"}
     if name == "max_tokens":
         assert server.requests[-1]["max_completion_tokens"] == 33
 
@@ -252,8 +258,8 @@ def test_how_a_completion_ended(ending: str) -> None:
 
 
 CARDS = [
-    ({"max_model_len": 9}, 9), ({"context_length": 9}, 9), ({"max_context_length": 9}, 9), ({"context_window": 9}, 9),
-    ({"meta": {"n_ctx": 9}}, 9),
+    ({"max_model_len": 9}, 9), ({"context_length": 9.0}, 9), ({"num_ctx": "9.0"}, 9),
+    ({"max_context_length": 9}, 9), ({"context_window": 9}, 9), ({"meta": {"n_ctx": 9}}, 9),
     ({"capabilities": {"limits": {"max_context_window_tokens": "9"}}}, 9),
     ({"top_provider": {"context_length": 9}}, 9), ({"inputTokenLimit": 9}, 9),
     ({"max_model_len": None, "parent": "base"}, 5), ({"max_model_len": None, "parent": "?"}, None), ({}, None),

@@ -45,6 +45,9 @@ def test_a_flag_wins_over_the_protocol() -> None:
     assert vars(presets()["gtpo"].applied(settings())) == vars(settings())
     with pytest.raises(UserError, match="protocol qwen-math: --temperature 0 gives the same completion every time"):
         presets()["qwen-math"].applied(settings(k=4))
+    for most, said in ((-5, "must be 1 or more, found -5"), (8.5, "must be a whole number, found 8.5")):
+        with pytest.raises(UserError, match=f"protocol mine: --max-tokens {said}"):
+            Protocol(name="mine", sampling={"max_tokens": most}).applied(settings())
 
 
 def test_fields_are_filled_once() -> None:
@@ -110,7 +113,7 @@ def test_thoughts_and_stops(text: str, reason: str, prompt: str | None, stored: 
     [
         (
             "user: '{problem}'\nsampling:\n  temprature: 0\n",
-            "own.yaml:3: sampling.temprature.*: Input should be 'temperature', .*, found 'temprature'",
+            "own.yaml:3: sampling.temprature: Input should be 'temperature', .*, found 'temprature'",
         ),
         ("user: hello\n", "own.yaml: the file: user: the template must hold {problem}"),
         ("api: chats\n", "own.yaml:1: api: Input should be 'chat' or 'completions', found 'chats'"),

