@@ -268,8 +268,7 @@ def _last_value(text: str) -> str | None:
     fractions = [f for f in fractions if not any(start <= f[0] < end for start, end, _ in formulas)]
     for start, end, content in sorted(formulas + fractions, reverse=True):
         if last is None or start <= last.start() < end or start > last.start():
-            after = re.match(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)", text[end:])
-            return content + ("\\%" if after else "")
+            return content + ("\\%" if _SAYS.percent_after.match(text, end) else "")
     return last.group().strip() if last else None
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pkgutil import get_data
+from pathlib import Path
 from typing import Any
 
 # Data in a file of data: who adds a family or a language reads no code.
-TABLES: dict[str, Any] = tomllib.loads((get_data("gtpo.rewards", "completions.toml") or b"").decode())
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("completions.toml").read_text(encoding="utf-8"))
 
 # A token that names a thought: <think>, <seed:think>, <|START_THINKING|>, <|plamo:begin_think:plamo|>, <think_fast>.
 # The paper's <reasoning> is none: answers may stand in it.

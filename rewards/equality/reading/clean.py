@@ -16,8 +16,7 @@ from gtpo.rewards.completions import words
 from gtpo.rewards.equality.reading import SAYS, TABLES, patterns
 from gtpo.rewards.extract import ANSWER, UNSEEN, last_boxed, match_brace, without_operand_box
 
-_UNSEEN = dict.fromkeys(map(chr, UNSEEN), "") | {"．": ".", "\u066b": ".", "\u066c": ","}
-_TRANSLATION = str.maketrans(TABLES["characters"] | _UNSEEN)
+_TRANSLATION = str.maketrans(TABLES["characters"] | dict.fromkeys(map(chr, UNSEEN), ""))
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ]+")
