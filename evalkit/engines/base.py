@@ -145,7 +145,7 @@ class Engine(ABC):
         """Return how many samples it works on, and their tokens so far; the progress asks from another thread."""
         return 0, 0
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float = 30.0) -> None:
         """Ask `generate` to end: begin nothing new, give up what is not finished after grace_s seconds.
 
         Only sets a flag: signal handlers call it.

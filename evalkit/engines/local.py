@@ -49,10 +49,9 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> str
     """Return the chat template: the file's, the tokenizer's, or the plain one with a warning that says so."""
     if given is not None:
         try:
-            template = given.read_text(encoding="utf-8-sig")
+            return given.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--chat-template {given}: {one_line(error)}") from None
-        return template
     own = tokenizer.chat_template
     if own := own.get("default") if isinstance(own, dict) else own:
         return str(own)

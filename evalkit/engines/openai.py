@@ -54,9 +54,6 @@ LONGEST_WAIT_S = 120.0
 # of one question that are refused for good count once.
 ALL_FAILED = 16
 
-# When the engine stops by itself, requests in flight may still be answered for so long.
-DRAIN_S = 30.0
-
 # Requests that are sent before all others, of so many tokens, and how long they may take.
 CANARIES, CANARY_TOKENS, CANARIES_S = 2, 48, 20.0
 
@@ -515,7 +512,7 @@ class OpenAIEngine(Engine):
         """Stop by itself; the first reason counts."""
         if self._fatal is None:
             self._fatal = error
-            self.stop(DRAIN_S)
+            self.stop()
 
     def _leave_out(self, server: Server, why: str) -> None:
         """Give a server no more requests; what is in flight there may still be answered."""

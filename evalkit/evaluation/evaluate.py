@@ -47,9 +47,6 @@ from gtpo.runs.eval_record import (
 )
 from gtpo.runs.tables import Key, QuestionKey, StoredPrompt, read_prompts
 
-# When a run stops, requests in flight may still be answered for so long; after Ctrl-C for `pipeline.INTERRUPT_S`.
-DRAIN_S = 30.0
-
 # Samples that failed and are named as they fail; all of them are counted.
 NAMED_FAILURES = 3
 
@@ -332,7 +329,7 @@ def _sample(
                         f"{len(failed)} of {total} samples failed, more than --fail-on-error "
                         f"{settings.fail_on_error:g} allows (first: {benchmark} {question} #{index}: {failed[0].error})"
                     )
-                    engine.stop(DRAIN_S)
+                    engine.stop()
         except EngineStopped as error:
             stop = Incomplete(str(error))
     if signals:

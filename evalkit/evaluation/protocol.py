@@ -73,8 +73,7 @@ class Protocol(_Section):
 
     def applied(self, settings: EvalSettings) -> EvalSettings:
         """Return settings in which what was not given is as the protocol says. UserError for a value out of range."""
-        said: dict[str, Any] = {"scoring": self.scoring, "prompt": self.system}
-        said["chat_template_kwargs"] = self.chat_template_kwargs
+        said = self.model_dump(include={"scoring", "chat_template_kwargs"}) | {"prompt": self.system}
         if settings.sampling == "default":
             said |= {name: value for name, value in self.sampling.items() if name != "max_tokens"}
         modes = {name: EvalSettings.options[name].about["modes"] for name in said}

@@ -133,7 +133,7 @@ class EvalSettings(Options):
     api_key_env: str = _server("OPENAI_API_KEY", "Environment variable that holds the API key.")
     concurrency: int = _server(64, "Maximum requests in flight at each server.", ge=1)
     timeout: float = _server(
-        600.0, "Seconds without a new token until a request fails; a whole one may take 60 times as long.", gt=0.0
+        600.0, "Seconds that a request may be silent; all of it may take 60 times as long.", gt=0.0
     )
     extra_body: dict[str, Any] | None = _server(
         None, 'JSON object of further fields for every request, e.g. \'{"reasoning_effort": "low"}\'.'

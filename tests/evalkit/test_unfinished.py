@@ -52,7 +52,7 @@ class Scripted:
     def running(self) -> tuple[int, int]:
         return 0, 0
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float = 0.0) -> None:
         pass
 
     def close(self) -> None:
