@@ -130,7 +130,9 @@ def train(
     if dry_run:
         from gtpo.plan.dry_run import dry_run as describe
         from gtpo.run.arguments import trainer_arguments
+        from gtpo.run.environment import quiet_libraries
 
+        quiet_libraries()
         trainer_arguments(config, Path("results"), "float32")  # what TRL would refuse
         describe(config, overrides, json_output=json_output, verbose=verbose)
         return

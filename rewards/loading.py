@@ -123,7 +123,7 @@ def load_rewards(
         raise UserError(f"trainer.reward_weights has {len(weights)} values for {len(paths)} reward_funcs")
     chosen = [1.0] * len(paths) if weights is None else [float(weight) for weight in weights]
     if not all(math.isfinite(weight) for weight in chosen) or not any(chosen):
-        raise UserError(f"trainer.reward_weights {chosen}: finite numbers, not all zero")
+        raise UserError(f"trainer.reward_weights must be finite numbers, not all zero; found {chosen}")
     calls = [(path, None) if isinstance(path, str) else path for path in paths]
     functions = [load_reward(*call) for call in calls]
     names = [getattr(function, "__name__", path) for function, (path, _) in zip(functions, calls, strict=True)]

@@ -92,7 +92,8 @@ def _of_training(config: TrainConfig) -> Iterator[str]:
     if training.max_steps == 0:
         yield "training.max_steps 0 trains nothing; set it to 1 or more, or to -1 for training.num_train_epochs"
     for name, methods, why in _OF_METHODS:
-        if (value := getattr(training, name)) and method not in methods:
+        value, default = getattr(training, name), type(training).model_fields[name].default
+        if value != default and method not in methods:
             yield f"training.{name} {value} contradicts method {method}, which {why}"
     for name in ("eval_steps", "log_kl_steps"):
         every, steps = getattr(training, name), training.logging_steps

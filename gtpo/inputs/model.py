@@ -259,10 +259,10 @@ def savable_generation_config(model: Any) -> str:
 
 
 # Fields of a generation_config that do not change which tokens are drawn, or that every call sets.
-_NOT_OF_SAMPLING = {
-    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length", "use_cache"),
-    *("cache_implementation", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
-    *("return_dict_in_generate", "transformers_version"),
+NOT_OF_SAMPLING = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length", "max_new_tokens"),
+    *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
+    *("do_sample", "return_dict_in_generate", "transformers_version"),
 }
 
 
@@ -270,7 +270,7 @@ def drop_leaks(own: Any, asked: Any) -> str:
     """Remove from a model's own generation_config what would act in `generate`, as `asked` leaves it open; name it."""
     from transformers import GenerationConfig
 
-    names = [name for name in vars(GenerationConfig()) if not name.startswith("_") and name not in _NOT_OF_SAMPLING]
+    names = [name for name in vars(GenerationConfig()) if not name.startswith("_") and name not in NOT_OF_SAMPLING]
     leaks = {
         name: value
         for name in names

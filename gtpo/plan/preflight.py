@@ -43,14 +43,18 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
     problems = TrainingProblems(config)
     local = is_local(problems)
     calls = config.trainer.reward_calls()
-    functions = [] if config.method == "sft" else load_rewards(calls, config.trainer.reward_weights).functions
+    try:
+        functions = [] if config.method == "sft" else load_rewards(calls, config.trainer.reward_weights).functions
+    except UserError as error:
+        key, _, fault = str(error).partition(" ")
+        raise UserError(f"{config.setting(key)} {fault}") from error
     # The real first row, if it can be had: a reward may read any of its columns.
     rows = problems.select(None)[0] if local else []
     row = rows[0] if rows else to_row(Problem(id="1", problem="1 + 1", answer="2"), config)
     for (path, _), function in zip(calls, functions, strict=False):
         probe = probe_reward(path, function, row)
         if probe.fault:
-            raise UserError(f"trainer.reward_funcs: {probe.fault}")
+            raise UserError(f"{config.setting('trainer.reward_funcs')}: {probe.fault}")
         # It may dislike only an empty completion.
         if probe.raised:
             LOG.warning(f"{probe.raised}; completions on which it raises are unscored")

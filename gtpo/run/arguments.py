@@ -20,6 +20,7 @@ from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
 from gtpo.config.load import checked, fields_of
+from gtpo.config.published import RENAMED
 from gtpo.config.schema import TrainingSection, TrlDefaults
 from gtpo.inputs.model import compute_precision
 from gtpo.trainer import GTPOConfig
@@ -193,11 +194,18 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         made = kind(**arguments | settings)
     except (ValueError, TypeError) as error:
         # transformers' own checks; TypeError: a key of a mapping among the values.
-        raise UserError(f"training: {error}") from error
+        raise UserError(f"{_named_in(str(error), config)}: {error}") from error
     if config.method == "grpo":
         for name, why in _grpo_faults(made):
             raise UserError(f"{config.setting(f'training.{name}')} {why}")
     return made
+
+
+def _named_in(sentence: str, config: TrainConfig) -> str:
+    """Return the first key under training that a sentence of TRL's names, where the user set it; else training."""
+    names = [f"training.{word}" for word in re.findall(r"\w+", sentence)]
+    settings = [config.setting(RENAMED.get(name, name)) for name in names]
+    return str(next((setting for setting in settings if setting.place or setting.is_flag), "training"))
 
 
 def require_optimizer(config: TrainConfig, arguments: Any) -> None:

@@ -36,7 +36,7 @@ from gtpo.run.checkpoint import (
     round_file,
     window_file,
 )
-from gtpo.run.trainers import that_calls
+from gtpo.run.trainers import require_trainer
 from gtpo.runs.train_run import PARTIAL
 from gtpo.trainer import SampledTrainer, trl_seam
 from gtpo.trainer.group_statistics import Rollout
@@ -79,7 +79,7 @@ class ExactCheckpoints(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, extra_state: Callable[[], dict[str, Any]] = dict) -> None:
-        self.trainer, self.extra_state = that_calls(self, trainer), extra_state
+        self.trainer, self.extra_state = require_trainer(self, trainer), extra_state
         if trainer.args.save_only_model:
             raise ValueError("ExactCheckpoints: save_only_model=True leaves out the optimizer, so nothing can resume")
         # gtpo_state.json of the checkpoint that the run resumes from.

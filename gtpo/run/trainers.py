@@ -64,7 +64,7 @@ class GRPOBaseline(SampledTrainer):
         return outputs
 
 
-def that_calls(part: Any, trainer: Any, kind: type = RunTrainer) -> Any:
+def require_trainer(part: Any, trainer: Any, kind: type = RunTrainer) -> Any:
     """Return a trainer that `part` is built for. Raises ValueError if it never calls one."""
     if not isinstance(trainer, kind):
         name, found = type(part).__name__, type(trainer).__name__

@@ -17,7 +17,7 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.run.trainers import that_calls
+from gtpo.run.trainers import require_trainer
 from gtpo.trainer import GTPOTrainer, trl_seam
 from gtpo.trainer.policy_head import LMHead, add_policy_head
 
@@ -57,7 +57,7 @@ class UntrainedKL(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, every: int, reference: Any = None) -> None:
-        self.trainer, self.every, self._measured_for = that_calls(self, trainer), every, -1
+        self.trainer, self.every, self._measured_for = require_trainer(self, trainer), every, -1
         policy = trainer.accelerator.unwrap_model(trainer.model)
         self.reference = getattr(trainer, "ref_model", None)
         if self.reference is None and not is_peft_model(policy):

@@ -13,7 +13,7 @@ from gtpo.common.log import LOG
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.data.problem import Problem, chat_messages
 from gtpo.run.health import Health, Judgement
-from gtpo.run.trainers import that_calls
+from gtpo.run.trainers import require_trainer
 from gtpo.trainer import SampledTrainer, trl_seam
 
 # The metric that `best/` follows, a fraction.
@@ -45,7 +45,7 @@ class Validation(TrainerCallback):
         samples: int = 4,
         prompts: Sequence[Any] | None = None,
     ) -> None:
-        self.groups, self.problems, self.score = that_calls(self, trainer, SampledTrainer).groups, problems, score
+        self.groups, self.problems, self.score = require_trainer(self, trainer, SampledTrainer).groups, problems, score
         self.samples, self.every = samples, every
         asked = [chat_messages(problem.problem) for problem in problems] if prompts is None else prompts
         self.prompts = [prompt for prompt in asked for _ in range(samples)]

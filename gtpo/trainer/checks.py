@@ -43,7 +43,8 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
             "(rename_column, or map each row to a prompt: text, or a list of messages)"
         )
     prompt = row["prompt"]
-    if not isinstance(prompt, str) and not (isinstance(prompt, list) and all("role" in message for message in prompt)):
+    messages = prompt if isinstance(prompt, list) else [prompt]
+    if not isinstance(prompt, str) and not all(isinstance(each, Mapping) and "role" in each for each in messages):
         raise ValueError(
             f"GTPOTrainer: the prompt of the first row is {prompt!r:.80}; expected text, or a list of messages with "
             "role and content"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.inputs.model import count_positions, drop_leaks, dropouts
+from gtpo.inputs.model import NOT_OF_SAMPLING, count_positions, drop_leaks, dropouts
 from gtpo.inputs.model_shape import beyond_embedding
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import loss_mask, padded_batch
@@ -148,12 +148,10 @@ class SamplerCheck:
         shaped = _mean((chosen_logps(scores, drawn) - plain).abs(), mask)
         # A cut such as min_p may do nothing to the untrained policy, and more with each step.
         neutral = {"top_p": (None, 1), "top_k": (None, 0), "min_p": (None, 0), "repetition_penalty": (None, 1)}
-        asked = {name: getattr(trainer.generation_config, name) for name in neutral}
-        asked = {name: value for name, value in asked.items() if value not in neutral[name]}
-        asked |= {
-            name: value for name, value in (trainer.args.generation_kwargs or {}).items() if name != "max_new_tokens"
-        }
-        acting = ", ".join(f"{name} {value}" for name, value in asked.items())
+        changed = {name: getattr(trainer.generation_config, name) for name in neutral}
+        changed = {name: value for name, value in changed.items() if value not in neutral[name]}
+        changed |= trainer.args.generation_kwargs or {}
+        acting = ", ".join(f"{name} {value}" for name, value in changed.items() if name not in NOT_OF_SAMPLING)
         if acting or shaped > self.allowed(_mean(size, mask)):
             LOG.warning(
                 f"sampling parameters{f' ({acting[:99]})' if acting else ''} move the log-probability of a drawn token "

@@ -375,8 +375,8 @@ def test_two_values_for_one_thing_are_refused() -> None:
         ({"model__lora_rank": "4", "model__target_modules": ["q_proj", "lm_head"]}, "model.target_modules lm_head"),
         ({"training__beta": "0.04"}, "training.beta 0.04 contradicts method gtpo"),
         (
-            {"method": "grpo", "training__initial_entropy": "0.4"},
-            "initial_entropy 0.4 contradicts method grpo, which has no entropy gate",
+            {"method": "grpo", "training__initial_entropy": "0"},
+            "initial_entropy 0.0 contradicts method grpo, which has no entropy gate",
         ),
         ({"method": "sft", "training__beta": "0.04"}, "contradicts method sft"),
         ({"method": "sft", "objective__filter": "never"}, "objective.filter contradicts method sft"),

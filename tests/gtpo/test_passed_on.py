@@ -102,7 +102,9 @@ def test_a_ratio_of_two_temperatures_is_refused(tmp_path: Path) -> None:
     config = loaded(tmp_path, "gtpo", temperature=0.9)
     config.objective.preset = "gtpo-published"
     config.rollout.engine, config.rollout.importance_sampling_correction = "vllm", True
-    with pytest.raises(UserError, match=r"vllm_importance_sampling_correction compares .* at temperature 0.9"):
+    with pytest.raises(
+        UserError, match=r"^\S+/run.yaml:\d+: training.temperature: .* at temperature 0.9, with the objective's"
+    ):
         trainer_arguments(config, tmp_path, "float32")
 
 

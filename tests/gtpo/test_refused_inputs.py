@@ -23,8 +23,11 @@ from gtpo.plan.preflight import check_inputs, check_trl
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"trainer.reward_weights": [0]}, r"trainer.reward_weights \[0.0\]: finite numbers, not all zero"),
-        ({"trainer.reward_weights": [1, 2]}, "trainer.reward_weights has 2 values for 1 reward_funcs"),
+        (
+            {"trainer.reward_weights": [0]},
+            r"^--trainer.reward_weights must be finite numbers, not all zero; found \[0.0\]",
+        ),
+        ({"trainer.reward_weights": [1, 2]}, "^--trainer.reward_weights has 2 values for 1 reward_funcs"),
         ({"trainer.reward_funcs": []}, "trainer.reward_funcs is empty"),
         ({"method": "GTPO"}, "must be one of gtpo, grpo, sft; found 'GTPO'. Did you mean \"gtpo\""),
     ],

@@ -269,6 +269,7 @@ def test_a_value_that_the_objective_cannot_have_is_named(tmp_path: Path, objecti
             lambda completions, **_: [0.0] * len(completions),
             "the prompt of the first",
         ),
+        ({"prompt": [[5, 6]] * 4}, lambda completions, **_: [0.0] * len(completions), r"first row is \[5, 6\]"),
         ({"prompt": PROMPTS, "image": [None] * 8}, lambda completions, **_: [0.0] * len(completions), "column image"),
         ({"prompt": PROMPTS}, lambda completions, **_: [0.0], "returned 1 scores for 2 completions"),
         ({"prompt": PROMPTS}, lambda completions, **_: [float("inf")] * len(completions), "returned inf"),
