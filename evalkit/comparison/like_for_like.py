@@ -96,7 +96,7 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     if problems and not allow:
         raise UserError(
             f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them anyway, "
-            f"with a note{_evaluated_alike(runs)}"
+            f"with a note{_evaluated_alike(runs, problems)}"
         )
     notes += [f"not like for like: {problem}" for problem in problems]
     kinds = {run.name: run.record.model.checkpoint for run in runs if run.record.model.checkpoint is not None}
@@ -108,8 +108,10 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     return shared
 
 
-def _evaluated_alike(runs: list[EvalRun]) -> str:
+def _evaluated_alike(runs: list[EvalRun], problems: list[str]) -> str:
     """Return the command that evaluates the last run as the first; nothing for completions that were recorded."""
+    if all(problem.startswith("verifier ") for problem in problems):
+        return ". To mend it: gtpo eval RUN --rescore for each of them"
     first, last = runs[0], runs[-1]
     if last.record.engine.name == "recorded":  # nobody can sample them again
         return ""

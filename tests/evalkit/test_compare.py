@@ -566,7 +566,8 @@ def test_other_settings_are_refused_by_name(setting: str, changes: dict[str, Any
     write_eval(tmp_path / "one", method="grpo", benchmarks={"arithmetic": 20})
     write_eval(tmp_path / "two", skill=1, benchmarks={"arithmetic": 20}, **changes)
     ran = gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path)
-    assert_refused(ran, f"{setting} differs (one: ", "two: ", "--allow-mismatch")
+    mend = "--rescore for each" if setting == "verifier" else "--like one"
+    assert_refused(ran, f"{setting} differs (one: ", "two: ", "--allow-mismatch", "To mend it: gtpo eval ", mend)
     runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "two")])
     allowed = compare(runs, trains, allow_mismatch=True)
     assert [note for note in allowed.notes if f"not like for like: {setting} differs" in note]
