@@ -142,8 +142,8 @@ class Answer:
             raise _malformed(f"{type(error).__name__}: {error}") from None
 
     def _count(self, usage: dict[str, Any]) -> None:
-        self.tokens = _count(usage.get("completion_tokens", usage.get("output_tokens")), self.tokens)
-        self.prompt_tokens = _count(usage.get("prompt_tokens", usage.get("input_tokens")), self.prompt_tokens)
+        self.tokens = _number(usage.get("completion_tokens", usage.get("output_tokens")), self.tokens)
+        self.prompt_tokens = _number(usage.get("prompt_tokens", usage.get("input_tokens")), self.prompt_tokens)
 
     def _take(self, message: dict[str, Any]) -> None:
         content, thought = _parts(message.get("content") or message.get("refusal") or "")
@@ -213,7 +213,7 @@ def _parts(content: Any) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
-def _count(value: Any, before: int | None) -> int | None:
+def _number(value: Any, before: int | None) -> int | None:
     counted = isinstance(value, int | float) and value >= 0 and value == value // 1 and not isinstance(value, bool)
     return int(value) if counted else before
 
