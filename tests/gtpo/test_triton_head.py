@@ -40,8 +40,20 @@ def check(device: str) -> None:
         with torch.utils._python_dispatch._disable_current_modes():
             kernels(*arguments)
 
-    gtpo.head.fold = triton_head.fold = counted
     triton_head.BLOCK = 8  # several blocks a row
+    # A tile beside earlier ones that are kept in 16 bits: r moves in rows 1 and 2, and row 2 has a NaN.
+    folded = []
+    for fold in (gtpo.head.fold, kernels):
+        draw = torch.Generator().manual_seed(0)
+        z, kept = torch.randn(3, 23, generator=draw), torch.randn(3, 40, generator=draw).bfloat16().to(device)
+        z[1:] += 30
+        z[2, 5] = torch.nan
+        sums, ids = torch.ones(3, 3, device=device), torch.tensor([17, 0, 39], device=device)
+        fold(z.to(device), kept[:, 17:], sums, ids, 17, 10.0, kept[:, :17])
+        assert sums[1:, 2].isnan().all(), "what is not finite is not hidden"
+        folded.append((kept[:2], sums[:, :2]))
+    torch.testing.assert_close(*folded, rtol=1e-2, atol=0)
+    gtpo.head.fold = triton_head.fold = counted
     # The cap bounds logits, so that r never moves; it and the bias are no part of the kernels.
     for seed, (trained, (cap, spread)) in enumerate(itertools.product((False, True), ((3.0, 1.0), (None, 40.0)))):
         gtpo.head.CPU = gtpo.head.GPU = gtpo.head.CPU._replace(columns=1, tile_logits=90)
