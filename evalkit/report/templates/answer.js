@@ -16,7 +16,8 @@ const MARK = { better: "▲", worse: "▼", equivalent: "≈", undecided: "?" };
 const ORDER = Object.keys(MARK);
 const kindOf = (d) => ({ better: "good", worse: "bad", equivalent: "equal" })[d.verdict] || "none";
 const arrow = (d) => (d.verdict && d.verdict !== "undecided" ? `\u00a0${MARK[d.verdict]}` : "");
-const shownP = (d) => (d.holm === null ? pText(d.p) : pText(d.holm));
+// A difference that is not tested has no p here: nobody corrected it for how many of them one looks at.
+const shownP = (d) => (d.holm === null ? "not tested" : pText(d.holm));
 
 function valueCell(table, name, i) {
   const [mean, low, high, sd, , bounds] = table.cells[name][i];
