@@ -178,7 +178,8 @@ _SAYS = SimpleNamespace(**{name: re.compile(pattern) for name, pattern in TABLES
 # The words are looked for by themselves first: the pattern costs as much as all else that is done with an English text.
 _ANSWER_WORDS, _COPULA, _SCRIPT = (TABLES["languages"][name] for name in ("answer", "copula", "other_script"))
 _LEAD_IN_ELSEWHERE = re.compile(
-    rf"(?i:(?<![a-zà-ÿ])(?:{'|'.join(_ANSWER_WORDS)})|选(?=\s*:?\s*\(?[A-H](?![a-zA-Z]))){_COPULA}"
+    rf"(?i:(?<![a-zà-ÿ])(?<![不别没])(?<!不[能应可会要该])(?:{'|'.join(_ANSWER_WORDS)}"
+    rf"|选择?(?=\s*:?\s*\(?[A-H](?![a-zA-Z])))){_COPULA}"
 )
 _OTHER_SCRIPT = re.compile(_SCRIPT)
 # Joiners, fillers, soft hyphens, marks of direction: they say nothing of a value. The two that turn the direction of
@@ -333,7 +334,10 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
         answer = _SAYS.hope.sub("", sentence.strip().strip("*").strip())
         if answer:
             choices = _SAYS.choice.findall(answer) if elsewhere and not re.search(r"[\d\\]", answer) else []
-            return choices[0] if len(choices) == 1 else _of_phrase(answer)
+            if len(choices) == 1:
+                clause = next(part for part in re.split("[,;]", answer) if _SAYS.choice.search(part))
+                return answer if _SAYS.denied.search(clause) else choices[0]
+            return _of_phrase(answer)
     visible = visible[-VALUE_REACH:]
     if "I hope" in visible:
         visible = _SAYS.hope.sub("", visible)

@@ -15,8 +15,12 @@ from typing import Any
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("completions.toml").read_text(encoding="utf-8"))
 
 # A token that names a thought: <think>, <seed:think>, <|START_THINKING|>, <|plamo:begin_think:plamo|>, <think_fast>.
-# The paper's <reasoning> is none: answers may stand in it.
-_NAMED = r"[^<>\s]{0,24}?(?:think|thought|scratch_?pad|reasoning)[^<>\s]{0,24}(?:\s+\w+=\"[^\"<>\n]{0,40}\")?\s*>"
+# The paper's <reasoning> is none: answers may stand in it. <think_off> and <no_think> hold nothing, and with a point it
+# is an address.
+_NAMED = (
+    r"(?![^<>\s]{0,24}?(?:no_?think|think_off))"
+    r"[^<>\s.]{0,24}?(?:think|thought|scratch_?pad|reasoning)[^<>\s.]{0,24}(?:\s+\w+=\"[^\"<>\n]{0,40}\")?\s*>"
+)
 _ENDS = r"[^<>\s]{0,24}?(?:/|(?<![a-z])(?:end|close|stop))"
 
 _OPENING = "|".join([rf"<\s*(?!/|reasoning>|{_ENDS}){_NAMED}", *TABLES["thoughts open"].values()])

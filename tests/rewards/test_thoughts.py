@@ -61,7 +61,8 @@ def test_families(family: str) -> None:
 
 
 def test_words_that_only_look_like_a_thought() -> None:
-    for text in ("analysis of it: \\boxed{3}", "I think \\boxed{3}", "<b>think</b> \\boxed{3}", "Analysis: \\boxed{3}"):
+    for text in ("analysis of it: \\boxed{3}", "I think \\boxed{3}", "<b>think</b> \\boxed{3}", "Analysis: \\boxed{3}",
+                 "<think_off>\\boxed{3}", "\\boxed{3} <https://think.org/x>"):  # fmt: skip
         assert extract_answer(text, "lenient") == "3"
         assert not unfinished(plain(text))
 

@@ -34,6 +34,7 @@ STARTS = frozenset(["(", "[", "\\{", "{", "\\lceil", "\\lfloor"])
 # What begins a factor with no sign before it: `2\pi`, `x\sqrt{3}`.
 STARTING_COMMANDS = WORDS.greek | WORDS.unary | ALIASES.keys() | WORDS.accents | WORDS.opaque_commands | WORDS.factors
 
+_POINTS = re.compile(r"(\{)?((?:[A-Z](?:_\d|_\{\d\}|')?){2,4})(?(1)\})")
 _TOKEN = re.compile(
     r"\s*(?:(?P<sci>(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+(?![\w]))|(?P<num>\d+\.\d+|\.\d+|\d+\.(?![\d.])|\d+)"
     r"|(?P<env>\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\})|(?P<cmd>\\[a-zA-Z]+|\\[^a-zA-Z\s])|(?P<word>[a-zA-Z]+)|(?P<op>\*\*|[-+*/^_()\[\]{}|!,'&;=%]))"
@@ -269,12 +270,12 @@ class Parser:
             depth += (parts[-1] == "{") - (parts[-1] == "}")
         return "".join(parts[:-1])
 
-    def _points(self) -> str:
-        """Take two or more capitals, in braces or without, and return them; none if something else stands there."""
-        ahead = [text for _, text in self._tokens[self._at : self._at + 6]]
-        found = re.match(r"(\{)?([A-Z]{2,4})(?(1)\})", "".join(text if len(text) == 1 else " " for text in ahead))
+    def _points(self) -> list[str]:
+        """Take two or more points (`A`, `A'`, `A_1`), in braces or without; none if something else stands there."""
+        ahead = [text for _, text in self._tokens[self._at : self._at + 24]]
+        found = _POINTS.match("".join(text if len(text) == 1 else " " for text in ahead))
         self._at += found.end() if found else 0
-        return found[2] if found else ""
+        return re.findall(r"[A-Z][^A-Z]*", re.sub("[{}]", "", found[2])) if found else []
 
     def _environment(self) -> str:
         if self._kind() != "env":
@@ -395,7 +396,8 @@ class Parser:
             return self._subscripted(name) if self._take("_") else ("sym", name)
         if name in ("angle", "vec", "overrightarrow") and (points := self._points()):
             # The order of a vector's points counts, an angle is the same from its other end.
-            return ("sym", f"angle {min(points, points[::-1])}" if name == "angle" else f"vector {points}")
+            kept = min(points, points[::-1]) if name == "angle" else points
+            return ("sym", f"{'angle' if name == 'angle' else 'vector'} {''.join(kept)}")
         if name in WORDS.accents:
             return ("opaque", name, self._argument())
         if name == "unitvector":  # what `\mathbf{i}` is cleaned to
