@@ -359,7 +359,7 @@ def _of_phrase(phrase: str) -> str:
         return phrase.strip()
     rest = _FORMULA.sub(" ", re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", phrase))
     if _is_prose(rest):
-        return _last_value(phrase) or phrase.strip()
+        return _last_value(_SAYS.remark.split(phrase)[0]) or _last_value(phrase) or phrase.strip()
     return phrase.strip()
 
 
