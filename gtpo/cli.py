@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 import gtpo
 from gtpo.common.errors import UserError, did_you_mean, explained
-from gtpo.common.log import LOG, start_logging
+from gtpo.common.log import start_logging
 from gtpo.common.options import Options
 from gtpo.common.packages import require
 from gtpo.evalkit.evaluation.settings import EXAMPLES, EvalSettings
@@ -106,7 +106,7 @@ def train(
     resumes an interrupted run.
     """
     from gtpo.config import load_config
-    from gtpo.config.document import START, as_file, from_flags, parse_flags
+    from gtpo.config.document import START, from_flags, parse_flags
     from gtpo.config.resolve import launched_processes
 
     if quiet and verbose:
@@ -120,8 +120,6 @@ def train(
     path, overrides = parse_flags(words or [])
     overrides = overrides if path is not None else from_flags(overrides)
     config = load_config(path or START, overrides)
-    if path is None:
-        LOG.info(f"these flags as a config file:\n{as_file(config, overrides)}\n")
     if check_loss and config.method != "gtpo":
         raise UserError(
             f"--check-loss compares GTPO's fused loss with its reference; method {config.method} has neither"
@@ -313,7 +311,7 @@ def demo() -> None:
     Needs no GPU and no data. Prints each command before it runs. Results go to ./results; a second call continues where
     the first one stopped.
     """
-    from gtpo.run.demo import run_demo
+    from gtpo.demo import run_demo
 
     code = run_demo([sys.executable, "-m", "gtpo"])
     if code:

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from gtpo.common.files import read_json, write_json, write_text
-from gtpo.run.demo import AGAINST_GRPO, RUNS
+from gtpo.demo import AGAINST_GRPO, RUNS
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "results/published/demo"
 INSTRUCTIONS = ("default", "avx2", "avx512")

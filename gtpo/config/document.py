@@ -34,7 +34,6 @@ TABLE = "table.yaml"
 # The config of ours that `gtpo train --model M --data D` starts from.
 START = "recipes/start"
 
-_BOOLEAN = {"true", "false", "1", "0", "yes", "no", "y", "n", "t", "f", "on", "off"}
 _NULL = {"none", "null", "~"}
 
 
@@ -264,18 +263,6 @@ def from_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {"run_name": re.sub(r"[^a-z0-9._-]+", "-", name), **overrides}
 
 
-def as_file(config: Any, overrides: Mapping[str, Any]) -> str:
-    """Return the file that says what START and these overrides say, in YAML."""
-    document: dict[str, Any] = {"extends": START}
-    for name in map(full_name, overrides):
-        *sections, key = name.split(".")
-        inside, value = document, config.model_dump(mode="json")
-        for section in sections:
-            inside, value = inside.setdefault(section, {}), value[section]
-        inside[key] = value[key]
-    return yaml.safe_dump(document, sort_keys=False).rstrip()
-
-
 def _is_config(word: str) -> bool:
     return word.endswith((".yaml", ".yml")) or Path(word).is_file() or find_config(word) is not None
 
@@ -308,22 +295,16 @@ def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
         flag, equals, inline = word[2:].partition("=")
         key = keys().get(full_name(flag))
         # -1 is a value, and two dashes begin a flag.
-        following = list(itertools.takewhile(lambda word: not word.startswith("--"), queue))
-        if equals:
-            taken, following = [inline], []
-        elif key is None or key.many:
-            # `--trainer.reward_funcs a b run.yaml`: the last word is the config if there is no other.
-            elsewhere = positional or any(map(_is_config, queue[len(following) :]))
-            last = len(following) > (key is not None) and not elsewhere and _is_config(following[-1])
-            taken = following[:-1] if last else following
-        elif bool in key.kinds:
-            taken = [word for word in following[:1] if word.lower() in _BOOLEAN]
-        else:
-            taken = following[:1]
+        taken = [] if equals else list(itertools.takewhile(lambda word: not word.startswith("--"), queue))
+        if key is not None and not key.many and bool not in key.kinds:
+            taken = taken[:1]
+        # `--trainer.reward_funcs a b run.yaml`: the last word is the config if none came before.
+        elif not positional and len(taken) > (key is not None and key.many) and _is_config(taken[-1]):
+            taken.pop()
+        del queue[: len(taken)]
+        taken = [inline] if equals else taken
         if not taken and key is not None and bool not in key.kinds:
             raise UserError(f"--{flag} needs a value: {key.expects}")
-        if not equals:
-            del queue[: len(taken)]
         value = _value(key, taken or ["true"])
         if flag in SHORTCUTS and key is not None and key.many:
             value = [*overrides.get(flag, []), *value]

@@ -7,70 +7,22 @@ docs/config.md lists what each key of the dialect means here.
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 from gtpo.common.errors import UserError
 from gtpo.config.document import Document, read_scalar, unknown_key
 from gtpo.config.keys import keys
 
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 # class_path -> (method, what the log says; empty: a class of ours or TRL's, nothing to say).
-TRAINERS: dict[str, tuple[str, str]] = {
-    "gtpo.gtpo_training.UnslothGTPOTrainer": ("gtpo", "gtpo.GTPOTrainer, the paper's objective"),
-    "custom_trainer.original.UnslothGRPOTrainer": ("grpo", "trl.GRPOTrainer (the published repository never had it)"),
-    "gtpo.GTPOTrainer": ("gtpo", ""),
-    "gtpo.trainer.GTPOTrainer": ("gtpo", ""),
-    "trl.GRPOTrainer": ("grpo", ""),
-    "trl.SFTTrainer": ("sft", ""),
-}
-
-# What a file that names a class of the authors leaves to us: key -> (the value that it gets, if any; the log's words).
-LEFT_OUT: dict[str, tuple[Any, str]] = {
-    "objective.preset": (
-        None,
-        "what the authors' code computed (no division by std, always filtered, summed over the group) is "
-        "--objective.preset gtpo-published; docs/paper_vs_code.md lists the differences",
-    ),
-    "training.temperature": (
-        None,
-        "training.temperature 1.0, which nothing in this file sets; the authors' logged runs sampled at 0.9: "
-        "--training.temperature 0.9",
-    ),
-    # Off by default here: it costs a third more time, and a small model needs none.
-    "training.gradient_checkpointing": (True, "training.gradient_checkpointing true, as the published script had it"),
-}
-
-REWARDS: dict[str, tuple[str, str]] = {
-    "reward_math.final_reward": (
-        "gtpo.rewards.final_reward",
-        "gtpo.rewards.published_final_reward scores as the authors' did",
-    ),
-    "reward_math.scaled_adaptive_reward_func": ("gtpo.rewards.accuracy_reward", "the published code never had it"),
-    "reward_math.formatting_penalty": ("gtpo.rewards.format_reward", "the published code never had it"),
-}
-
+TRAINERS: dict[str, tuple[str, str]] = _TABLE["trainers"]
+# Path -> (ours, why).
+REWARDS: dict[str, tuple[str, str]] = _TABLE["rewards"]
 # Key of the dialect, or TRL's own name of a published key -> ours, of the same meaning.
-RENAMED: dict[str, str] = {
-    "gtpo_runtime.ent_threshold": "objective.entropy_threshold",
-    "gtpo_runtime.ent_scale": "objective.gamma",
-    "gtpo_runtime.w_raw": "objective.positive_weight",
-    "gtpo_runtime.eps": "objective.log_clamp",
-    "dataset.subset": "dataset.subsets",
-    "training.optim": "training.optimizer",
-    "training.seed": "model.random_seed",
-    "training.vllm_server_host": "rollout.server_host",
-    "training.vllm_server_port": "rollout.server_port",
-    "training.vllm_tensor_parallel_size": "rollout.tensor_parallel_size",
-    "training.vllm_gpu_memory_utilization": "model.gpu_memory_utilization",
-    "training.vllm_max_model_length": "model.max_seq_length",
-    "training.vllm_importance_sampling_correction": "rollout.importance_sampling_correction",
-}
-
-WITHOUT_EFFECT = {
-    "gtpo_runtime.pad_id": "conflict spans are found by lengths, never by a pad id",
-    "gtpo_runtime.torch_compile_options": "it had none in the published code either",
-    "model.max_prompt_length": "training.max_prompt_length is the key that acts",
-}
+RENAMED: dict[str, str] = _TABLE["renamed"]
+WITHOUT_EFFECT: dict[str, str] = _TABLE["without effect"]
 
 
 @dataclass
@@ -116,11 +68,11 @@ def _trainer_class(document: Document, found: Findings) -> Document:
     if not line:
         return document
     found.notices.append(f"{origin} {origin.value} -> {line}")
-    for key, (value, notice) in LEFT_OUT.items():
+    for key, left in _TABLE["left out"].items():
         # GRPO has no preset to choose.
         if document.at(key).value is None and (method == "gtpo" or key != "objective.preset"):
-            found.notices.append(f"    {notice}")
-            document = document if value is None else document.put(key, value)
+            found.notices.append(f"    {left['notice']}")
+            document = document.put(key, left["value"]) if "value" in left else document
     return document
 
 

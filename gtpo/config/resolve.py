@@ -22,18 +22,6 @@ from gtpo.rewards.data.problems import MATH_SUBJECTS, has_subjects, training_sou
 # Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost.
 LARGEST_8BIT_BETA = 0.9999
 
-_32_BIT = {
-    "adamw_torch_4bit": "adamw_torch",
-    "adamw_torch_8bit": "adamw_torch",
-    "adamw_8bit": "adamw_torch",
-    "adamw_bnb_8bit": "adamw_torch",
-    "paged_adamw_8bit": "paged_adamw_32bit",
-    "lion_8bit": "lion_32bit",
-    "paged_lion_8bit": "paged_lion_32bit",
-    "ademamix_8bit": "ademamix",
-    "paged_ademamix_8bit": "paged_ademamix_32bit",
-}
-
 # The objective of TRL's own GRPO, without the fields that it can vary.
 _OF_GRPO = {"preset": "grpo", **asdict(PRESETS["grpo"])}
 del _OF_GRPO["scale_rewards"], _OF_GRPO["mask_truncated"]
@@ -91,6 +79,8 @@ def _of_training(config: TrainConfig) -> Iterator[str]:
     training, method = config.training, config.method
     if training.max_steps == 0:
         yield "training.max_steps 0 trains nothing; set it to 1 or more, or to -1 for training.num_train_epochs"
+    if training.num_generations == 1 and method != "sft":
+        yield f"training.num_generations 1 contradicts method {method}, which compares completions of a prompt; take 2"
     for name, methods, why in _OF_METHODS:
         value, default = getattr(training, name), type(training).model_fields[name].default
         if value != default and method not in methods:
@@ -147,7 +137,10 @@ def _precision(config: TrainConfig, document: Document) -> Iterator[str]:
     beta = max(training.adam_beta1, training.adam_beta2)
     if beta <= LARGEST_8BIT_BETA:
         return
-    if wide := _32_BIT.get(training.optimizer):
+    if training.optimizer.endswith(("4bit", "8bit")):
+        # Others have their 32 bits in the name: paged_adamw_32bit, lion_32bit.
+        plain = {"adamw": "adamw_torch", "ademamix": "ademamix"}.get(training.optimizer.partition("_")[0])
+        wide = plain or training.optimizer.replace("8bit", "32bit")
         yield (
             f"{document.at('training.optimizer')} {training.optimizer} -> {wide}: with an Adam beta of {beta} "
             f"(> {LARGEST_8BIT_BETA}) 8-bit states would round the updates away"

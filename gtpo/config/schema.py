@@ -9,7 +9,6 @@ read with it, and resumed only if nothing differs (`gtpo.runs.train_run`).
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -196,7 +195,7 @@ class TrainingSection(TrlDefaults):
     push_to_hub, epsilon, and with method grpo loss_type, whose default is grpo.
     """
 
-    num_generations: int = Field(8, ge=2)
+    num_generations: int = Field(8, ge=1)
     """Completions per prompt (G). A group of one has no advantage to learn from."""
     per_device_train_batch_size: int = Field(8, ge=1)
     """Completions (sft: examples) per device and micro-batch. If devices x this x accumulation is no multiple of G, it
@@ -368,18 +367,6 @@ class TrainConfig(Section):
     def setting(self, key: str) -> Setting:
         """Return a dotted key as the user set it. As text an error names it: with file and line, or as a flag."""
         return self._settings.get(key, Setting(None, "", key))
-
-    def optimizer_steps(self, rows: int, world_size: int) -> int:
-        """Return the optimizer steps that a run over `rows` usable rows takes."""
-        training = self.training
-        if training.max_steps > 0:
-            return training.max_steps
-        if self.method == "sft":
-            micro = math.ceil(rows / (training.per_device_train_batch_size * world_size))
-        else:  # an incomplete last rollout is left out
-            rollouts = rows // training.prompts_per_rollout(world_size)
-            micro = rollouts * training.micro_batches_per_rollout * training.num_iterations
-        return math.ceil(training.num_train_epochs * math.ceil(micro / training.gradient_accumulation_steps))
 
     def preset_name(self) -> str:
         """Return the preset in force; method sft has none (ValueError)."""

@@ -16,6 +16,7 @@ own architecture, made on torch's meta device. D: hidden size; Q, K: widths of q
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -138,6 +139,19 @@ def _tokenizer(config: TrainConfig, weights: Any) -> tuple[Any, str]:
         return None, str(error)
 
 
+def optimizer_steps(config: TrainConfig, rows: int, world_size: int) -> int:
+    """Return the optimizer steps that a run over `rows` usable rows takes."""
+    training = config.training
+    if training.max_steps > 0:
+        return training.max_steps
+    if config.method == "sft":
+        micro = math.ceil(rows / (training.per_device_train_batch_size * world_size))
+    else:  # an incomplete last rollout is left out
+        rollouts = rows // training.prompts_per_rollout(world_size)
+        micro = rollouts * training.micro_batches_per_rollout * training.num_iterations
+    return math.ceil(training.num_train_epochs * math.ceil(micro / training.gradient_accumulation_steps))
+
+
 def _steps(config: TrainConfig, rows: int | None) -> dict[str, Any]:
     """Count completions, prompts and steps; rows is None if the dataset could not be counted."""
     training, processes = config.training, launched_processes()
@@ -147,7 +161,7 @@ def _steps(config: TrainConfig, rows: int | None) -> dict[str, Any]:
         steps |= {"prompts_per_step": examples / training.num_generations}
         steps |= {"completion_tokens_per_step_at_most": examples * (training.max_completion_length or 0)}
     if rows is not None or training.max_steps > 0:
-        steps["steps"] = config.optimizer_steps(rows or 0, processes)
+        steps["steps"] = optimizer_steps(config, rows or 0, processes)
     return steps
 
 

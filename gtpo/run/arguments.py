@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -27,31 +28,7 @@ from gtpo.trainer import GTPOConfig
 from gtpo.trainer.gtpo_config import NOT_GTPO
 
 # Settings of TRL that a run decides -> what the user sets instead.
-_DECIDED = {
-    "bf16": "the key is model.dtype",
-    "fp16": "the key is model.dtype",
-    "use_vllm": "the key is rollout.engine",
-    "vllm_mode": "the key is rollout.engine",
-    "generation_kwargs": "its keys stand under rollout",
-    "scale_rewards": "the key is objective.scale_rewards",
-    "mask_truncated_completions": "the key is objective.mask_truncated",
-    "max_length": "the key is model.max_seq_length",
-    "check_loss": "it is the flag --check-loss",
-    "model_init_kwargs": "the keys are those of model",
-    **dict.fromkeys(("shuffle_dataset", "train_sampling_strategy"), "problems are shuffled once, by model.random_seed"),
-    "output_dir": "a run's folder is results/train/ and run_name",
-    "resume_from_checkpoint": "the same command again resumes a run from its last checkpoint",
-    **dict.fromkeys(("do_train", "do_eval", "do_predict"), "gtpo train only trains"),
-    **dict.fromkeys(
-        ("eval_strategy", "eval_on_start", "eval_delay", "per_device_eval_batch_size", "num_generations_eval"),
-        "validation is training.eval_steps and training.eval_samples",
-    ),
-    **dict.fromkeys(
-        ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"), "the best weights are always in best/"
-    ),
-    "logging_strategy": "metrics.jsonl has a line every training.logging_steps",
-    "save_only_model": "a checkpoint without the optimizer's state does not resume the same run",
-}
+_DECIDED = tomllib.loads(Path(__file__).with_name("decided.toml").read_text(encoding="utf-8"))
 
 # Settings for which a run has a default of its own, and that may be set under `training`.
 _MAY_CHANGE = ("loss_type", "disable_dropout", "dataloader_pin_memory", "ddp_find_unused_parameters")

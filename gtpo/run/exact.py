@@ -82,6 +82,8 @@ class ExactCheckpoints(TrainerCallback):
         self.trainer, self.extra_state = require_trainer(self, trainer), extra_state
         if trainer.args.save_only_model:
             raise ValueError("ExactCheckpoints: save_only_model=True leaves out the optimizer, so nothing can resume")
+        # A checkpoint that was checked before the weights were loaded.
+        self.checked: Path | None = None
         # gtpo_state.json of the checkpoint that the run resumes from.
         self.restored: dict[str, Any] = {}
         # Where the checkpoint that is being written lies.
@@ -179,8 +181,10 @@ class ExactCheckpoints(TrainerCallback):
     @contextmanager
     def reading(self, checkpoint: str) -> Iterator[None]:
         """Raise UserError if a checkpoint lacks what the trainer would silently do without, or is damaged."""
-        if Path(checkpoint).name.startswith(PREFIX_CHECKPOINT_DIR):  # best/, for a rollback, is weights only
-            check_checkpoint(Path(checkpoint), self.trainer.accelerator.num_processes)
+        folder = Path(checkpoint)
+        # best/, for a rollback, is weights only.
+        if folder.name.startswith(PREFIX_CHECKPOINT_DIR) and folder != self.checked:
+            check_checkpoint(folder, self.trainer.accelerator.num_processes)
         with readable(checkpoint):
             yield
 

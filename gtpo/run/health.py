@@ -21,7 +21,7 @@ import numpy as np
 
 from gtpo.config import HealthSection
 from gtpo.run.sequential import paired_bound, spent
-from gtpo.run.watch import ACCURACY, Watch, metric_value
+from gtpo.run.watch import Watch
 
 # Chance at one look that weights that replace the best are not better.
 BETTER = 0.025
@@ -46,8 +46,6 @@ class Judgement:
     """Whether that is a value that is not finite, which no validation needs to confirm."""
     new_best: bool = False
     out_of_patience: bool = False
-    overfitted: str | None = None
-    """Why the training reward says nothing any more. Said once per fall."""
 
 
 class Health:
@@ -67,8 +65,6 @@ class Health:
         self.watch = Watch(self.alpha)
         # The latest values of what selects `best/`, without validation.
         self.window: deque[float] = deque(maxlen=self.lines)
-        self.accuracy: deque[float] = deque(maxlen=self.lines)
-        self.best_accuracy = 0.0
         # pass@1 by problem of the latest validations.
         self.recent: deque[list[float]] = deque(maxlen=section.smoothing_evaluations)
         # pass@1 by problem before the first step.
@@ -77,7 +73,7 @@ class Health:
         self.best: list[float] | None = None
         self.best_step = 0
         self.looks = self.seen = self.rollbacks = 0
-        self.fallen = self.judged = self.overfitted = False
+        self.fallen = self.judged = False
 
     @property
     def best_value(self) -> float | None:
@@ -115,13 +111,9 @@ class Health:
         said = self.watch.observe(step, row)
         broken = said is not None and "not finite" in said
         self.fallen |= said is not None
-        accuracy, value = metric_value(row, ACCURACY), row.get(self.metric)
-        if accuracy is not None and math.isfinite(accuracy):
-            self.accuracy.append(accuracy)
-            if len(self.accuracy) == self.lines:
-                self.best_accuracy = max(self.best_accuracy, float(np.mean(self.accuracy)))
         if self.validates:
             return Judgement(said, broken)
+        value = row.get(self.metric)
         if value is not None and math.isfinite(value):
             self.window.append(float(value))
         # Neighbouring windows share all values but two, so looking at every line would only write more often.
@@ -164,10 +156,9 @@ class Health:
         low, _ = paired_bound(window, self.best, BETTER)
         full = len(self.recent) == self.recent.maxlen
         new_best = full and not self.fallen and low > 0
-        overfitted = self._overfit(step, window)
         if new_best:
             self.best, self.best_step = window, step
-        return Judgement(None if before else said, False, new_best, self._patience(step), overfitted)
+        return Judgement(None if before else said, False, new_best, self._patience(step))
 
     def _fallen_since(self, step: int, values: list[float]) -> Iterator[str]:
         """Yield what the held-out problems say of a collapse."""
@@ -183,22 +174,6 @@ class Health:
         patience = self.section.early_stop_patience
         return patience is not None and self.best is not None and step - self.best_step >= patience
 
-    def _overfit(self, step: int, window: list[float]) -> str | None:
-        """Return why the training reward says nothing any more: it is at its best, the held-out accuracy fell."""
-        assert self.best is not None
-        fell = paired_bound(window, self.best, spent(0.05, self.looks))[1] < 0
-        at_best = bool(self.accuracy) and float(np.mean(self.accuracy)) >= 0.98 * self.best_accuracy
-        before, self.overfitted = self.overfitted, fell and at_best
-        if not self.overfitted or before:
-            return None
-        then, now = 100 * float(np.mean(self.best)), 100 * float(np.mean(window))
-        return (
-            f"at step {step} the training accuracy reward is at its best ({float(np.mean(self.accuracy)):.2f}) while "
-            f"the held-out pass@1 (mean of {len(self.recent)} validations) fell from "
-            f"{then:.1f} % at step {self.best_step} to {now:.1f} %: "
-            "the reward no longer measures what was to be learned"
-        )
-
     def gain(self) -> tuple[float, float, float] | None:
         """Return held-out pass@1 of the best weights less that of the untrained model, with its 95 % interval."""
         if self.first is None or self.best is None:
@@ -213,10 +188,9 @@ class Health:
     def after_rollback(self) -> None:
         """Start again with the past of the weights that were restored."""
         self.rollbacks += 1
-        self.fallen = self.judged = self.overfitted = False
+        self.fallen = self.judged = False
         self.watch.forgive(keep_past=True)
         self.window.clear()
-        self.accuracy.clear()
         self.recent.clear()
 
     def state(self) -> dict[str, Any]:
@@ -235,8 +209,5 @@ class Health:
 
 
 # Fields of Health that a checkpoint keeps besides the watch.
-_STATE = (
-    *("best", "best_step", "best_accuracy", "first", "looks", "seen", "rollbacks"),
-    *("fallen", "judged", "overfitted"),
-)
-_DEQUES = ("window", "accuracy", "recent")
+_STATE = ("best", "best_step", "first", "looks", "seen", "rollbacks", "fallen", "judged")
+_DEQUES = ("window", "recent")

@@ -147,6 +147,7 @@ class TrainingRun(TrainerCallback):
             explained = vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext()
             with sharing_prefixes(self.config, loaded.model), explained:
                 self._build(kind, loaded, dataset, rewards)
+                self.exact.checked = checkpoint
                 if self.main:
                     about = describe_run(self.config, loaded, self.trainer.model)
                     started = self.folder.run().get("started") or now()
@@ -350,8 +351,6 @@ class TrainingRun(TrainerCallback):
             self._save_best(state.global_step)
         if verdict.out_of_patience:
             self._stop(control, f"no better {self.health.metric} for {self.config.health.early_stop_patience} steps")
-        if verdict.overfitted:
-            LOG.warning(verdict.overfitted)
         if verdict.collapsed:
             self._collapsed(control, verdict.collapsed)
 

@@ -67,7 +67,7 @@ def test_run_name_is_the_files_name(tmp_path: Path) -> None:
         ("trainin:\n  learning_rate: 1\n", 'run.yaml:3: unknown key "trainin"'),
         (
             "training:\n  num_generations: many\n",
-            "run.yaml:4: training.num_generations must be a whole number >= 2; found 'many'",
+            "run.yaml:4: training.num_generations must be a whole number >= 1; found 'many'",
         ),
         (
             "training:\n  warmup_ratio: 1.5\n",
@@ -189,6 +189,11 @@ def test_extends_refuses_loops_and_absent_files(tmp_path: Path, base: str, expec
         ("run.yaml --dataset.subsets []", "run.yaml", {"dataset.subsets": []}),
         ("--trainer.reward_funcs a.b c.d run.yaml", "run.yaml", {"trainer.reward_funcs": ["a.b", "c.d"]}),
         ("--model.load_in_4bit run.yaml", "run.yaml", {"model.load_in_4bit": "true"}),
+        (
+            "--model.load_in_4bit demo/gtpo --data run.yaml",
+            "demo/gtpo",
+            {"model.load_in_4bit": "true", "data": "run.yaml"},
+        ),
         ("--model.load_in_4bit false run.yaml", "run.yaml", {"model.load_in_4bit": "false"}),
         ("run.yaml --model.lora_alpha none", "run.yaml", {"model.lora_alpha": None}),
         ("run.yaml --dataset-subset a --dataset-subset b", "run.yaml", {"dataset-subset": ["a", "b"]}),
@@ -367,7 +372,7 @@ def test_two_values_for_one_thing_are_refused() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ({"training__num_generations": "1"}, "training.num_generations must be a whole number >= 2"),
+        ({"training__num_generations": "1"}, "training.num_generations 1 contradicts method gtpo"),
         ({"training__max_steps": "0"}, "training.max_steps 0 trains nothing"),
         ({"model__random_seed": str(2**32)}, "model.random_seed must be a whole number >= 0 and <= 4294967295"),
         ({"lora__use_dora": "true"}, "lora.use_dora has no effect: model.lora_rank is 0"),

@@ -10,12 +10,12 @@ import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.config.document import START, as_file, from_flags
-from gtpo.run.demo import COMMANDS, METHODS, RUNS, SEEDS, TRAIN, run_demo
+from gtpo.config.document import START, from_flags
+from gtpo.demo import COMMANDS, METHODS, RUNS, SEEDS, TRAIN, run_demo
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
-def test_flags_alone_and_the_file_that_is_printed_give_one_config(method: str, tmp_path: Path) -> None:
+def test_flags_alone_make_a_config_that_its_file_repeats(method: str, tmp_path: Path) -> None:
     typed = {
         "model": "org/Some-Model", "data": "arithmetic", "method": method, "training.learning_rate": "2e-6",
         "data-dir": str(tmp_path), "training.lr_scheduler_kwargs.num_cycles": "2", "training.epsilon": "1e-3",
@@ -23,7 +23,7 @@ def test_flags_alone_and_the_file_that_is_printed_give_one_config(method: str, t
     overrides = from_flags(typed)
     config = load_config(START, overrides, world_size=1)
     assert config.run_name == f"some-model-arithmetic-{method}"
-    (tmp_path / "mine.yaml").write_text(as_file(config, overrides))
+    (tmp_path / "mine.yaml").write_text(config.to_yaml())
     assert load_config(tmp_path / "mine.yaml", world_size=1).as_dict() == config.as_dict()
 
 

@@ -180,17 +180,6 @@ def test_best_is_the_untrained_model_until_something_is_better_beyond_noise() ->
     assert gain[0] == pytest.approx(0.4, abs=0.1)
 
 
-def test_saturated_reward_with_falling_held_out_accuracy_is_a_warning_once() -> None:
-    health = Health(HealthSection(smoothing_steps=2, smoothing_evaluations=1), "validation/pass@1")
-    found = []
-    for step, rate in enumerate([0.4, 0.5, 0.6, 0.4, 0.4, 0.4]):
-        for _ in range(2):
-            health.observe(step, row(10.0))
-        found.append(health.validated(step, [rate] * 8).overfitted)
-    (text,) = [text for text in found if text]
-    assert "fell from 60.0 % at step 2 to 40.0 %" in text
-
-
 # -- the mathematics ---------------------------------------------------------------------------------------------------
 
 

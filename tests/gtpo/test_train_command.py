@@ -64,7 +64,7 @@ def rows(folder: Path, *lines: str) -> str:
         ("--model some/model", "e.g. gtpo train --model some/model --data gsm8k --method gtpo"),
         ("some/model", "If it is a model: gtpo train --model some/model --data gsm8k --method gtpo"),
         ("run.yaml --training.learning_rte 1", 'Did you mean "--training.learning_rate"?'),
-        ("run.yaml --training.num_generations 1", "must be a whole number >= 2"),
+        ("run.yaml --training.num_generations 1", "--training.num_generations 1 contradicts method gtpo"),
         ("run.yaml --training.beta 0.1", "contradicts method gtpo"),
         ("run.yaml --method grpo --check-loss", "--check-loss compares GTPO's fused loss with its reference"),
         ("run.yaml --trainer.reward_weights 1 2", "trainer.reward_weights has 2 values for 1 reward_funcs"),
