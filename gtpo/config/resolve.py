@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from gtpo.common.errors import UserError
-from gtpo.common.packages import installed
 from gtpo.config.document import Document
 from gtpo.config.published import Findings
 from gtpo.config.schema import TrainConfig
@@ -107,17 +106,6 @@ def _of_training(config: TrainConfig) -> Iterator[str]:
 # -- derived values ----------------------------------------------------------------------------------------------------
 
 
-def _devices(config: TrainConfig, document: Document) -> Iterator[str]:
-    """Take the shell's choice of devices over the file's; a flag wins over both."""
-    # What started this process, such as a scheduler, knows which GPUs are free.
-    file, shell = config.env.CUDA_VISIBLE_DEVICES, os.environ.get("CUDA_VISIBLE_DEVICES")
-    origin = document.at("env.CUDA_VISIBLE_DEVICES")
-    if file is not None and shell is not None and file != shell and not origin.is_flag:
-        won = f"CUDA_VISIBLE_DEVICES={shell} of the environment wins over the file's {file} (--cuda wins)"
-        yield f"{origin.place}: {won}"
-        config.env.CUDA_VISIBLE_DEVICES = None
-
-
 def _subsets(config: TrainConfig, document: Document) -> Iterator[str]:
     """Remove subsets that the dataset does not have: the published file lists MATH's, whatever --dataset-name is."""
     dataset = config.dataset
@@ -174,15 +162,6 @@ def _batch(config: TrainConfig, document: Document, world_size: int) -> Iterator
     )
 
 
-def _trackers(config: TrainConfig, document: Document) -> Iterator[str]:
-    origin = document.at("training.report_to")
-    # A tracker is no part of the method: without it the run is the same.
-    for name in [name for name in config.training.report_to if not installed(name)]:
-        without = f"so this run is not reported to it (pip install {name}); metrics.jsonl has everything"
-        yield f"{origin} {name}: not installed, {without}"
-        config.training.report_to.remove(name)
-
-
 def resolve(config: TrainConfig, document: Document, world_size: int | None = None) -> tuple[TrainConfig, list[str]]:
     """Return the resolved copy of a valid config, and a notice for each change of what the user had set.
 
@@ -198,7 +177,7 @@ def resolve(config: TrainConfig, document: Document, world_size: int | None = No
     # The published setting; peft has alpha 8 for every rank.
     if model.lora_rank:
         model.lora_alpha = model.lora_alpha or model.lora_rank
-    for change in (_devices, _subsets, _precision, _trackers):
+    for change in (_subsets, _precision):
         found.notices += change(config, document)
     if config.method != "sft":
         if training.max_completion_length is None:

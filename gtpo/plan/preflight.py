@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.packages import require
+from gtpo.common.packages import installed, require
 from gtpo.common.vllm_environment import LORA_RANKS
 from gtpo.config import TrainConfig
 from gtpo.inputs.dataset import TrainingProblems, to_row
@@ -118,6 +118,10 @@ def preflight(config: TrainConfig, results: Path = RESULTS) -> RunInputs:
     """Refuse what would fail later. Raises UserError; reads local files only, and no weights."""
     for purpose, package, extra in needed_packages(config):
         require(purpose, package, extra=extra)
+    for name in config.training.report_to:
+        if not installed(name):
+            without = f"so this run is not reported to it (pip install {name}); metrics.jsonl has everything"
+            LOG.warning(f"{config.setting('training.report_to')} {name}: not installed, {without}")
     check_trl(config)
     check_sampler(config)
     return RunInputs(find_weights(config.model, results), check_inputs(config))

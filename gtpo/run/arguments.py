@@ -64,7 +64,8 @@ def _common(config: TrainConfig, kind: Any, output: Path, dtype: str) -> dict[st
         "run_name": config.run_name,
         "logging_nan_inf_filter": False,  # a loss that is not finite must be seen
         "save_strategy": "steps",
-        "report_to": list(training.report_to) or "none",
+        # A tracker is no part of the method: without its package the run is the same.
+        "report_to": [name for name in training.report_to if installed(name)] or "none",
         "seed": config.model.random_seed,
         "use_cpu": not torch.accelerator.is_available(),
         "remove_unused_columns": False,

@@ -44,8 +44,7 @@ def train(
     Raises UserError for what the user can fix, and KeyboardInterrupt after a clean stop asked for by a
     signal or a stop file.
     """
-    if config.env.CUDA_VISIBLE_DEVICES is not None:  # before anything imports torch
-        os.environ["CUDA_VISIBLE_DEVICES"] = config.env.CUDA_VISIBLE_DEVICES
+    choose_devices(config)
     folder = TrainFolder(results_dir / "train" / config.run_name)
     check_config(folder, config)
     if (status := folder.run().get("status")) in ENDED:
@@ -73,6 +72,17 @@ def train(
     if stop.asked:
         raise KeyboardInterrupt
     return folder.root
+
+
+def choose_devices(config: TrainConfig) -> None:
+    """Set CUDA_VISIBLE_DEVICES, before anything imports torch: a flag wins over the shell, which wins over a file."""
+    chosen, setting = config.env.CUDA_VISIBLE_DEVICES, config.setting("env.CUDA_VISIBLE_DEVICES")
+    # What started this process, such as a scheduler, knows which GPUs are free.
+    shell = None if setting.is_flag else os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None and shell not in (None, chosen):
+        LOG.warning(f"{setting}: CUDA_VISIBLE_DEVICES={shell} of the environment wins over {chosen} (--cuda wins)")
+    elif chosen is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = chosen
 
 
 def _print_result(folder: TrainFolder, json_output: bool) -> None:

@@ -15,6 +15,7 @@ from gtpo.config import TrainConfig, load_config
 from gtpo.config.document import parse_flags
 from gtpo.config.keys import SHORTCUTS, keys, sections
 from gtpo.presets import PRESETS, Objective
+from gtpo.run.command import choose_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "configs" / "published" / "llama-math.yaml"
@@ -454,15 +455,19 @@ def test_processes_come_from_the_environment(tmp_path: Path, monkeypatch: pytest
     assert load_config(path).training.per_device_train_batch_size == 4
 
 
-def test_devices_flag_over_shell_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = MINIMAL + 'env:\n  CUDA_VISIBLE_DEVICES: "0"\n'
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert Loaded(tmp_path, text).config.env.CUDA_VISIBLE_DEVICES == "0"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    loaded = Loaded(tmp_path, text)
-    assert loaded.config.env.CUDA_VISIBLE_DEVICES is None
-    assert any("CUDA_VISIBLE_DEVICES=3 of the environment wins" in notice for notice in loaded.notices)
-    assert Loaded(tmp_path, text, env__CUDA_VISIBLE_DEVICES="5").config.env.CUDA_VISIBLE_DEVICES == "5"
+@pytest.mark.parametrize(("shell", "flag", "taken"), [(None, None, "0"), ("3", None, "3"), ("3", "5", "5")])
+def test_devices_flag_over_shell_over_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str | None, flag: str | None, taken: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {} if shell is None else {"CUDA_VISIBLE_DEVICES": shell})
+    flags = {} if flag is None else {"env__CUDA_VISIBLE_DEVICES": flag}
+    config = Loaded(tmp_path, MINIMAL + 'env:\n  CUDA_VISIBLE_DEVICES: "0"\n', **flags).config
+    with logged() as notices:
+        choose_devices(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
+    assert ["run.yaml:4: env.CUDA_VISIBLE_DEVICES: CUDA_VISIBLE_DEVICES=3" in notice for notice in notices] == (
+        [True] if taken == "3" else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -490,13 +495,6 @@ def test_16bit_states_are_widened_too(tmp_path: Path) -> None:
     assert any("16-bit states" in notice for notice in loaded.notices)
     assert Loaded(tmp_path, MINIMAL, **high, model__lora_rank=8).config.model.dtype == "bfloat16"  # frozen weights
     assert Loaded(tmp_path, MINIMAL, model__dtype="bfloat16").config.model.dtype == "bfloat16"
-
-
-def test_absent_tracker_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gtpo.config.resolve.installed", lambda package: False)
-    loaded = Loaded(tmp_path, MINIMAL, training__report_to=["wandb"])
-    assert loaded.config.training.report_to == []
-    assert any("wandb: not installed" in notice for notice in loaded.notices)
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from logs import logged
 from peft import LoraConfig
 from trl import GRPOConfig, SFTConfig
 
@@ -16,6 +17,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.yaml_file import in_words
 from gtpo.config import load_config
 from gtpo.inputs.model import lora_settings
+from gtpo.plan.preflight import preflight
 from gtpo.rewards.loading import load_reward
 from gtpo.run.arguments import require_optimizer, trainer_arguments
 from gtpo.trainer import GTPOConfig
@@ -96,6 +98,16 @@ def test_what_cannot_be_passed_on_is_refused(tmp_path: Path, method: str, traini
     with pytest.raises(UserError) as refused:
         trainer_arguments(loaded(tmp_path, method, **training), tmp_path, "float32")
     assert words in str(refused.value)
+
+
+def test_an_absent_tracker_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("gtpo.run.arguments", "gtpo.plan.preflight"):
+        monkeypatch.setattr(f"{module}.installed", lambda package: False)
+    config = loaded(tmp_path, "sft", report_to=["wandb"])
+    with logged() as lines:
+        preflight(config, tmp_path)
+    assert ["run.yaml:5: training.report_to wandb: not installed" in line for line in lines] == [True]
+    assert trainer_arguments(config, tmp_path, "float32").report_to == []
 
 
 def test_a_ratio_of_two_temperatures_is_refused(tmp_path: Path) -> None:
