@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -131,6 +131,7 @@ class Engine(ABC):
     """A source of completions. Created before sampling starts, closed after it."""
 
     name: str
+    left_out: Set[str] = frozenset()  # Sampling parameters that it cannot pass on, as far as that is known by now
     _stop_at: float | None = None  # When `generate` ends at the latest; None: nobody has asked it to
 
     @abstractmethod

@@ -136,7 +136,8 @@ class Answer:
                     reason = str(reason.get("type") if isinstance(reason, dict) else reason)
                     self.finish_reason = reason if reason != "null" else self.finish_reason
                     # The last event of some gateways has the whole message beside an empty delta.
-                    said = choice.get("delta") if "delta" in choice else choice.get("message")
+                    repeated = "delta" in choice and self.deltas
+                    said = choice.get("delta") or (None if repeated else choice.get("message"))
                     self._take(said or {"content": choice.get("text")})
         except (AttributeError, TypeError, ValueError) as error:
             raise _malformed(f"{type(error).__name__}: {error}") from None
@@ -310,7 +311,6 @@ class OpenAIEngine(Engine):
         asked = self.servers[0].ref.served_name
         for model in set(models.values()) - {asked}:
             LOG.warning('"%s" answers, and "%s" was asked for', model, asked)
-        left_out = sorted(set[str]().union(*(server.left_out for server in self.servers)))
         draws, same = self.sampling.temperature > 0, [len(found) > 1 == len(set(found)) for found in texts.values()]
         if draws and any(same):
             LOG.warning(
@@ -329,8 +329,12 @@ class OpenAIEngine(Engine):
             "hardware": None,
             "base_urls": [server.url for server in self.servers],
             **({"canaries": found} if texts else {}),
-            **({"parameters_left_out": left_out} if left_out else {}),
         }
+
+    @property
+    def left_out(self) -> set[str]:  # type: ignore[override]
+        """Sampling parameters that a server does not take."""
+        return set[str]().union(*(server.left_out for server in self.servers))
 
     async def _ask_first(self) -> dict[str, list[str]]:
         """Return url -> the texts of the canaries, by seed."""

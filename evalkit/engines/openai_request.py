@@ -292,7 +292,7 @@ class Servers:
             ]
         except (ValueError, KeyError, TypeError, RecursionError):
             server.cards = []
-        server.leave_out(_NOT_TAKEN.get(server.card().get("owned_by", ""), set()))
+        server.leave_out(_NOT_TAKEN.get(str(server.card().get("owned_by")), set()))
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
             async with session.get(f"{server.url.removesuffix('/v1')}/version") as response:
                 server.version = one_line((await response.json(content_type=None))["version"])

@@ -92,9 +92,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 deque(verify_stored(folder, scorer), maxlen=0)
                 tally = Tally(folder, verifier)
             check_prompts(folder, plan.rendered.prompts)
-            # Until the engine has described itself, the record names what the stored samples were made on.
-            sampled_on = record.engine if old is None else old.engine
-            folder.begin(made_on(record, sampled_on))
+            folder.begin(record)
             folder.add_problems(plan.problems)
             if plan.ref is not None:
                 folder.add_prompts(plan.rendered.prompts)
@@ -116,8 +114,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                             engine = make_engine(settings, plan, sampling, record.engine.rows)
                         stack.callback(engine.close)
                         LOG.info("engine ready after %.0f s", time.monotonic() - loading)
-                    sampled_on = _engine_record(folder.path, settings, engine, record.engine, old)
-                    record = made_on(record, sampled_on)
+                    record.engine = _engine_record(folder.path, settings, engine, record.engine)
                     # Those beyond what is asked for now stay: they belong to a larger k.
                     tally.drop_failed({key for key in failed if key[2] < plan.samples.get(key[:2], 0)})
                     folder.begin(record, clock)
@@ -132,9 +129,10 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     try:
                         _sample(settings, plan, lacking, engine, pipeline, progress)
                     finally:
-                        # Also after an error: the time was spent.
-                        record.model_copy(update={"wall_seconds": clock()}).write(folder.path)
-            record = made_on(record, sampled_on)
+                        # Also after an error: the time was spent. A server may have refused a parameter by now.
+                        left_out = {*record.engine.parameters_left_out, *engine.left_out}
+                        record.wall_seconds, record.engine.parameters_left_out = clock(), sorted(left_out)
+                        record.write(folder.path)
             apart = record.engine.name in ("openai", "recorded")
             cut_off = any(s.finish_reason == "length" and not s.unfinished for s in tally.scored())
             if cut_off and settle_thoughts(folder, apart, scorer):
@@ -226,23 +224,13 @@ def begin_record(
             entries[name].n = entry.n
         if chosen is not None:
             entries[name].n_asked, entries[name].finish_with = max(n, entry.n or 0), command
-    # What an earlier server did not take counts as what is asked for now.
-    now_asked = record.model_copy(update={"sampling": made_on(record, old.engine).sampling})
-    check_identity(folder.path, made_on(old, old.engine), now_asked, others)
+    check_identity(folder.path, old, record, others)
     record.created = old.created or record.created
     record.benchmarks = entries | {name: e for name, e in record.benchmarks.items() if name not in entries}
     record.sampling.n = max(entry.n_asked or old.sampling.n for entry in record.benchmarks.values())
-    # It stays `auto` if what that came to is now asked for by name.
-    record.engine.dtype = old.engine.dtype
-    if old.engine.rows is not None:
-        record.engine.rows = old.engine.rows
+    # What the stored samples were made on, until the engine has described itself.
+    record.engine = old.engine
     return record
-
-
-def made_on(record: EvalRecord, engine: EngineRecord) -> EvalRecord:
-    """Return the record of what an engine samples: null for each parameter that a server does not take."""
-    left_out = dict.fromkeys(set(engine.parameters_left_out) & set(SamplingRecord.model_fields))
-    return record.model_copy(update={"engine": engine, "sampling": record.sampling.model_copy(update=left_out)})
 
 
 def _changed(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> list[str]:
@@ -267,15 +255,14 @@ def check_prompts(folder: EvalFolder, prompts: Mapping[QuestionKey, StoredPrompt
             )
 
 
-def _engine_record(
-    path: Path, settings: EvalSettings, engine: Engine, asked: EngineRecord, earlier: EvalRecord | None
-) -> EngineRecord:
-    """Return what samples from now on. UserError if its data type is not that of the samples that are stored."""
-    asked_for = asked.model_dump(include={"dtype"}, exclude_unset=True)
-    now = EngineRecord(name=engine.name, **engine.describe(), **asked_for)
-    if earlier is None:
-        return now
-    old = earlier.engine
+def _engine_record(path: Path, settings: EvalSettings, engine: Engine, old: EngineRecord) -> EngineRecord:
+    """Return what samples from now on. UserError if its data type is not that of the samples that are stored.
+
+    old: what they were made on; of a new run only what was asked for.
+    """
+    # The data type stays `auto` if what that came to is now asked for by name.
+    now = EngineRecord(name=engine.name, **engine.describe(), **old.model_dump(include={"dtype"}, exclude_unset=True))
+    now.parameters_left_out = sorted({*old.parameters_left_out, *engine.left_out})
     if old.compute_dtype is not None and now.compute_dtype != old.compute_dtype:
         raise UserError(
             f"{path} was sampled in {old.compute_dtype}, and --dtype {settings.dtype} means {now.compute_dtype} on "
@@ -289,7 +276,7 @@ def _engine_record(
     texts = [set(map(tuple, canaries.get("texts", {}).values())) for canaries in (before, after)]
     if all(texts) and not texts[0] & texts[1]:
         LOG.warning("%s: the server's first texts are others than they were for the same seeds", path)
-    if others := old.followed_by(now):
+    if old.versions and (others := old.followed_by(now)):
         now.earlier = others
         LOG.warning("the samples are of several versions or machines; eval.json lists them under engine.earlier")
     return now

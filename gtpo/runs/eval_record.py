@@ -209,8 +209,14 @@ class EvalRecord(_Block):
     benchmarks: dict[str, BenchmarkRecord] = Field({}, description="Benchmark -> its record.")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of eval.json; what was never set is left out."""
-        return self.model_dump(by_alias=True, exclude_unset=True)
+        """Return the content of eval.json: null for each parameter that a server does not take.
+
+        What was never set is left out.
+        """
+        document = self.model_dump(by_alias=True, exclude_unset=True)
+        sampling = document.get("sampling", {})
+        sampling |= dict.fromkeys(sampling.keys() & {*self.engine.parameters_left_out})
+        return document
 
     def write(self, folder: Path) -> None:
         """Write eval.json in the run's folder."""
@@ -259,9 +265,11 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
     known_weights = all(
         m.fingerprint is not None and m.fingerprint.count("-") == (m.adapter is not None) for m in (old.model, new.model)
     )
+    left_out = {*old.engine.parameters_left_out, *new.engine.parameters_left_out}
     for key in IDENTITY:
         before, now = map(attrgetter(key), (old, new))
-        if key in ("model.source", "model.adapter") and known_weights:
+        # What a server does not take is as it is, whatever is asked for.
+        if (key in ("model.source", "model.adapter") and known_weights) or key.removeprefix("sampling.") in left_out:
             continue
         if key == "engine.dtype":  # what `auto` came to counts, not the word
             known = old.engine.compute_dtype, new.engine.compute_dtype

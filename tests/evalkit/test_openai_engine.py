@@ -74,9 +74,9 @@ SAMPLED = {
 }
 
 
-@pytest.mark.parametrize("owner", ["vllm", "llamacpp", "library", "organization_owner", None])
+@pytest.mark.parametrize("owner", ["vllm", "llamacpp", "library", "organization_owner", None, ("a", "list")])
 @pytest.mark.parametrize("given", [{}, SAMPLED])
-def test_what_is_recorded_is_what_was_sent(gtpo, serve: Serve, tmp_path: Path, owner: str | None, given: dict) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_recorded_is_what_was_sent(gtpo, serve: Serve, tmp_path: Path, owner: Any, given: dict) -> None:  # type: ignore[no-untyped-def]
     """Every field of the record's sampling, read back from the requests; null is what the server does by itself."""
     server = serve()
     server.models = Reply(body={"data": [{"id": "m", "owned_by": owner}]})
@@ -116,15 +116,16 @@ def test_openai_itself_gets_no_parameters_of_others() -> None:
     }  # fmt: skip
 
 
-def test_a_refused_parameter_is_null_in_the_record(gtpo, serve: Serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """One that was asked for is never left out."""
+@pytest.mark.parametrize("at_first", [True, False])
+def test_a_refused_parameter_is_null_in_the_record(gtpo, serve: Serve, tmp_path: Path, at_first: bool) -> None:  # type: ignore[no-untyped-def]
+    """Also if the first requests are refused for the rate. One that was asked for is never left out."""
     said = "top_k: Extra inputs are not permitted"
 
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
         return Reply(422, {"detail": said}) if "top_k" in payload else completion(payload)
 
     server = serve(behaviour)
-    server.canary = behaviour
+    server.canary = behaviour if at_first else lambda payload, times: Reply(429, {"error": "busy"})
     command = ("eval", "m", "--benchmarks", "arithmetic", "--limit", "2", "--base-url", server.url)
     done = gtpo(*command, "--out", "run")
     assert "takes no top_k: its own default holds, eval.json has null for it" in done.stderr
@@ -219,6 +220,10 @@ COMPLETIONS: dict[str, tuple[Reply, str, int | None, str | None]] = {
         events(
             delta(TEXT), event({"choices": [{"delta": {}, "message": {"content": TEXT}, "finish_reason": "eos"}]}), DONE
         ),
+        TEXT, None, "stop",
+    ),
+    "a delta of null beside the message": (
+        Reply(body={"choices": [{"delta": None, "message": {"content": TEXT}, "finish_reason": "stop"}]}),
         TEXT, None, "stop",
     ),
     "SGLang's reason, input and output tokens": (
