@@ -22,13 +22,13 @@ from typing import Any
 import yaml
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import Generation, Reading
 from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.recorded import read_completions
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.tables import Sample
 
 TASKS = {"gsm8k": "lm-eval-gsm8k", "gsm8k-cot-zeroshot": "lm-eval-gsm8k-cot-zeroshot"}
 """lm-eval's file -> our protocol."""
@@ -108,11 +108,12 @@ def compare(name: str, task: str, data: Path, texts: dict[str, str], verifier: V
         for i, p in enumerate(chosen)
     )
     asked: dict[tuple[str, str], Problem] = {("gsm8k", p.id): p for p in chosen}
-    recorded = [Generation("gsm8k", p.id, 0, texts[p.id], None, None, None) for p in chosen]
-    generations = [protocol.completion(g, Reading(tuple(protocol.stop)), "") for g in recorded]
-    ours = score(generations, asked, verifier)
+    ours = [Sample("gsm8k", p.id, 0, texts[p.id]) for p in chosen]
+    for sample in ours:
+        protocol.reading().read(sample, "")
+    score(ours, asked, verifier)
     right = [sample.verdict("lenient") == "CORRECT" for sample in ours]
-    inspected = asyncio.run(judge_by_inspect([g.text for g in generations], [p.answer for p in chosen]))
+    inspected = asyncio.run(judge_by_inspect([sample.completion for sample in ours], [p.answer for p in chosen]))
     theirs = [bool(flexible[i]["exact_match"] == 1) for i in range(limit)]
     rows = zip(chosen, ours, theirs, right, inspected, strict=True)
     differ = [
@@ -141,7 +142,7 @@ def main() -> None:
     results = []
     with Verifier() as verifier:
         for path, task in product(settings.completions, settings.tasks):
-            texts = {row.id: row.samples[0].text for row in read_completions(path) if not row.samples[0].error}
+            texts = {row.id: row.samples[0].completion for row in read_completions(path) if not row.samples[0].error}
             name = path.name.removesuffix(".gz").removesuffix(".jsonl")
             results.append(compare(name, task, settings.data, texts, verifier))
             print(*(f"{key} {value:.4g} " for key, value in results[-1].items() if isinstance(value, int | float)))

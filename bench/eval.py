@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import in_turns, parser, save, seconds
-from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import Sampling, Task, sample_seed
 from gtpo.evalkit.evaluation.evaluate import evaluate, make_engine
 from gtpo.evalkit.evaluation.plan import choose_sampling, plan_evaluation
 from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.tables import Sample
 
 
 class LastYield:
@@ -40,7 +41,7 @@ class LastYield:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.vllm, name)
 
-    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield what the engine yields."""
         yield from self.vllm.generate(tasks)
         self.ended = time.perf_counter()
@@ -86,9 +87,10 @@ def main() -> None:
     print(f"metrics: pass@k and maj@k, 1319 questions, all k <= 64: {metrics:.2f} s")
     chosen = {name: getattr(arguments, name) for name in ("model", *given)}
     settings = EvalSettings(**chosen, engine="vllm")
+    protocol = find_protocol(settings.protocol)
     with Verifier() as verifier:
-        plan = plan_evaluation(settings, find_protocol(settings.protocol), verifier, "vllm")
-    sampling, tasks = choose_sampling(settings, plan), plan.tasks
+        plan = plan_evaluation(settings, protocol, verifier, "vllm")
+    sampling, tasks = choose_sampling(settings, protocol, plan), plan.tasks
     engine = LastYield(make_engine(settings, plan, sampling))
     measured: dict[str, list[float]] = {"bare": [], "gtpo": []}
     tails: list[float] = []

@@ -1,4 +1,4 @@
-"""What every engine takes and gives: tasks in, generations out, in whatever order they finish."""
+"""What every engine takes and gives: tasks in, samples out, in whatever order they finish."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gtpo.rewards.thoughts import opened_thought, plain, unfinished
+
+# It brings pyarrow, and `gtpo eval --list` reads this module.
+if TYPE_CHECKING:
+    from gtpo.runs.tables import Sample
 
 
 class Prompt(NamedTuple):
@@ -38,6 +42,7 @@ class Reading(NamedTuple):
 
     stop: tuple[str, ...] = ()  # A completion ends before the first of these texts outside a thought
     thoughts: tuple[tuple[str, str], ...] = ()  # Delimiters of thoughts beside those that `gtpo.rewards.thoughts` knows
+    begins_in_thought: bool = False  # Whether the prompt opens a thought; counts if it is not known as rendered
 
     def plain(self, text: str, prompt: str | None = None) -> str:
         """Return a completion with its thoughts in `<think>`, from where they begin: in its prompt, if known."""
@@ -57,12 +62,21 @@ class Reading(NamedTuple):
         """Return whether what there is of a completion ends inside a thought."""
         return unfinished(self.plain(text, prompt))
 
-    def stop_at(self, plain_text: str) -> int | None:
-        """Return where a `plain` completion ends early: before the first stop text behind its thoughts."""
-        if unfinished(plain_text):
-            return None
-        answer = plain_text.rfind("</think>") + 1
-        return min((at for stop in self.stop if (at := plain_text.find(stop, answer)) >= 0), default=None)
+    def read(self, sample: Sample, prompt: str | None) -> None:
+        """Make a completion as it is stored: thoughts in <think>, from where they begin, cut before a stop text.
+
+        prompt: as the model reads it, None if that is not known.
+        """
+        text = self.plain(sample.completion, prompt)
+        if prompt is None and self.begins_in_thought and not text.lstrip().startswith("<think>"):
+            text = f"<think>{text}" if sample.finish_reason == "length" or "</think>" in text else text
+        # Stop texts end an answer, not a thought.
+        answer = text.rfind("</think>") + 1
+        ends = [at for stop in self.stop if (at := text.find(stop, answer)) >= 0]
+        if ends and not unfinished(text):
+            text = text[: min(ends)]
+            sample.finish_reason = "stop" if sample.error is None else sample.finish_reason
+        sample.completion = text
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,40 +121,27 @@ def finish_word(said: str) -> str:
     return next((name for name, pattern in _FINISHES if re.search(pattern, word)), said)
 
 
-class Generation(NamedTuple):
-    """One completion as it came from an engine, or what came in its place."""
-
-    benchmark: str
-    question_id: str
-    sample_index: int
-    text: str
-    tokens: int | None  # Completion tokens, the end token included
-    finish_reason: str | None  # `stop` or `length`; None for recorded completions that do not say, like tokens and seed
-    seed: int | None
-    error: str | None = None  # Why there is no completion: the sample is unscored, and the next call asks for it again
-    # Tokens of the prompt as a server counts them; None if it does not say, or the prompt is known itself.
-    prompt_tokens: int | None = None
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """The benchmark, question and sample that it is of."""
-        return self[:3]
-
-
 class Engine(ABC):
     """A source of completions. Created before sampling starts, closed after it."""
 
     name: str
-    left_out: Set[str] = frozenset()  # Sampling parameters that it cannot pass on, as far as that is known by now
     _stop_at: float | None = None  # When `generate` ends at the latest; None: nobody has asked it to
+
+    @property
+    def left_out(self) -> Set[str]:
+        """Sampling parameters that it cannot pass on, as far as it knows by now."""
+        return frozenset()
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return what eval.json records of the engine: versions, hardware, and what its samples depend on."""
 
     @abstractmethod
-    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
-        """Yield finished completions of every missing sample; what has been yielded may be stored at once."""
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
+        """Yield every missing sample with its completion, not scored; what has been yielded may be stored at once.
+
+        One with an `error` has none: it stays unscored, and the next call asks for it again.
+        """
 
     def running(self) -> tuple[int, int]:
         """Return how many samples it works on, and their tokens so far; the progress asks from another thread."""

@@ -18,8 +18,8 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 # aiohttp is the client: a streamed completion of 64 tokens takes it 1.0 ms of processor time, httpx 2.9 ms, and the
@@ -32,14 +32,14 @@ from gtpo.common.provenance import package_versions, text_hash
 from gtpo.evalkit.engines.base import (
     Engine,
     EngineStopped,
-    Generation,
     Sampling,
     Task,
     finish_word,
     one_line,
     sample_seed,
 )
-from gtpo.evalkit.engines.openai_request import Server, Servers, apart
+from gtpo.evalkit.engines.openai_request import Server, apart
+from gtpo.runs.tables import Sample
 
 # Between two looks at the queue.
 TICK_S = 0.1
@@ -270,7 +270,7 @@ class OpenAIEngine(Engine):
 
     def __init__(
         self,
-        servers: Servers,
+        servers: Sequence[Server],
         sampling: Sampling,
         *,
         concurrency: int = 64,
@@ -278,18 +278,17 @@ class OpenAIEngine(Engine):
         body: dict[str, Any] | None = None,
         first: Sequence[Task] = (),
     ) -> None:
-        self.sampling, self.access, self._first = sampling, servers.access, first[:1]
+        self.servers, self.sampling, self.access, self._first = servers, sampling, servers[0].access, first[:1]
         self._concurrency, self._retries, self._body = concurrency, retries, body or {}
         self._stop = sampling.reading.stop  # What servers are sent of it
-        self.servers = servers.each
         for server in self.servers:
             server.limit = server.most = concurrency
             if server.out is not None:
                 LOG.warning("no server answers at %s (%s): left out", server.url, server.out)
             elif server.unlisted:
                 LOG.warning("%s. It is asked all the same", server.unlisted)
-        self._results: queue.SimpleQueue[list[Generation] | None] = queue.SimpleQueue()
-        self._lot: list[Generation] = []  # What has come since the last of `_results`
+        self._results: queue.SimpleQueue[list[Sample] | None] = queue.SimpleQueue()
+        self._lot: list[Sample] = []  # What has come since the last of `_results`
         self._in_flight: set[_Request] = set()
         self._thread: threading.Thread | None = None
         self._fatal: Exception | None = None
@@ -332,13 +331,14 @@ class OpenAIEngine(Engine):
         }
 
     @property
-    def left_out(self) -> set[str]:  # type: ignore[override]
+    def left_out(self) -> Set[str]:
         """Sampling parameters that a server does not take."""
         return set[str]().union(*(server.left_out for server in self.servers))
 
     async def _ask_first(self) -> dict[str, list[str]]:
         """Return url -> the texts of the canaries, by seed."""
         texts: dict[str, list[str]] = {}
+        short = replace(self.sampling, max_tokens=min(CANARY_TOKENS, self.sampling.max_tokens))
 
         async def try_out(server: Server, task: Task) -> None:
             found = []
@@ -346,7 +346,7 @@ class OpenAIEngine(Engine):
                 async with asyncio.timeout(CANARIES_S):
                     for index in range(CANARIES) if self.sampling.temperature > 0 else [0] * CANARIES:
                         try:
-                            found.append((await self._ask(server, _Request(task, index), CANARY_TOKENS)).text())
+                            found.append((await self._ask(server, _Request(task, index), short)).text())
                         except RequestError as error:
                             if mistake := server.mistake(error.status, self.access.redact(str(error))):
                                 raise UserError(mistake) from None
@@ -367,7 +367,7 @@ class OpenAIEngine(Engine):
         requests = list(self._in_flight)
         return len(requests), sum(request.answer.deltas for request in requests)
 
-    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once no server is left."""
         self._fatal, self._stop_at = None, None
         self._thread = threading.Thread(target=self._run, args=(tasks,), name="openai", daemon=True)
@@ -454,7 +454,7 @@ class OpenAIEngine(Engine):
         """Ask for one sample once: it is there, has failed, waits again, or the server is left out."""
         sent = time.monotonic()
         try:
-            answer = await self._ask(server, request)
+            answer = await self._ask(server, request, self.sampling)
         except RequestError as error:
             if error.passing:
                 server.failed(sent)
@@ -473,10 +473,12 @@ class OpenAIEngine(Engine):
 
     def _hand_on(self, request: _Request, finish_reason: str | None, error: str | None = None) -> None:
         """Hand on a sample, completed or failed."""
-        answer, key = request.answer, (request.task.benchmark, request.task.question_id, request.index)
-        tokens, prompt_tokens = (None, None) if error else (answer.tokens, answer.prompt_tokens)
-        text = self.access.redact(answer.text())
-        self._lot.append(Generation(*key, text, tokens, finish_reason, request.seed, error, prompt_tokens))
+        answer, task = request.answer, request.task
+        sample = Sample(task.benchmark, task.question_id, request.index, self.access.redact(answer.text()))
+        sample.finish_reason, sample.seed, sample.error = finish_reason, request.seed, error
+        if error is None:
+            sample.tokens, sample.prompt_tokens = answer.tokens, answer.prompt_tokens
+        self._lot.append(sample)
         self._left -= 1
 
     def _failed(self, server: Server, request: _Request, error: RequestError) -> None:
@@ -530,21 +532,15 @@ class OpenAIEngine(Engine):
 
     # -- one request ---------------------------------------------------------------------------------------------------
 
-    async def _ask(self, server: Server, request: _Request, most: int | None = None) -> Answer:
-        """Send one request, without the parameters that the server does not take, and read it. Raises RequestError.
-
-        most: of tokens, if fewer than the run's.
-        """
-        s, task = self.sampling, request.task
+    async def _ask(self, server: Server, request: _Request, s: Sampling) -> Answer:
+        """Send one request, without the parameters that the server does not take, and read it. Raises RequestError."""
+        task = request.task
         seed = sample_seed(s.seed, task.benchmark, task.question_id, request.index)
         while True:
             answer = request.answer = Answer()
             request.stop = self._stop
             sent = server.payload(task.prompt, s, seed, request.stop, self._body)
             request.seed = sent.get("seed")
-            if most is not None:
-                name = "max_tokens" if "max_tokens" in sent else "max_completion_tokens"
-                sent[name] = min(most, sent[name])
             url = f"{server.url}/{'completions' if 'prompt' in sent else 'chat/completions'}"
             try:
                 async with self._session.post(url, json=sent, allow_redirects=False) as response:

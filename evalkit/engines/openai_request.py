@@ -250,60 +250,41 @@ class Server:
         if sent >= self._halved_at:
             self.limit, self._halved_at = max(1.0, self.limit / 2), time.monotonic()
 
-
-class Servers:
-    """The servers of a run, how they are asked, and what each lists of its models.
-
-    given: the values of --base-url. Raises UserError if no server answers, or one refuses the key.
-    """
-
-    def __init__(self, ref: ModelRef, given: Sequence[str], access: Access) -> None:
-        self.access = access
-        self.each = [Server(url, ref, access) for url in server_urls(ref, given, access.variable)]
-        apart(self._ask_all())
-
-    async def _ask_all(self) -> None:
-        async with self.access.session() as session:
-            await asyncio.gather(*(self._ask(session, server) for server in self.each))
-        if all(server.out is not None for server in self.each):
-            raise UserError("; ".join(f"no server answers at {s.url} ({s.out})" for s in self.each))
-
-    async def _ask(self, session: aiohttp.ClientSession, server: Server) -> None:
-        """Note what a server lists under /models, if it has such a list, or why it is not there."""
+    async def ask(self, session: aiohttp.ClientSession) -> None:
+        """Note what it lists under /models, if it has such a list, or why it is not there."""
         try:
-            async with session.get(f"{server.url}/models") as response:
+            async with session.get(f"{self.url}/models") as response:
                 status, body = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            server.out = self.access.redact(f"{type(error).__name__}: {one_line(error)}")
+            self.out = self.access.redact(f"{type(error).__name__}: {one_line(error)}")
             return
         # What a proxy says of a server that is not there.
         if status in (502, 503, 504):
-            server.out = f"HTTP {status}"
+            self.out = f"HTTP {status}"
         elif status in (401, 403):
-            raise UserError(self.access.refused(server.url, status))
+            raise UserError(self.access.refused(self.url, status))
         try:
             listed = json.loads(body) if status == 200 else []
             if isinstance(listed, dict):
                 listed = listed["data"] if "data" in listed else listed["models"]
             cards = [{"id": card} if isinstance(card, str) else dict(card) for card in listed]
             names = ("id", "name", "model")
-            server.cards = [
+            self.cards = [
                 c | {"id": next(c[n] for n in names if n in c)} for c in cards if not c.keys().isdisjoint(names)
             ]
         except (ValueError, KeyError, TypeError, RecursionError):
-            server.cards = []
-        server.leave_out(_NOT_TAKEN.get(str(server.card().get("owned_by")), set()))
+            self.cards = []
+        self.leave_out(_NOT_TAKEN.get(str(self.card().get("owned_by")), set()))
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-            async with session.get(f"{server.url.removesuffix('/v1')}/version") as response:
-                server.version = one_line((await response.json(content_type=None))["version"])
+            async with session.get(f"{self.url.removesuffix('/v1')}/version") as response:
+                self.version = one_line((await response.json(content_type=None))["version"])
 
     def rendered(self, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None) -> dict[_Key, Prompt]:
-        """Return the prompts with text and tokens as the first server renders them (vLLM can), else as they are."""
-        server = next(server for server in self.each if server.out is None)
+        """Return the prompts with text and tokens as it renders them (vLLM can), else as they are."""
         template = {"chat_template_kwargs": kwargs} if kwargs else {}
 
         async def post(path: str, **said: Any) -> Any:
-            body, url = {"model": server.ref.served_name, **said}, f"{server.url.removesuffix('/v1')}/{path}"
+            body, url = {"model": self.ref.served_name, **said}, f"{self.url.removesuffix('/v1')}/{path}"
             async with self._session.post(url, json=body, allow_redirects=False) as answer:
                 answer.raise_for_status()
                 return await answer.json(content_type=None)
@@ -326,3 +307,20 @@ class Servers:
             return known | dict(zip(rest, answers, strict=True))
 
         return apart(ask_all())
+
+
+def find_servers(ref: ModelRef, given: Sequence[str], access: Access) -> list[Server]:
+    """Return the servers of a run, each with what it lists of its models. given: the values of --base-url.
+
+    Raises UserError if no server answers, or one refuses the key.
+    """
+    servers = [Server(url, ref, access) for url in server_urls(ref, given, access.variable)]
+
+    async def ask_all() -> None:
+        async with access.session() as session:
+            await asyncio.gather(*(server.ask(session) for server in servers))
+
+    apart(ask_all())
+    if all(server.out is not None for server in servers):
+        raise UserError("; ".join(f"no server answers at {s.url} ({s.out})" for s in servers))
+    return servers

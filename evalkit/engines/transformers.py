@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
-from gtpo.evalkit.engines.base import Engine, Generation, Sampling, Task, one_line, sample_seed
+from gtpo.evalkit.engines.base import Engine, Sampling, Task, one_line, sample_seed
 from gtpo.evalkit.engines.local import check_all_loaded, load_config
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.rewards.completions import decode_completion
+from gtpo.runs.tables import Sample
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +123,7 @@ class TransformersEngine(Engine):
             "rows": self.rows,
         }
 
-    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield one batch of completions at a time."""
         self._stop_at = None
         for benchmark in dict.fromkeys(task.benchmark for task in tasks):
@@ -134,7 +135,7 @@ class TransformersEngine(Engine):
                     return
                 yield found
 
-    def _sample(self, batch: Batch) -> list[Generation]:
+    def _sample(self, batch: Batch) -> list[Sample]:
         """Sample a batch, always whole: the same seed and questions give the same tokens."""
         import torch
 
@@ -150,14 +151,16 @@ class TransformersEngine(Engine):
             raise UserError(
                 f"the GPU has too little memory for a batch of {self.rows}: use a smaller --batch-size"
             ) from None
-        generations = []
+        samples = []
         for row, tokens in enumerate(rows):
             task, index = batch.tasks[row // size], batch.first + row % size
             if index in task.missing:
                 reason = "stop" if len(tokens) < s.max_tokens or tokens[-1] in self.end_ids else "length"
                 text = decode_completion(self.tokenizer, tokens, self.end_ids)
-                generations.append(Generation(task.benchmark, task.question_id, index, text, len(tokens), reason, seed))
-        return generations
+                sample = Sample(task.benchmark, task.question_id, index, text)
+                sample.tokens, sample.finish_reason, sample.seed = len(tokens), reason, seed
+                samples.append(sample)
+        return samples
 
     def _generate(self, tasks: list[Task], size: int) -> list[list[int]]:
         """Return `size` completions for each task, task by task, as token ids up to and with the end token."""

@@ -29,9 +29,10 @@ from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.log import LOG
 from gtpo.common.provenance import package_versions
 from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vllm
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Sampling, Task, one_line, sample_seed
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Sampling, Task, one_line, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
+from gtpo.runs.tables import Key, Sample
 
 # Most samples in one request. A request for each gives the same completions and costs 0.16 ms more for each.
 BLOCK = 16
@@ -130,7 +131,7 @@ class VLLMEngine(Engine):
             "compute_dtype": dtype,
         }
 
-    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield completions step by step."""
         self._stop_at = None
         self._waiting.clear()
@@ -157,29 +158,31 @@ class VLLMEngine(Engine):
         """Return whether there is something to do for `step`."""
         return bool(self._known or self._waiting)
 
-    def step(self) -> list[Generation]:
+    def step(self) -> list[Sample]:
         """Do one step of vLLM; return the completions of the requests that it finished."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
             while self._waiting and len(self._known) < IN_FLIGHT and self._stop_at is None:
                 self._add(*self._waiting.popleft())
-            finished: list[Generation] = []
+            finished: list[Sample] = []
             for output in self._engine.step():
                 if output.finished:
                     task, first, seed = self._known.pop(output.request_id)
-                    for sample in output.outputs:
-                        stopped = isinstance(sample.stop_reason, str)
-                        if stopped and self.sampling.reading.ends_in_thought(sample.text, task.prompt.text):
+                    for found in output.outputs:
+                        index, reason = first + found.index, found.finish_reason
+                        stopped = isinstance(found.stop_reason, str)
+                        if stopped and self.sampling.reading.ends_in_thought(found.text, task.prompt.text):
                             # Once more, without stop texts, as from now on.
                             self._stop = ()
-                            self._waiting.appendleft((task, first + sample.index, 1))
+                            self._waiting.appendleft((task, index, 1))
                             continue
-                        reason, error = sample.finish_reason, None
+                        sample = Sample(task.benchmark, task.question_id, index, found.text)
+                        sample.tokens, sample.finish_reason = len(found.token_ids), reason
+                        sample.seed = seed + found.index
                         if reason not in ("stop", "length"):
-                            reason, error = "error", f"vLLM ended it: {reason}"
-                        key, tokens = (task.benchmark, task.question_id, first + sample.index), len(sample.token_ids)
-                        finished.append(Generation(*key, sample.text, tokens, reason, seed + sample.index, error))
+                            sample.finish_reason, sample.error = "error", f"vLLM ended it: {reason}"
+                        finished.append(sample)
             return finished
         except EngineDeadError as error:
             # Ctrl-C reaches vLLM's own processes too.
@@ -228,7 +231,7 @@ class ModelCopy:
 
     def __init__(self, ref: ModelRef, *arguments: Any, **options: Any) -> None:
         self._ref, self._arguments, self._options = ref, arguments, options
-        self._wanted: dict[tuple[str, str, int], asyncio.Future[Generation]] = {}  # Sample -> what waits for it
+        self._wanted: dict[Key, asyncio.Future[Sample]] = {}  # Sample -> what waits for it
         self._work: asyncio.Task[None] | None = None
 
     # Not loaded by __init__: an error there would be a death, and tried again.
@@ -243,7 +246,7 @@ class ModelCopy:
         """Return the engine's description, once the model is loaded."""
         return dict(self._engine.describe())
 
-    async def sample(self, question: int, task: Task) -> tuple[int, list[Generation]]:
+    async def sample(self, question: int, task: Task) -> tuple[int, list[Sample]]:
         """Return the question's place in the run, and all of its missing samples."""
         keys = [(task.benchmark, task.question_id, index) for index in task.missing]
         # Ray repeats a call if it lost sight of a copy that is still at work on it.
@@ -262,8 +265,8 @@ class ModelCopy:
         """Do vLLM's steps, one after another; calls come in and go out between them."""
         try:
             while self._engine.unfinished:
-                for generation in self._engine.step():
-                    self._wanted.pop(generation.key).set_result(generation)
+                for sample in self._engine.step():
+                    self._wanted.pop(sample.key).set_result(sample)
                 await asyncio.sleep(0)
         except BaseException:
             # vLLM is of no use any more: Ray starts the copy again.
@@ -322,7 +325,7 @@ class RayEngine(Engine):
         versions = {**self._described["versions"], **package_versions("ray")}
         return {**self._described, "versions": versions, "data_parallel_size": len(self._copies)}
 
-    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield the samples of each question as copies finish them. Raises EngineStopped once no copy is left."""
         import ray
         from ray.util import ActorPool
@@ -340,14 +343,14 @@ class RayEngine(Engine):
                 if not pool.has_next() or (self._stop_at is not None and time.monotonic() > self._stop_at):
                     break
                 try:
-                    question, generations = pool.get_next_unordered(timeout=_TICK_S)
+                    question, samples = pool.get_next_unordered(timeout=_TICK_S)
                 except TimeoutError:
                     continue
                 except ray.exceptions.RayError as error:
                     why = one_line(error)
                     continue
                 del left[question]
-                yield generations
+                yield samples
             if self._stop_at is not None:
                 return
         if left:

@@ -48,8 +48,7 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
         print_check(settings)
         return COMPLETE
     # What is above needs no pyarrow.
-    from gtpo.evalkit.evaluation.evaluate import evaluate, rescore
-    from gtpo.evalkit.evaluation.pipeline import Incomplete
+    from gtpo.evalkit.evaluation.evaluate import Incomplete, evaluate, rescore
 
     try:
         folder, record = rescore(settings) if settings.rescore else evaluate(settings)
@@ -235,20 +234,15 @@ def _likely_cause(record: EvalRecord, entry: BenchmarkRecord) -> str:
 def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
     """Say what the overview has no room for."""
     (other,) = (scoring for scoring in SCORINGS if scoring != headline)
-    shares = {
-        "format": entry.format_rate, "cut off": entry.truncation_rate, "no answer": entry.no_answer_rate,
-        "unsimplified": entry.unsimplified_rate,
-    }  # fmt: skip
-    parts = [f"{title} {100 * rate:.1f} %" for title, rate in shares.items() if rate is not None]
+    shares = {"no answer": entry.no_answer_rate, "unsimplified": entry.unsimplified_rate}
+    parts = [f"{title} {_percent(rate)} %" for title, rate in shares.items()]
     if entry.prompt_tokens is not None:
         parts.append(f"{entry.prompt_tokens:,} prompt and {entry.completion_tokens or 0:,} completion tokens")
     parts.append(f"pass@1 under {other} scoring {100 * getattr(entry, other).pass_at_k[1].mean:.1f} %")
+    undecided = sum(entry.verdicts.get(verdict, 0) for verdict in ("TIMEOUT", "REJECTED"))
     counts = {
-        "answers could not be verified and count as wrong": sum(
-            entry.verdicts.get(verdict, 0) for verdict in ("TIMEOUT", "REJECTED")
-        ),
+        "answers could not be verified and count as wrong": undecided,
         "questions left out": len(entry.excluded),
-        "samples unscored": entry.unscored,
         "different texts, which the intervals count": entry.texts,
     }
     parts += [f"{count} {what}" for what, count in counts.items() if count]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence, Set
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,7 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import command_line, git_commit, now
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Generation, Prompt, Sampling, Task
-from gtpo.evalkit.evaluation.pipeline import Incomplete, ScoringPipeline, interruptible
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Prompt, Sampling, Task
 from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
     Plan,
@@ -29,9 +31,9 @@ from gtpo.evalkit.evaluation.plan import (
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.recorded import plan_recorded
-from gtpo.evalkit.evaluation.scoring import RULES_VERSION, score, settle_thoughts, verify_stored
+from gtpo.evalkit.evaluation.scoring import RULES_VERSION, ScoringPipeline, Tally, score, settle_thoughts, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.evaluation.summary import Tally, summarise
+from gtpo.evalkit.evaluation.summary import summarise
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier, usable_cpus
 from gtpo.runs.eval_folder import EvalFolder
@@ -45,13 +47,24 @@ from gtpo.runs.eval_record import (
     VerifierRecord,
     check_identity,
 )
-from gtpo.runs.tables import Key, QuestionKey, StoredPrompt, read_prompts
+from gtpo.runs.tables import Key, QuestionKey, Sample, StoredPrompt, read_prompts
+
+# After Ctrl-C, requests in flight may still be answered for so long.
+INTERRUPT_S = 0.3
 
 # Samples that failed and are named as they fail; all of them are counted.
 NAMED_FAILURES = 3
 
 # Samples whose verdicts --rescore has changed and that are printed one by one.
 SHOWN = 20
+
+
+@dataclass(eq=False)
+class Incomplete(Exception):
+    """The run stopped before its end; what was sampled is stored, and the same command goes on from there."""
+
+    reason: str
+    interrupted: bool = False
 
 
 def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[Path, EvalRecord]:
@@ -80,7 +93,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 tally.drop_failed(tally.keys(failed=True))
                 old = None
             if plan.ref is not None:
-                sampling = choose_sampling(settings, plan, old)
+                sampling = choose_sampling(settings, protocol, plan, old)
                 body = {"extra_body": settings.request_body()} if settings.extra_body else {}
                 own = {"n": sampling.n, "seed": sampling.seed, "stop": list(sampling.reading.stop)}
                 asked = asked.model_copy(update={"sampling": SamplingRecord(**sampling.drawn(), **own, **body)})
@@ -292,23 +305,23 @@ def _sample(
 ) -> None:
     """Sample what is missing, scored and stored beside it. Raises Incomplete if that stops before its end."""
 
-    def stored(g: Generation) -> Generation:
-        prompt = plan.rendered.prompts.get(g.key[:2], Prompt([]))
-        found = g if prompt.ids is None else g._replace(prompt_tokens=len(prompt.ids))
-        return plan.protocol.completion(found, plan.rendered.reading, prompt.text)
-
-    total, failed = sum(plan.samples.values()), list[Generation]()
+    total, failed = sum(plan.samples.values()), list[Sample]()
     # Recorded failures are part of the file: they stop nothing.
     allowed = total if plan.ref is None else int(settings.fail_on_error * total)
     stop: Incomplete | None = None
     with interruptible(engine) as signals, pipeline:
         try:
-            for generations in engine.generate(tasks):
-                progress.arrive(generations)
-                pipeline.put([stored(g) for g in generations])
-                new = [g for g in generations if g.error is not None]
-                for g in new[: max(0, NAMED_FAILURES - len(failed))]:
-                    LOG.warning("%s %s #%d failed: %s", *g.key, g.error)
+            for samples in engine.generate(tasks):
+                progress.arrive(samples)
+                for sample in samples:
+                    prompt = plan.rendered.prompts.get(sample.key[:2], Prompt([]))
+                    if prompt.ids is not None:
+                        sample.prompt_tokens = len(prompt.ids)
+                    plan.rendered.reading.read(sample, prompt.text)
+                pipeline.put(samples)
+                new = [sample for sample in samples if sample.error is not None]
+                for sample in new[: max(0, NAMED_FAILURES - len(failed))]:
+                    LOG.warning("%s %s #%d failed: %s", *sample.key, sample.error)
                 failed += new
                 if stop is None and len(failed) > allowed:
                     benchmark, question, index = failed[0].key
@@ -323,6 +336,32 @@ def _sample(
         stop = Incomplete("stopped", interrupted=True)
     if stop is not None:
         raise stop
+
+
+@contextmanager
+def interruptible(engine: Engine) -> Iterator[list[int]]:
+    """While sampling, the first Ctrl-C or SIGTERM ends it as soon as what came is stored; the second at once.
+
+    Yields the signals that came.
+    """
+    seen: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        if seen:
+            os._exit(130)
+        seen.append(number)
+        engine.stop(INTERRUPT_S)
+        # A handler must not use buffered streams.
+        os.write(2, b"\ngtpo: stopping; Ctrl-C again ends at once\n")
+
+    # Python lets only the main thread handle signals.
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier: Verifier, **known: Any) -> EvalRecord:

@@ -47,7 +47,7 @@ class Rendering:
     record: PromptRecord  # What they were made with
     reading: Reading  # What of a completion is thought, and where it ends
     context: int | None = None  # Tokens that the model takes, None if unknown
-    servers: Any = field(default=None, repr=False)  # `engines.openai_request.Servers`, if the model is behind servers
+    servers: list[Any] | None = field(default=None, repr=False)  # Of `engines.openai_request.Server`
 
     @property
     def longest(self) -> int:
@@ -68,7 +68,6 @@ class Plan:
     record: EvalRecord
     problems: dict[str, list[Problem]]  # Benchmark -> the problems that are evaluated, in order
     samples: dict[QuestionKey, int]  # Question -> how many samples it is to have
-    protocol: Protocol
     rendered: Rendering
     ref: ModelRef | None = None  # None for recorded completions
     labels: dict[Key, bool] = field(default_factory=dict)  # Recorded completions: the owner's verdicts
@@ -204,7 +203,7 @@ def plan_evaluation(
         scoring=settings.scoring,
         benchmarks=records,
     )
-    return Plan(ref.name, record, problems, dict.fromkeys(asked, settings.n), protocol, rendered, ref)
+    return Plan(ref.name, record, problems, dict.fromkeys(asked, settings.n), rendered, ref)
 
 
 def render_prompts(
@@ -220,15 +219,15 @@ def render_prompts(
         system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if ref.system is None else ref.system
     prompts = {key: protocol.conversation(*question, system) for key, question in asked.items()}
     kwargs, template_hash, servers = settings.chat_template_kwargs, None, None
-    thoughts = tuple(protocol.thoughts)
+    thoughts: tuple[tuple[str, str], ...] = ()
     if engine == "openai":
-        from gtpo.evalkit.engines.openai_request import Access, Servers
+        from gtpo.evalkit.engines.openai_request import Access, find_servers
 
         access = Access(settings.api_key_env, settings.header or (), settings.timeout)
-        servers = Servers(ref, settings.base_url or (), access)
+        servers = find_servers(ref, settings.base_url or (), access)
         # The least that a server lists, if one of them says it.
-        context = min((tokens for server in servers.each if (tokens := server.context())), default=None)
-        prompts = servers.rendered(prompts, kwargs)
+        context = min((tokens for server in servers if (tokens := server.context())), default=None)
+        prompts = next(server for server in servers if server.out is None).rendered(prompts, kwargs)
     else:
         from gtpo.evalkit.engines import local
 
@@ -237,7 +236,7 @@ def render_prompts(
             local.check_adapter(ref, config)
         tokenizer = local.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
         context = local.context_length(config)
-        thoughts += local.thought_tokens(tokenizer)
+        thoughts = local.thought_tokens(tokenizer)
         if protocol.api == "completions":
             prompts = {key: p._replace(ids=local.text_ids(tokenizer, p.text or "")) for key, p in prompts.items()}
         else:
@@ -253,10 +252,10 @@ def render_prompts(
     other = {key: value for key in ("user", "fewshot", "api") if (value := getattr(record, key)) != getattr(plain, key)}
     further = [json.dumps(what, sort_keys=True) for what in (kwargs, other) if what]
     record.hash = text_hash(system, template_hash, *further)
-    return Rendering(prompts, record, Reading(tuple(protocol.stop), thoughts), context, servers)
+    return Rendering(prompts, record, protocol.reading(thoughts), context, servers)
 
 
-def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None = None) -> Sampling:
+def choose_sampling(settings: EvalSettings, protocol: Protocol, plan: Plan, old: EvalRecord | None = None) -> Sampling:
     """Return how a model is sampled: as asked for, as the model recommends if that was asked for, else the defaults.
 
     max_tokens by default: as the run began, as protocol or training say, or what fits. old: the run's record.
@@ -266,7 +265,7 @@ def choose_sampling(settings: EvalSettings, plan: Plan, old: EvalRecord | None =
     most = settings.max_tokens or (old.sampling.max_tokens if old is not None else None)
     if most is None:
         wishes = (
-            (int(plan.protocol.sampling.get("max_tokens", 0)), f"as protocol {plan.protocol.name} says"),
+            (int(protocol.sampling.get("max_tokens", 0)), f"as protocol {protocol.name} says"),
             (plan.ref.max_tokens, "as the model was trained"),
             (MOST_TOKENS if rendered.context else None, "default"),
             (SERVER_TOKENS, "the server does not say what its context allows"),

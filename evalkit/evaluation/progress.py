@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gtpo.common.log import LOG, duration, stderr_console
-from gtpo.evalkit.engines.base import Engine, Generation
+from gtpo.evalkit.engines.base import Engine
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.verify import Verdict
 from gtpo.runs.tables import Sample
@@ -67,14 +67,14 @@ class EvalProgress:
         if self._live is not None:
             self._live.stop()
 
-    def arrive(self, generations: Iterable[Generation]) -> None:
+    def arrive(self, samples: Iterable[Sample]) -> None:
         """Count what comes from the engine, at once: scoring takes its own time."""
         with self._lock:
-            for g in generations:
+            for sample in samples:
                 self._waiting -= 1
-                self._arrived += g.error is None
-                self._counts[g.benchmark].failed += g.error is not None
-                self._tokens += g.tokens or 0
+                self._arrived += sample.error is None
+                self._counts[sample.benchmark].failed += sample.error is not None
+                self._tokens += sample.tokens or 0
 
     def count(self, samples: Iterable[Sample]) -> None:
         """Count samples as they are scored."""

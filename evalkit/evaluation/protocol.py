@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.yaml_file import read_yaml, validate_yaml
-from gtpo.evalkit.engines.base import Generation, Prompt, Reading
+from gtpo.evalkit.engines.base import Prompt, Reading
 from gtpo.evalkit.evaluation.settings import EvalSettings, SamplingName
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
@@ -83,6 +83,10 @@ class Protocol(_Section):
         except UserError as error:
             raise UserError(f"protocol {self.name}: {error}") from None
 
+    def reading(self, thoughts: tuple[tuple[str, str], ...] = ()) -> Reading:
+        """Return how completions are read. thoughts: further delimiters."""
+        return Reading(tuple(self.stop), (*self.thoughts, *thoughts), self.begins_in_thought)
+
     def conversation(self, problem: Problem, examples: Sequence[Problem], system: str) -> Prompt:
         """Return the prompt before any chat template: messages, or the text for a base model."""
         if self.api == "completions":
@@ -118,18 +122,6 @@ class Protocol(_Section):
         # One generator for all questions in their order, as lm-eval draws.
         draw = random.Random(self.fewshot.seed)
         return {p.id: draw.sample(pool, self.fewshot.count) for p in problems}
-
-    def completion(self, g: Generation, reading: Reading, prompt: str | None) -> Generation:
-        """Return a completion as it is stored: thoughts in <think>, from where they begin, cut before a stop text.
-
-        prompt: as the model reads it, None if that is not known.
-        """
-        text = reading.plain(g.text, prompt)
-        if prompt is None and self.begins_in_thought and not text.lstrip().startswith("<think>"):
-            text = f"<think>{text}" if g.finish_reason == "length" or "</think>" in text else text
-        if (end := reading.stop_at(text)) is None:
-            return g._replace(text=text)
-        return g._replace(text=text[:end], finish_reason="stop" if g.error is None else g.finish_reason)
 
 
 def _filled(template: str, problem: Problem) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash
-from gtpo.evalkit.engines.base import Engine, Generation, Reading, Task, finish_word
+from gtpo.evalkit.engines.base import Engine, Task, finish_word
 from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
     Benchmark,
@@ -34,6 +34,7 @@ from gtpo.rewards.data.problems import data_folder, math_gold, parse_level, read
 from gtpo.rewards.extract import gsm8k_gold
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, PromptRecord, SamplingRecord
+from gtpo.runs.tables import Sample
 
 CHUNK = 512
 
@@ -45,7 +46,7 @@ class Row(NamedTuple):
 
     where: str
     id: str
-    samples: list[Generation]  # Without the benchmark, which the row does not know
+    samples: list[Sample]  # Without the benchmark, which the row does not know
     labels: list[bool | None]  # The owner's verdict on each
     problem: Problem | None  # With the gold; None without one
     no_gold: bool  # Whether the row itself says that there is no gold
@@ -119,7 +120,7 @@ def _each(where: str, row: dict[str, Any], name: str, count: int) -> list[Any]:
 
 def _sample(
     where: str, question: str, index: int, text: str | None, error: Any, reason: Any, tokens: Any, thought: str | None
-) -> Generation:
+) -> Sample:
     if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
         raise UserError(f"{where}: finish_reason is text and tokens are a number, found {reason!r:.40}, {tokens!r:.40}")
     word = finish_word(reason or "")
@@ -131,8 +132,8 @@ def _sample(
         error = f"finish_reason {reason}"
     if thought:
         text = f"<think>{thought}</think>{text or ''}" if text or ended == "stop" else f"<think>{thought}"
-    failed = str(error) if error else None
-    return Generation("", question, index, text or "", tokens, "error" if failed else ended, None, failed)
+    known = {"error": str(error), "finish_reason": "error"} if error else {"finish_reason": ended}
+    return Sample("", question, index, text or "", tokens=tokens, **known)
 
 
 def _problem(where: str, row: Mapping[str, Any]) -> Problem | None:
@@ -248,7 +249,7 @@ def read_recorded(path: Path, fields: Mapping[str, str]) -> FileContent:
             if label is not None:
                 found.labels[row.id, sample.sample_index] = label
             found.counts[row.id] += 1
-            found.tagged = found.tagged or "<answer>" in sample.text
+            found.tagged = found.tagged or "<answer>" in sample.completion
     return found
 
 
@@ -333,8 +334,7 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
         record,
         {benchmark: kept},
         {(benchmark, p.id): found.counts[p.id] for p in kept},
-        protocol,
-        Rendering({}, prompt, Reading(tuple(protocol.stop), tuple(protocol.thoughts))),
+        Rendering({}, prompt, protocol.reading()),
         labels={(benchmark, *key): label for key, label in found.labels.items()},
     )
     return plan, RecordedEngine(path, settings.field_names())
@@ -352,13 +352,14 @@ class RecordedEngine(Engine):
         """Return what is known of what sampled: nothing."""
         return {"versions": {}, "hardware": None}
 
-    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield the missing samples in the order of the file, CHUNK at a time."""
         wanted = {(task.question_id, index): task.benchmark for task in tasks for index in task.missing}
-        chunk: list[Generation] = []
+        chunk: list[Sample] = []
         for row in read_completions(self._path, self._fields):
-            named = ((sample, wanted.get(sample.key[1:])) for sample in row.samples)
-            chunk += [sample._replace(benchmark=name) for sample, name in named if name is not None]
+            for sample in row.samples:
+                sample.benchmark = wanted.get(sample.key[1:], "")
+            chunk += [sample for sample in row.samples if sample.benchmark]
             if len(chunk) >= CHUNK:
                 yield chunk
                 chunk = []

@@ -1,14 +1,20 @@
-"""From completions to samples: both scorings, format, verdicts; stored ones again."""
+"""Scoring: answers, verdicts and format of completions, beside the engine that samples them, and of stored ones."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import queue
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gtpo.common.log import LOG
-from gtpo.evalkit.engines.base import Generation
+from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both
@@ -16,28 +22,31 @@ from gtpo.rewards.thoughts import closes_unopened, plain, unfinished
 from gtpo.rewards.verify import Verdict, Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import SCORINGS
-from gtpo.runs.tables import QuestionKey, Sample
+from gtpo.runs.tables import Key, QuestionKey, Sample
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
 RULES_VERSION = 16
 
-Scorer = Callable[[Sequence[Generation]], list[Sample]]  # `score` with a run's problems and verifier
+# A part is written when it has this many rows, this much text, or its first row is this old.
+PART_ROWS, PART_CHARACTERS, PART_SECONDS = 2048, 32_000_000, 20.0
+
+# Samples are scored in lots of what came in so long: a thread that woke with every step of an engine in the same
+# process would take the interpreter from it every time.
+LOT_SECONDS = 0.2
+
+# Text that may wait for its verdicts before the engine has to.
+WAITING_CHARACTERS = 32_000_000
+
+Scorer = Callable[[Sequence[Sample]], None]  # `score` with a run's problems and verifier
 
 
-def score(
-    generations: Sequence[Generation], problems: Mapping[QuestionKey, Problem], verifier: Verifier
-) -> list[Sample]:
-    """Return one sample per generation, in order; those with an error are unscored.
+def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], verifier: Verifier) -> None:
+    """Set answers, verdicts and format of samples; those with an error stay unscored.
 
     problems: (benchmark, question id) -> problem with its gold answer.
     """
-    samples = [
-        Sample(
-            *g.key, completion=_storable(g.text), tokens=g.tokens, finish_reason=g.finish_reason, seed=g.seed,
-            error=None if g.error is None else _storable(g.error), prompt_tokens=g.prompt_tokens,
-        )
-        for g in generations
-    ]  # fmt: skip
+    for sample in samples:
+        sample.completion, sample.error = _storable(sample.completion), sample.error and _storable(sample.error)
     answered = [s for s in samples if s.error is None]
     extracted = [extract_both(s.completion) for s in answered]
     asked = [problems[s.key[:2]] for s in answered]
@@ -49,19 +58,14 @@ def score(
         sample.verdict_strict, sample.verdict_lenient = map(str, verdicts)
         sample.format_ok = format_ok(sample.completion)
         sample.unfinished = unfinished(plain(sample.completion))
-    return samples
-
-
-def _generation(s: Sample) -> Generation:
-    """Return the generation that a stored sample was made of."""
-    return Generation(*s.key, s.completion, s.tokens, s.finish_reason, s.seed, s.error, s.prompt_tokens)
 
 
 def verify_stored(folder: EvalFolder, scorer: Scorer) -> Iterator[tuple[list[Sample], list[Sample]]]:
     """Verify stored completions again, part by part, and yield each part's samples before and after."""
     for part, _ in folder.tables(["error"]):
         before = folder.part(part)
-        after = scorer([_generation(sample) for sample in before])
+        after = [replace(sample) for sample in before]
+        scorer(after)
         if before != after:
             folder.replace_part(part, after)
         yield before, after
@@ -99,9 +103,9 @@ def settle_thoughts(folder: EvalFolder, apart: bool, scorer: Scorer) -> bool:
     LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", count)
     for part, places in hidden.items():
         samples = folder.part(part)
-        cut = [_generation(samples[place])._replace(text=f"<think>{samples[place].completion}") for place in places]
-        for place, sample in zip(places, scorer(cut), strict=True):
-            samples[place] = sample
+        for place in places:
+            samples[place].completion = f"<think>{samples[place].completion}"
+        scorer([samples[place] for place in places])
         folder.replace_part(part, samples)
     return True
 
@@ -166,3 +170,184 @@ def count_votes(
         )
         for i, (_, verdicts, _) in enumerate(questions)
     ]
+
+
+# What the metrics need of a sample: not the texts, which are most of a run.
+_COLUMNS = [field.name for field in fields(Sample) if field.name not in ("completion", "seed")]
+
+
+@dataclass(slots=True)
+class QuestionSamples:
+    """A question's samples by index, in the order in which they came, without their texts."""
+
+    scored: dict[int, Sample] = field(default_factory=dict)
+    failed: dict[int, Sample] = field(default_factory=dict)  # those with an error in place of a completion
+    votes: dict[str, Votes] = field(default_factory=dict)  # by scoring, once they are counted
+
+    def reached(self) -> int:
+        """Return the n for which samples 0 to n - 1 are all stored, completed or failed."""
+        there = {*self.scored, *self.failed}
+        return next(i for i in range(len(there) + 1) if i not in there)
+
+    def column(self, name: str) -> list[Any]:
+        """Return a field of every sample that was scored, if it is known."""
+        values = (getattr(sample, name) for sample in self.scored.values())
+        return [value for value in values if value is not None]
+
+    def said(self, scoring: str) -> tuple[list[str | None], list[str]]:
+        """Return the answers and the verdicts under one scoring."""
+        samples = self.scored.values()
+        return [s.answer(scoring) for s in samples], [s.verdict(scoring) or "" for s in samples]
+
+    def first(self, n: int) -> QuestionSamples:
+        """Return the samples with an index below n."""
+        if all(i < n for i in (*self.scored, *self.failed)):
+            return self
+        scored, failed = ({i: s for i, s in of.items() if i < n} for of in (self.scored, self.failed))
+        return QuestionSamples(scored, failed)
+
+
+class Tally:
+    """The scores of all samples of a run: those that are stored, and those that come. Each is read once.
+
+    Votes are counted here and nowhere else: on the way, when a question has what it was asked for, else at the end.
+    """
+
+    def __init__(self, folder: EvalFolder, verifier: Verifier) -> None:
+        self._folder, self._verifier = folder, verifier
+        self.questions = defaultdict[QuestionKey, QuestionSamples](QuestionSamples)
+        for _, table in folder.tables(_COLUMNS):
+            self.add(Sample(**row) for row in table.to_pylist())
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Count new samples."""
+        for sample in samples:
+            of = self.questions[sample.key[:2]]
+            if sample.error is not None:
+                of.failed[sample.sample_index] = replace(sample, completion="")
+            # One that is stored twice counts once.
+            elif sample.sample_index not in of.scored:
+                of.scored[sample.sample_index] = replace(sample, completion="")
+                of.votes.clear()
+
+    def keys(self, *, failed: bool = False) -> set[Key]:
+        """Return the key of every completion; failed: of every sample that has an error instead."""
+        of = ((key, samples.failed if failed else samples.scored) for key, samples in self.questions.items())
+        return {(*key, index) for key, indices in of for index in indices}
+
+    def scored(self) -> Iterator[Sample]:
+        """Yield every completion's sample."""
+        return (sample for samples in self.questions.values() for sample in samples.scored.values())
+
+    def drop_failed(self, keys: Set[Key]) -> None:
+        """Forget samples with an error, here and in the folder: they are asked for again."""
+        self._folder.drop_failed(keys)
+        for *question, index in keys:
+            self.questions[question[0], question[1]].failed.pop(index, None)
+
+    def count_votes(self, questions: Sequence[tuple[Problem, QuestionSamples]]) -> None:
+        """Count the votes of some questions, if they are not known: both scorings together, which mostly agree."""
+        missing = [(p, s, scoring) for scoring in SCORINGS for p, s in questions if scoring not in s.votes]
+        counted = count_votes([(*s.said(scoring), p) for p, s, scoring in missing], self._verifier)
+        for (_, samples, scoring), votes in zip(missing, counted, strict=True):
+            samples.votes[scoring] = votes
+
+
+class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
+    """Takes samples from an engine's thread; scores and stores them in its own.
+
+    What was put together is stored together: a batch never ends up half in a part, so a resumed run repeats whole
+    batches. An error in the thread comes out of the next `put` or of `close`.
+
+    `wanted` holds how many samples a question will have: its votes are counted with the last one. That may take the
+    workers a while; at the end of the run it would be time to wait.
+    """
+
+    def __init__(
+        self,
+        folder: EvalFolder,
+        problems: Mapping[QuestionKey, Problem],
+        wanted: Mapping[QuestionKey, int],
+        tally: Tally,
+        scorer: Scorer,
+        progress: EvalProgress,
+    ) -> None:
+        self._folder, self._problems, self._wanted, self.tally = folder, problems, wanted, tally
+        self._scorer, self._progress = scorer, progress
+        self._queue: queue.SimpleQueue[list[Sample]] = queue.SimpleQueue()
+        # Characters of all that was put, and of all that was taken: each counted by one thread.
+        self._put = self._taken = 0
+        self._closing = threading.Event()
+        pool = ThreadPoolExecutor(1, "scoring")
+        self._work_done = pool.submit(self._work)
+        pool.shutdown(wait=False)
+
+    def put(self, samples: list[Sample]) -> None:
+        """Hand over samples; blocks while much text waits to be scored."""
+        while self._put - self._taken > WAITING_CHARACTERS and not self._work_done.done():
+            time.sleep(0.05)
+        if self._work_done.done():
+            self._work_done.result()
+        self._put += _characters(samples)
+        self._queue.put(samples)
+
+    def close(self) -> None:
+        """Score and store what is left, and stop the thread."""
+        self._closing.set()
+        # Wakes it.
+        self._queue.put([])
+        self._work_done.result()
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        try:
+            self.close()
+        except Exception as error:
+            if kind is None:
+                raise
+            LOG.warning("while storing what was left: %s", error)
+
+    def _work(self) -> None:
+        rows: list[Sample] = []
+        characters, oldest, last = 0, 0.0, False
+        try:
+            while not last:
+                new, last = self._take()
+                if new:
+                    self._scorer(new)
+                oldest = oldest if rows else time.monotonic()
+                rows += new
+                characters += _characters(new)
+                old = time.monotonic() - oldest > PART_SECONDS
+                if last or old or len(rows) >= PART_ROWS or characters >= PART_CHARACTERS:
+                    self._folder.append(rows)
+                    rows, characters = [], 0
+                self._progress.count(new)
+                # After storing, since counting votes may take a while.
+                self.tally.add(new)
+                touched, of = dict.fromkeys(sample.key[:2] for sample in new), self.tally.questions
+                whole = [key for key in touched if len(of[key].scored) == self._wanted[key]]
+                self.tally.count_votes([(self._problems[key], of[key]) for key in whole])
+        except BaseException as error:
+            # An OSError is the disk's: another write would fail too.
+            # What was scored before the error is good.
+            if rows and not isinstance(error, OSError):
+                self._folder.append(rows)
+            raise
+
+    def _take(self) -> tuple[list[Sample], bool]:
+        """Wait for samples and for more of them; return all (none after a second), and whether they are the last.
+
+        What was put together is taken together.
+        """
+        lot: list[Sample] = []
+        with suppress(queue.Empty):
+            lot += self._queue.get(timeout=1.0)
+            self._closing.wait(LOT_SECONDS)
+            while not self._queue.empty():
+                lot += self._queue.get()
+        self._taken += _characters(lot)
+        return lot, self._closing.is_set() and self._queue.empty()
+
+
+def _characters(samples: list[Sample]) -> int:
+    return sum(len(sample.completion) for sample in samples)

@@ -2,108 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.evaluation.scoring import Votes, count_votes, verify
+from gtpo.evalkit.evaluation.scoring import QuestionSamples, Tally, Votes, count_votes, verify
 from gtpo.evalkit.metrics import all_pass_at_all_k, maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.statistics import clusters_of, mean_interval
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
-from gtpo.rewards.verify import Verdict, Verifier, default_verifier
-from gtpo.runs.eval_folder import EvalFolder
+from gtpo.rewards.verify import Verdict, default_verifier
 from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, Interval, ScoringMetrics
-from gtpo.runs.tables import Key, QuestionKey, Sample
 
 Array = npt.NDArray[np.float64]
-
-
-# What the metrics need of a sample: not the texts, which are most of a run.
-_COLUMNS = [field.name for field in fields(Sample) if field.name not in ("completion", "seed")]
-
-
-@dataclass(slots=True)
-class QuestionSamples:
-    """A question's samples by index, in the order in which they came, without their texts."""
-
-    scored: dict[int, Sample] = field(default_factory=dict)
-    failed: dict[int, Sample] = field(default_factory=dict)  # those with an error in place of a completion
-    votes: dict[str, Votes] = field(default_factory=dict)  # by scoring, once they are counted
-
-    def reached(self) -> int:
-        """Return the n for which samples 0 to n - 1 are all stored, completed or failed."""
-        there = {*self.scored, *self.failed}
-        return next(i for i in range(len(there) + 1) if i not in there)
-
-    def column(self, name: str) -> list[Any]:
-        """Return a field of every sample that was scored, if it is known."""
-        values = (getattr(sample, name) for sample in self.scored.values())
-        return [value for value in values if value is not None]
-
-    def said(self, scoring: str) -> tuple[list[str | None], list[str]]:
-        """Return the answers and the verdicts under one scoring."""
-        samples = self.scored.values()
-        return [s.answer(scoring) for s in samples], [s.verdict(scoring) or "" for s in samples]
-
-    def first(self, n: int) -> QuestionSamples:
-        """Return the samples with an index below n."""
-        if all(i < n for i in (*self.scored, *self.failed)):
-            return self
-        scored, failed = ({i: s for i, s in of.items() if i < n} for of in (self.scored, self.failed))
-        return QuestionSamples(scored, failed)
-
-
-class Tally:
-    """The scores of all samples of a run: those that are stored, and those that come. Each is read once.
-
-    Votes are counted here and nowhere else: on the way, when a question has what it was asked for, else at the end.
-    """
-
-    def __init__(self, folder: EvalFolder, verifier: Verifier) -> None:
-        self._folder, self._verifier = folder, verifier
-        self.questions = defaultdict[QuestionKey, QuestionSamples](QuestionSamples)
-        for _, table in folder.tables(_COLUMNS):
-            self.add(Sample(**row) for row in table.to_pylist())
-
-    def add(self, samples: Iterable[Sample]) -> None:
-        """Count new samples."""
-        for sample in samples:
-            of = self.questions[sample.key[:2]]
-            if sample.error is not None:
-                of.failed[sample.sample_index] = replace(sample, completion="")
-            # One that is stored twice counts once.
-            elif sample.sample_index not in of.scored:
-                of.scored[sample.sample_index] = replace(sample, completion="")
-                of.votes.clear()
-
-    def keys(self, *, failed: bool = False) -> set[Key]:
-        """Return the key of every completion; failed: of every sample that has an error instead."""
-        of = ((key, samples.failed if failed else samples.scored) for key, samples in self.questions.items())
-        return {(*key, index) for key, indices in of for index in indices}
-
-    def scored(self) -> Iterator[Sample]:
-        """Yield every completion's sample."""
-        return (sample for samples in self.questions.values() for sample in samples.scored.values())
-
-    def drop_failed(self, keys: Set[Key]) -> None:
-        """Forget samples with an error, here and in the folder: they are asked for again."""
-        self._folder.drop_failed(keys)
-        for *question, index in keys:
-            self.questions[question[0], question[1]].failed.pop(index, None)
-
-    def count_votes(self, questions: Sequence[tuple[Problem, QuestionSamples]]) -> None:
-        """Count the votes of some questions, if they are not known: both scorings together, which mostly agree."""
-        missing = [(p, s, scoring) for scoring in SCORINGS for p, s in questions if scoring not in s.votes]
-        counted = count_votes([(*s.said(scoring), p) for p, s, scoring in missing], self._verifier)
-        for (_, samples, scoring), votes in zip(missing, counted, strict=True):
-            samples.votes[scoring] = votes
 
 
 def _tables(votes: Sequence[Votes], n: Sequence[int]) -> dict[str, Array]:

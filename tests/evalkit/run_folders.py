@@ -11,15 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.benchmarks import checksum
 from gtpo.evalkit.evaluation.evaluate import write_results
-from gtpo.evalkit.evaluation.scoring import score
-from gtpo.evalkit.evaluation.summary import Tally
+from gtpo.evalkit.evaluation.scoring import Tally, score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION, EvalRecord
+from gtpo.runs.tables import Sample
 
 HOSTILE = "</script><script>window.hostile = true</script><img src=x onerror='window.hostile = true'>"
 
@@ -88,7 +87,7 @@ def write_eval(
             right = rng.random((count, n)) < 1 / (1 + np.exp(-difficulty - skill))[:, None]
             form = rng.random((count, n)) < 0.9
             slip = rng.integers(1, 4, size=(count, n))
-            generations = []
+            rows = []
             for q, problem in enumerate(problems):
                 for j in range(n):
                     answer = int(problem.answer) + (0 if right[q, j] else slip[q, j])
@@ -98,12 +97,11 @@ def write_eval(
                     if hostile and q == 0 and j == 0:
                         text = HOSTILE + text
                     if (q, j) in failed:
-                        generations.append(Generation(benchmark, problem.id, j, "", None, None, j, "HTTP 500"))
+                        rows.append(Sample(benchmark, problem.id, j, "", seed=j, error="HTTP 500"))
                         continue
-                    generations.append(
-                        Generation(benchmark, problem.id, j, text, 20 + j, "length" if cut_off else "stop", j)
-                    )
-            rows = score(generations, {(benchmark, p.id): p for p in problems}, write_eval.verifier)
+                    reason = "length" if cut_off else "stop"
+                    rows.append(Sample(benchmark, problem.id, j, text, tokens=20 + j, finish_reason=reason, seed=j))
+            score(rows, {(benchmark, p.id): p for p in problems}, write_eval.verifier)
             run.append(rows)
             run.add_problems({benchmark: problems})
             run.add_prompts({(benchmark, p.id): ([], f"Q: {p.problem}", [1, 2]) for p in problems})

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gtpo.evalkit.engines.base import Generation, Prompt, Sampling, Task
+from gtpo.evalkit.engines.base import Prompt, Sampling, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai import CANARY_TOKENS, OpenAIEngine
-from gtpo.evalkit.engines.openai_request import Access, Servers
+from gtpo.evalkit.engines.openai_request import Access, find_servers
+from gtpo.runs.tables import Sample
 
 
 class Reply(NamedTuple):
@@ -192,11 +193,11 @@ def make(*servers: Server, sampling: dict[str, Any] | None = None, **options: An
     settings = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33, "n": 4, "seed": 5, **(sampling or {})}
     asked = Access("OPENAI_API_KEY", (), 3600.0)
     asked.total_s = options.pop("total_s", asked.total_s)
-    found = Servers(resolve_model("m", served=True), [server.url for server in servers], asked)
+    found = find_servers(resolve_model("m", served=True), [server.url for server in servers], asked)
     return OpenAIEngine(found, Sampling(**settings), **{"concurrency": 4, **options})
 
 
-def collect(source: OpenAIEngine, wanted: list[Task]) -> dict[int | None, Generation]:
+def collect(source: OpenAIEngine, wanted: list[Task]) -> dict[int | None, Sample]:
     """Seed -> what came of it."""
     found = [g for lot in source.generate(wanted) for g in lot]
     assert len({g.seed for g in found}) == len(found), "no sample comes twice"

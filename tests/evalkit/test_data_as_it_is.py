@@ -71,16 +71,3 @@ def test_byte_order_marks(gtpo, tmp_path: Path) -> None:  # type: ignore[no-unty
     rows = [{"id": "a", "problem": "6 * 7?", "answer": "42"}]
     bench = write(tmp_path / "b.jsonl", rows, b"\xef\xbb\xbf")
     assert [p.id for p in load_problems(find_benchmark(str(bench)), None)] == ["a"]
-
-
-def test_recorded_files_are_paired_by_id_and_gold(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """One has lost a question: they are compared on what they share, if asked for."""
-    for name, count in (("one", 6), ("two", 5)):
-        rows = [
-            {"id": f"q{i}", "gold": str(i), "completion": f"\\boxed{{{i if name == 'one' else 9}}}"}
-            for i in range(count)
-        ]
-        gtpo("eval", "--completions", write(tmp_path / f"{name}.jsonl", rows), "--out", name, "--scoring", "lenient")
-    done = gtpo("compare", "one", "two", code=2)
-    assert "--allow-mismatch compares the questions they share" in done.stderr
-    assert "5 questions" in gtpo("compare", "one", "two", "--allow-mismatch").stdout

@@ -7,19 +7,18 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from servers import Reply, Server, collect, completion, make, tasks
-from test_misbehaving_servers import EVAL, QUESTIONS, SAMPLES, rows
 
 import gtpo.evalkit.engines.openai as engine_module
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import EngineStopped, Generation, Task
+from gtpo.evalkit.engines.base import EngineStopped, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.openai_request import server_urls
+from gtpo.runs.tables import Sample
 
 GONE = Reply(503, {"error": "down"})
 
@@ -29,7 +28,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "LONGEST_PAUSE_S", 0.02)
 
 
-def undisturbed(serve: Callable[..., Server], wanted: list[Task]) -> dict[int | None, Generation]:
+def undisturbed(serve: Callable[..., Server], wanted: list[Task]) -> dict[int | None, Sample]:
     return collect(make(serve()), wanted)
 
 
@@ -126,7 +125,7 @@ def test_the_last_server_ends_the_run(serve) -> None:  # type: ignore[no-untyped
     servers = [serve(), serve()]
     for server in servers:
         breaks(server)
-    found: list[Generation] = []
+    found: list[Sample] = []
     with pytest.raises(EngineStopped) as stop:
         found.extend(g for lot in make(*servers, retries=1).generate(tasks(30, 4)) for g in lot)
     assert all(server.url in str(stop.value) for server in servers)
@@ -202,26 +201,3 @@ def test_every_way_to_name_servers(monkeypatch) -> None:  # type: ignore[no-unty
     ]  # fmt: skip
     monkeypatch.setenv("OPENAI_BASE_URL", "http://e/v1,http://f/v1")
     assert server_urls(ref, [], "K") == ["http://e/v1", "http://f/v1"]
-
-
-def test_a_run_over_two_servers(gtpo, serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """The command line: the same rows as one server gives, what each did, and resumption with another list."""
-    healthy, broken, failed = serve(), serve(), threading.Event()
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        if len(broken.requests) <= 4:
-            return completion(payload)
-        failed.set()
-        return GONE
-
-    broken.behaviour = behaviour
-
-    def run(out: str, *urls: str) -> None:
-        words = [word for url in urls for word in ("--base-url", url)]
-        gtpo(*EVAL, *words, "--out", out)
-
-    run("one", healthy.url)
-    held_until(healthy, failed)
-    run("two", healthy.url, broken.url)
-    assert rows(tmp_path / "two") == rows(tmp_path / "one")
-    assert len(rows(tmp_path / "one")) == QUESTIONS * SAMPLES

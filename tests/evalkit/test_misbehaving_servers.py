@@ -255,9 +255,9 @@ def test_further_fields(gtpo, serve, tmp_path: Path) -> None:  # type: ignore[no
 
 PATIENT = """
 import sys
-import gtpo.evalkit.evaluation.pipeline as pipeline
+from gtpo.evalkit.evaluation import evaluate
 from gtpo import cli
-pipeline.INTERRUPT_S = 3600.0
+evaluate.INTERRUPT_S = 3600.0
 sys.argv = ["gtpo", *sys.argv[1:]]
 cli.app()
 """

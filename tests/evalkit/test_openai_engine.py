@@ -18,7 +18,6 @@ import gtpo.evalkit.engines.openai as engine_module
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import (
     EngineStopped,
-    Generation,
     Prompt,
     Reading,
     Sampling,
@@ -30,6 +29,7 @@ from gtpo.evalkit.engines.openai import refused
 from gtpo.evalkit.engines.openai_request import Access
 from gtpo.evalkit.engines.openai_request import Server as AskedServer
 from gtpo.runs.eval_record import read_record
+from gtpo.runs.tables import Sample
 
 Serve = Callable[..., Server]
 SEED = sample_seed(5, "b", "q0", 0)
@@ -53,7 +53,7 @@ def test_one_request_per_sample_with_its_seed(serve: Serve, monkeypatch: pytest.
     assert len(found) == 12
     for g in found:
         assert g.seed == sample_seed(5, "b", g.question_id, g.sample_index)
-        assert (g.text, g.tokens, g.finish_reason, g.error) == (text_of(g.seed or 0), 7, "stop", None)
+        assert (g.completion, g.tokens, g.finish_reason, g.error) == (text_of(g.seed or 0), 7, "stop", None)
     assert {request["authorization"] for request in server.requests} == {"Bearer sk-test"}
     for request in server.requests:
         sent = {key: request[key] for key in ("model", "temperature", "top_p", "max_tokens")}
@@ -242,7 +242,7 @@ COMPLETIONS: dict[str, tuple[Reply, str, int | None, str | None]] = {
 def test_what_is_a_completion(serve: Serve, name: str) -> None:
     reply, *expected = COMPLETIONS[name]
     (found,) = collect(make(serve(lambda payload, times: reply), retries=0), tasks(1, 1)).values()
-    assert [found.text, found.tokens, found.finish_reason] == expected, found.error
+    assert [found.completion, found.tokens, found.finish_reason] == expected, found.error
     assert found.error is None
 
 
@@ -321,7 +321,7 @@ def test_what_is_none(serve: Serve, name: str) -> None:
     (found,) = collect(make(server, retries=0), tasks(1, 1)).values()
     assert message in str(found.error)
     assert (found.tokens, found.finish_reason) == (None, "error" if passes else "refused")
-    assert found.text == (HALF if name in PARTIAL else "")
+    assert found.completion == (HALF if name in PARTIAL else "")
     server.times.clear()
     (found,) = collect(make(server, retries=1), tasks(1, 1)).values()
     assert (found.error is None, server.times[SEED]) == ((True, 2) if passes else (False, 1))
@@ -331,7 +331,7 @@ def test_what_is_none(serve: Serve, name: str) -> None:
 def test_a_refusal_for_the_rate_costs_no_attempt(serve: Serve, after: str) -> None:
     server = serve(lambda payload, times: Reply(429, {}, {"Retry-After": after}) if times < 3 else completion(payload))
     (found,) = collect(make(server, retries=0), tasks(1, 1)).values()
-    assert (found.text, server.times[SEED]) == (TEXT, 3)
+    assert (found.completion, server.times[SEED]) == (TEXT, 3)
 
 
 @pytest.mark.parametrize(("header", "expected"), [("7", 7.0), ("1e9", 120.0), ("-3", 0.0), ("soon", 0.0), ("", 0.0)])
@@ -348,7 +348,7 @@ def test_a_stop_text_inside_a_thought_ends_nothing(serve: Serve) -> None:
         return completion(payload, content=whole.partition("Q:")[0] if "stop" in payload else whole)
 
     found = collect(make(serve(behaviour), sampling={"reading": Reading(("Q:",))}), tasks(4, 4))
-    assert {g.text for g in found.values()} == {"<think>Q: restated</think>5"}
+    assert {g.completion for g in found.values()} == {"<think>Q: restated</think>5"}
 
 
 def test_a_reply_that_is_all_thought_is_named(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -380,7 +380,7 @@ def test_silence(serve: Serve, monkeypatch: pytest.MonkeyPatch, begun: bool) -> 
     source = make(server, retries=0)
     (found,) = collect(source, tasks(1, 1)).values()
     assert found.error == "nothing new within 3600 s (--timeout)"
-    assert found.text == (TEXT[:8] if begun else "")
+    assert found.completion == (TEXT[:8] if begun else "")
 
 
 @pytest.mark.parametrize("total_s", [1e6, 7200.0])
@@ -399,11 +399,11 @@ def test_slow_completions_are_waited_for(serve: Serve, monkeypatch: pytest.Monke
     source = make(serve(lambda payload, times: Reply(pieces=pieces())), retries=0, total_s=total_s)
     (found,) = collect(source, tasks(1, 1)).values()
     if total_s > 7200:
-        assert (found.text, found.error) == (TEXT, None)
+        assert (found.completion, found.error) == (TEXT, None)
     else:
         assert found.error == "not finished within 7200 s (60 times --timeout)"
-        assert 0 < len(found.text) < len(TEXT)
-        assert TEXT.startswith(found.text)
+        assert 0 < len(found.completion) < len(TEXT)
+        assert TEXT.startswith(found.completion)
 
 
 # -- what ends the run -----------------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ def test_a_server_that_is_shut_down(serve: Serve) -> None:
             server._server.socket.close()
         return completion(payload)
 
-    server, found = serve(behaviour), list[Generation]()
+    server, found = serve(behaviour), list[Sample]()
     with pytest.raises(EngineStopped, match=f"no server is left: {server.url}: 16 requests in a row failed"):
         found.extend(g for lot in make(server, retries=2).generate(tasks(50, 4)) for g in lot)
     assert {g.seed for g in found if g.error is None} == server.served

@@ -13,10 +13,10 @@ import pytest
 from servers import Reply
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import Generation, Reading
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
+from gtpo.runs.tables import Sample
 
 QUESTION = Problem("q", "What is {answer}?", "4", solution="2+2\n#### 4")
 
@@ -77,10 +77,6 @@ def test_examples_are_those_that_lm_eval_draws(tmp_path: Path) -> None:
         protocol.examples([Problem("q", "P3?", "3")], tmp_path)
 
 
-def done(text: str, reason: str = "stop") -> Generation:
-    return Generation("b", "q", 0, text, 5, reason, 1)
-
-
 OPEN, SHUT = "User: hi\nModel: <think>\n", "Model: <think>\n\n</think>\n"
 
 
@@ -103,9 +99,10 @@ OPEN, SHUT = "User: hi\nModel: <think>\n", "Model: <think>\n\n</think>\n"
 )
 def test_thoughts_and_stops(text: str, reason: str, prompt: str | None, stored: str) -> None:
     protocol = Protocol(begins_in_thought=True, thoughts=[("[T]", "[/T]")], stop=["Q:"])
-    found = protocol.completion(done(text, reason), Reading(("Q:",), (("[T]", "[/T]"),)), prompt)
-    assert found.text == stored
-    assert found.finish_reason == (reason if len(found.text) >= len(text) or "[T]" in text else "stop")
+    found = Sample("b", "q", 0, text, finish_reason=reason)
+    protocol.reading().read(found, prompt)
+    assert found.completion == stored
+    assert found.finish_reason == (reason if len(stored) >= len(text) or "[T]" in text else "stop")
 
 
 @pytest.mark.parametrize(

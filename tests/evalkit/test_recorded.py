@@ -169,7 +169,7 @@ def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_pat
         for i in range(2000):
             handle.write(json.dumps({**row, "id": f"q{i // 8}"}) + "\n")
     program = (
-        "import re, sys, gtpo.evalkit.evaluation.pipeline as p; p.PART_ROWS = 256; from gtpo import cli\n"
+        "import re, sys, gtpo.evalkit.evaluation.scoring as p; p.PART_ROWS = 256; from gtpo import cli\n"
         "sys.argv = ['gtpo', 'eval', '--completions', 'long.jsonl.gz', '--k', '8', '--quiet']\n"
         "try:\n    cli.app()\n"
         # Not getrusage: its peak outlives exec, so it would be that of the process which runs the tests.
@@ -257,7 +257,7 @@ def test_logs_of_other_fields(tmp_path: Path) -> None:
     fields = {"problem": "doc.query", "gold": "doc.choices.0", "completions": "model_response.text"}
     first, second = read_completions(tmp_path / "details.parquet", fields)
     assert (first.problem.problem, first.problem.answer) == ("1 + 1?", "2")
-    assert [sample.text for sample in first.samples] == ["2", "3"]
+    assert [sample.completion for sample in first.samples] == ["2", "3"]
     assert (first.id, second.id) == ("row 0", "row 1")
     with pytest.raises(UserError, match=r"none\.json: no such file"):
         read_completions(tmp_path / "none.json")
@@ -293,7 +293,7 @@ def test_a_log_of_inspect_ai(tmp_path: Path) -> None:
         rows = list(read_completions(tmp_path / name))
         assert [row.id for row in rows] == ["1", "2", "1"]
         found = [row.samples[0] for row in rows]
-        assert [(s.text, s.error, s.finish_reason) for s in found] == [
+        assert [(s.completion, s.error, s.finish_reason) for s in found] == [
             ("1", None, "stop"),
             ("", "HTTP 500", "error"),
             ("7", None, "length"),
@@ -340,5 +340,6 @@ def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> N
     rows = [json.loads(line) for line in (tmp_path / "theirs.jsonl").read_text().splitlines()]
     write(tmp_path / "fewer.jsonl", rows[1:])
     gtpo("eval", "--completions", "fewer.jsonl", "--k", "1")
+    assert "--allow-mismatch compares the questions they share" in gtpo("compare", "ours", "fewer", code=2).stderr
     document = json.loads(gtpo("compare", "ours", "fewer", "--allow-mismatch", "--format", "json").stdout)
     assert "fewer has most of the questions and golds of ours, and is shown as ours" in document["notes"]

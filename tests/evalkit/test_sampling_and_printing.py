@@ -13,10 +13,10 @@ import pytest
 from servers import Reply, Server, completion
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import Generation
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.runs.eval_record import read_record
+from gtpo.runs.tables import Sample
 
 EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
 
@@ -138,7 +138,7 @@ def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     engine: Any = SimpleNamespace(running=lambda: (1, 25))
     progress = EvalProgress("strict", {"b": 10}, None, engine, 256)
-    progress.arrive([Generation("b", "q", i, "", 50, "stop", 0) for i in range(4)])
+    progress.arrive([Sample("b", "q", i, "", tokens=50) for i in range(4)])
     clock[0] = 120.0
     assert progress._speed() == ["1 running with 25 tokens", "11 tokens/s", "about 0:24 left"]
 

@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-import gtpo.evalkit.evaluation.pipeline as pipelines
+import gtpo.evalkit.evaluation.scoring as scoring_module
 from gtpo.common import files
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import Generation
-from gtpo.evalkit.evaluation.pipeline import ScoringPipeline
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.scoring import count_votes, score
-from gtpo.evalkit.evaluation.summary import Tally
+from gtpo.evalkit.evaluation.scoring import ScoringPipeline, Tally, count_votes, score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import EvalFolder
@@ -28,8 +25,8 @@ PROBLEM = Problem("q", "", "4")
 PROBLEMS = {("b", "q"): PROBLEM}
 
 
-def generations(count: int, start: int = 0, text: str = "<answer>4</answer>") -> list[Generation]:
-    return [Generation("b", "q", i, text, 3, "stop", i) for i in range(start, start + count)]
+def samples(count: int, start: int = 0, text: str = "<answer>4</answer>") -> list[Sample]:
+    return [Sample("b", "q", i, text, tokens=3, finish_reason="stop", seed=i) for i in range(start, start + count)]
 
 
 def pipeline(folder: EvalFolder, wanted: int = 9999, lots: list[int] | None = None) -> ScoringPipeline:
@@ -37,9 +34,9 @@ def pipeline(folder: EvalFolder, wanted: int = 9999, lots: list[int] | None = No
     lots = [] if lots is None else lots
     progress, verifier = EvalProgress("strict", {"b": 100}), Verifier()
 
-    def scorer(found: Sequence[Generation]) -> list[Sample]:
+    def scorer(found: Sequence[Sample]) -> None:
         lots.append(len(found))
-        return score(found, PROBLEMS, verifier)
+        score(found, PROBLEMS, verifier)
 
     return ScoringPipeline(folder, PROBLEMS, {("b", "q"): wanted}, Tally(folder, verifier), scorer, progress)
 
@@ -47,7 +44,7 @@ def pipeline(folder: EvalFolder, wanted: int = 9999, lots: list[int] | None = No
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EvalFolder(tmp_path / "run") as folder:
         first = pipeline(folder)
-        first.put(generations(5))
+        first.put(samples(5))
         first.close()
 
         def full(path: Path, data: bytes) -> None:
@@ -55,19 +52,19 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.
 
         monkeypatch.setattr(files, "write_bytes", full)
         second = pipeline(folder)
-        second.put(generations(5, start=5))
+        second.put(samples(5, start=5))
         with pytest.raises(OSError, match="No space left"):
             second.close()
         with pytest.raises(OSError, match="No space left"):
-            second.put(generations(1, start=10))
+            second.put(samples(1, start=10))
         assert len(Tally(folder, Verifier()).keys()) == 5
 
 
 def test_a_fault_of_the_scoring_reaches_the_caller(tmp_path: Path) -> None:
     with EvalFolder(tmp_path / "run") as folder:
         scoring = pipeline(folder)
-        scoring.put(generations(2))
-        scoring.put([Generation("b", "unknown question", 0, "x", 1, "stop", 0)])
+        scoring.put(samples(2))
+        scoring.put([Sample("b", "unknown question", 0, "x")])
         with pytest.raises(KeyError):
             scoring.close()
 
@@ -107,12 +104,12 @@ def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
     with EvalFolder(tmp_path / "run") as folder:
         first = pipeline(folder, len(texts))
         for i, text in enumerate(texts[:3]):
-            first.put(generations(1, start=i, text=text))
+            first.put(samples(1, start=i, text=text))
         first.close()
         assert not first.tally.questions["b", "q"].votes
         scoring = pipeline(folder, len(texts))  # those of an earlier session count too
         for i, text in enumerate(texts[3:], 3):
-            scoring.put(generations(1, start=i, text=text))
+            scoring.put(samples(1, start=i, text=text))
         scoring.close()
         found = scoring.tally.questions["b", "q"].votes
         assert found == {"strict": (1, 2, [2]), "lenient": (1, 0, [3, 1])}
@@ -122,19 +119,19 @@ def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
                 assert [votes] == count_votes([(*stored.said(name), PROBLEM)], verifier)
 
 
-def test_generations_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes within the time of a lot is scored together; the end, or that time, ends the wait for more."""
     lots: list[int] = []
-    monkeypatch.setattr(pipelines, "LOT_SECONDS", 3600.0)
+    monkeypatch.setattr(scoring_module, "LOT_SECONDS", 3600.0)
     with EvalFolder(tmp_path / "run") as folder:
         scoring = pipeline(folder, lots=lots)
         for start in range(0, 40, 4):
-            scoring.put(generations(4, start=start))
+            scoring.put(samples(4, start=start))
         scoring.close()
-        monkeypatch.setattr(pipelines, "LOT_SECONDS", 0.0)
+        monkeypatch.setattr(scoring_module, "LOT_SECONDS", 0.0)
         scoring = pipeline(folder, lots=lots)
         for start in (40, 44):
-            scoring.put(generations(4, start=start))
+            scoring.put(samples(4, start=start))
             while sum(lots) < start + 4:
                 time.sleep(0.001)
         scoring.close()
@@ -151,6 +148,7 @@ def test_votes_by_meaning() -> None:
         alike = ["5", "5"], ["INCORRECT", "INCORRECT"]
         counted = count_votes([(answers, verdicts, PROBLEM), (*silent, PROBLEM), (*alike, PROBLEM)], verifier)
         assert counted == [(1, 1, [3, 2, 1]), (0, 2, []), (0, 0, [2])]
-        samples = score(generations(1, text="\ud83d <answer>4</answer>"), PROBLEMS, verifier)
-        samples[0].completion.encode("utf-8")
-        assert (samples[0].verdict_strict, samples[0].answer_strict) == ("CORRECT", "4")
+        (half,) = samples(1, text="\ud83d <answer>4</answer>")
+        score([half], PROBLEMS, verifier)
+        half.completion.encode("utf-8")
+        assert (half.verdict_strict, half.answer_strict) == ("CORRECT", "4")

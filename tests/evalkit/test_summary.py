@@ -8,31 +8,31 @@ from typing import Any
 
 import pytest
 
-from gtpo.evalkit.engines.base import Generation
-from gtpo.evalkit.evaluation.scoring import score
-from gtpo.evalkit.evaluation.summary import Tally, summarise
+from gtpo.evalkit.evaluation.scoring import Tally, score
+from gtpo.evalkit.evaluation.summary import summarise
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import BenchmarkRecord
+from gtpo.runs.tables import Sample
 
 
-def row(question: str, index: int, text: str, reason: str = "stop") -> Generation:
-    return Generation("b", question, index, text, 10 + index, reason, index)
+def row(question: str, index: int, text: str, reason: str = "stop") -> Sample:
+    return Sample("b", question, index, text, tokens=10 + index, finish_reason=reason, seed=index)
 
 
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchmarkRecord, list[dict[str, Any]]]:
     """Two questions, four samples: a is 2 of 4 right under strict scoring (3 under lenient), b never."""
     right = "<reasoning>r</reasoning>\n<answer>4</answer>"
-    generations = [
+    rows = [
         *(row("a", i, text) for i, text in enumerate([right, right, "the answer is 4", "<answer>5</answer>"])),
         *(row("b", i, text) for i, text in enumerate(["<answer>1</answer>", "<answer>1.0</answer>", "", "so 9"])),
     ]
-    generations[-2] = generations[-2]._replace(finish_reason="length")
+    rows[-2].finish_reason = "length"
     problems = [Problem("a", "p", "4", subject="s", level=1), Problem("b", "p", "7", subject="t", level=1)]
     with EvalFolder(tmp_path_factory.mktemp("runs") / "run") as folder, Verifier() as verifier:
-        rows = score(generations, {("b", p.id): p for p in problems}, verifier)
+        score(rows, {("b", p.id): p for p in problems}, verifier)
         folder.append(rows[:3])
         folder.append([*rows[2:], rows[0]])  # two samples stored twice count once
         tally = Tally(folder, verifier)
@@ -70,15 +70,16 @@ def test_intervals(summary) -> None:  # type: ignore[no-untyped-def]
 def test_what_is_missing_is_bounded() -> None:
     """a: 2 of 4 right; b: 1 of 2, two failed; c: all four failed. By hand, for every k."""
     right, wrong = "<answer>4</answer>", "<answer>5</answer>"
-    generations = [
+    rows = [
         *(row("a", i, text) for i, text in enumerate([right, right, wrong, wrong])),
         *(row("b", i, text) for i, text in enumerate([right, wrong])),
-        *(Generation("b", "b", i, "half", None, "error", i, "HTTP 500") for i in (2, 3)),
-        *(Generation("b", "c", i, "", None, "refused", i, "HTTP 400") for i in range(4)),
+        *(Sample("b", "b", i, "half", finish_reason="error", error="HTTP 500") for i in (2, 3)),
+        *(Sample("b", "c", i, "", finish_reason="refused", error="HTTP 400") for i in range(4)),
     ]
     problems = [Problem(name, "p", "4") for name in "abc"]
     with Verifier() as verifier, tempfile.TemporaryDirectory() as scratch, EvalFolder(Path(scratch) / "run") as folder:
-        folder.append(score(generations, {("b", p.id): p for p in problems}, verifier))
+        score(rows, {("b", p.id): p for p in problems}, verifier)
+        folder.append(rows)
         tally = Tally(folder, verifier)
         assert min(tally.questions["b", p.id].reached() for p in problems) == 4
         entry, rows = summarise("b", BenchmarkRecord(), problems, "strict", tally, 4, 4)

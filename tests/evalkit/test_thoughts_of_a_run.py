@@ -93,18 +93,7 @@ def test_other_samples_tell_what_a_cut_off_one_is(  # type: ignore[no-untyped-de
             return reply
 
         server = serve(behaviour)
-        command = (
-            "eval",
-            "m",
-            "--benchmarks",
-            "b.jsonl",
-            "--k",
-            len(texts),
-            "--max-tokens",
-            "512",
-            "--concurrency",
-            "1",
-        )
+        command = f"eval m --benchmarks b.jsonl --k {len(texts)} --max-tokens 512 --concurrency 1".split()
         done = gtpo(*command, "--base-url", server.url, "--out", "run")
     found = rows(tmp_path / "run")
     assert found["q"]["verdict_lenient"] == verdict

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import Generation, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.base import Sampling, Task, sample_seed
 from gtpo.evalkit.engines.local import chat_template, check_adapter, load_config, load_tokenizer, render
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.transformers import TransformersEngine, _presence_penalty, plan_batches
 from gtpo.rewards.completions import decode_completion
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.data.problem import chat_messages
+from gtpo.runs.tables import Sample
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def wanting(tasks: list[Task], indices: range) -> list[Task]:
     return [Task(t.benchmark, t.question_id, t.prompt, tuple(indices)) for t in tasks]
 
 
-def collect(source: TransformersEngine, tasks: list[Task]) -> dict[tuple[str, int], Generation]:
+def collect(source: TransformersEngine, tasks: list[Task]) -> dict[tuple[str, int], Sample]:
     return {(g.question_id, g.sample_index): g for batch in source.generate(tasks) for g in batch}
 
 
@@ -89,16 +90,16 @@ def test_the_presence_penalty_lowers_what_a_completion_has() -> None:
 def test_every_parameter_reaches_generate(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
     """What leaves one token only makes sampling greedy; the model's own recommendation decides nothing."""
     greedy = [
-        g.text for g in collect(engine(tiny_model, tokenizer, temperature=0.0), wanting(tasks, range(1))).values()
+        g.completion for g in collect(engine(tiny_model, tokenizer, temperature=0.0), wanting(tasks, range(1))).values()
     ]
     for alone in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 0.9999}, {"temperature": 1e-4}):
         source = engine(tiny_model, tokenizer, **alone)
-        assert [g.text for g in collect(source, wanting(tasks, range(1))).values()] == greedy
+        assert [g.completion for g in collect(source, wanting(tasks, range(1))).values()] == greedy
     free = engine(tiny_model, tokenizer)
     assert free.model.generation_config.to_diff_dict().keys() <= {"transformers_version"}
     for other in ({"repetition_penalty": 1e9}, {"presence_penalty": 1e9}):
         source = engine(tiny_model, tokenizer, temperature=0.0, **other)
-        assert [g.text for g in collect(source, wanting(tasks, range(1))).values()] != greedy
+        assert [g.completion for g in collect(source, wanting(tasks, range(1))).values()] != greedy
 
 
 def test_greedy_equals_generate(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
@@ -108,7 +109,7 @@ def test_greedy_equals_generate(tiny_model: Path, tokenizer, tasks: list[Task]) 
     for task in tasks:
         inputs = torch.tensor([task.prompt.ids])
         out = source.model.generate(inputs, max_new_tokens=24, do_sample=False)[0, inputs.shape[1] :]
-        assert ours[task.question_id, 0].text == decode_completion(tokenizer, out.tolist())
+        assert ours[task.question_id, 0].completion == decode_completion(tokenizer, out.tolist())
         assert ours[task.question_id, 0].tokens == len(out)
 
 
@@ -122,7 +123,7 @@ def test_ends_are_told_apart(tiny_model: Path, tokenizer, tasks: list[Task]) -> 
 def test_resumed_and_raised_runs_give_the_same_samples(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
     whole = collect(engine(tiny_model, tokenizer, n=16), wanting(tasks, range(16)))
     assert len(whole) == 6 * 16
-    assert len({g.text for g in whole.values()}) > 20, "samples differ"
+    assert len({g.completion for g in whole.values()}) > 20, "samples differ"
     first = collect(engine(tiny_model, tokenizer, n=5), wanting(tasks, range(5)))
     rest = collect(engine(tiny_model, tokenizer, n=16), wanting(tasks, range(5, 16)))
     assert {**first, **rest} == whole
@@ -143,7 +144,7 @@ def test_a_prompt_is_read_once_for_all_of_its_samples(tiny_model: Path, tokenize
 def test_another_seed_gives_other_samples(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
     a = collect(engine(tiny_model, tokenizer, n=4), wanting(tasks, range(4)))
     b = collect(engine(tiny_model, tokenizer, n=4, seed=1), wanting(tasks, range(4)))
-    assert [g.text for g in a.values()] != [g.text for g in b.values()]
+    assert [g.completion for g in a.values()] != [g.completion for g in b.values()]
 
 
 # --- weights that are not all there ------------------------------------------------------------------------------

@@ -12,17 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import EngineStopped, Generation, Task
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Task
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS
-from gtpo.evalkit.evaluation.evaluate import evaluate
-from gtpo.evalkit.evaluation.pipeline import Incomplete
+from gtpo.evalkit.evaluation.evaluate import Incomplete, evaluate
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.runs.eval_record import EvalRecord, read_record
+from gtpo.runs.tables import Sample
 
 GOLDS = {p.id: p.answer for p in BENCHMARKS["arithmetic"].load(None)}
 
 
-class Scripted:
+class Scripted(Engine):
     """Gives the completions that `text` says, `most` of them, those that `chosen` lets through."""
 
     name = "transformers"
@@ -41,22 +41,13 @@ class Scripted:
     def describe(self) -> dict[str, Any]:
         return self.described
 
-    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         asked = [(t.benchmark, t.question_id, i) for t in tasks for i in t.missing]
         given = [key for key in asked if self.chosen(key[2])][: self.most]
         for benchmark, question, i in given:
-            yield [Generation(benchmark, question, i, self.text(question, i), 5, "stop", i)]
+            yield [Sample(benchmark, question, i, self.text(question, i), tokens=5, finish_reason="stop")]
         if len(given) < len(asked):
             raise EngineStopped("the engine died")
-
-    def running(self) -> tuple[int, int]:
-        return 0, 0
-
-    def stop(self, grace_s: float = 0.0) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -181,7 +172,7 @@ def test_the_limit_may_grow(sample, tmp_path: Path) -> None:  # type: ignore[no-
     asked: list[Task] = []
 
     class Watched(Scripted):
-        def generate(self, tasks: Sequence[Task]) -> Iterator[list[Generation]]:
+        def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
             asked.extend(tasks)
             return super().generate(tasks)
 

@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from vllm_servers import VLLMServer
 
-from gtpo.evalkit.engines.base import Generation, Prompt, Sampling, Task
+from gtpo.evalkit.engines.base import Prompt, Sampling, Task
 from gtpo.evalkit.engines.model_ref import resolve_model, serve_command
 from gtpo.evalkit.engines.vllm import ModelCopy
+from gtpo.runs.tables import Sample
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 
@@ -94,7 +95,7 @@ def test_a_call_that_ray_repeats(tiny_model: Path) -> None:
     copy = ModelCopy(resolve_model(str(tiny_model)), Sampling(1.0, 1.0, 24, 3, 0), 3, dtype="float32")
     task = Task("b", "q", Prompt([], "abc", [5, 6, 7]), (0, 1, 2))
 
-    async def twice() -> list[tuple[int, list[Generation]]]:
+    async def twice() -> list[tuple[int, list[Sample]]]:
         return await asyncio.gather(copy.sample(4, task), copy.sample(4, task))
 
     first, second = asyncio.run(twice())
@@ -184,10 +185,11 @@ def test_a_train_run_is_served_under_its_name(gtpo, tiny_model, adapter, environ
 
 LOSES_ITS_SERVER = """
 import contextlib, os, signal, sys
-import gtpo.evalkit.evaluation.pipeline as pipeline
+from gtpo.evalkit.evaluation import scoring
 from gtpo import cli
 from gtpo.runs.eval_folder import EvalFolder
-pipeline.PART_ROWS = 1
+from gtpo.runs.tables import Sample
+scoring.PART_ROWS = 1
 append = EvalFolder.append
 server = int(sys.argv.pop(1))
 def stored(self, rows):

@@ -18,7 +18,7 @@ import psutil
 import pyarrow.parquet as pq
 
 EVAL = (
-    "import sys, gtpo.evalkit.evaluation.pipeline as p; p.PART_ROWS = 1; "
+    "import sys, gtpo.evalkit.evaluation.scoring as p; p.PART_ROWS = 1; "
     "from gtpo import cli; sys.argv[0] = 'gtpo'; cli.app()"
 )
 """`gtpo` with a part for every lot of samples, so that what is on disk shows what has come."""
