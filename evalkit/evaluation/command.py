@@ -234,8 +234,11 @@ def _likely_cause(record: EvalRecord, entry: BenchmarkRecord) -> str:
 def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
     """Say what the overview has no room for."""
     (other,) = (scoring for scoring in SCORINGS if scoring != headline)
-    shares = {"no answer": entry.no_answer_rate, "unsimplified": entry.unsimplified_rate}
-    parts = [f"{title} {_percent(rate)} %" for title, rate in shares.items()]
+    shares = {
+        "format": entry.format_rate, "cut off": entry.truncation_rate, "no answer": entry.no_answer_rate,
+        "unsimplified": entry.unsimplified_rate,
+    }  # fmt: skip
+    parts = [f"{title} {100 * rate:.1f} %" for title, rate in shares.items() if rate is not None]
     if entry.prompt_tokens is not None:
         parts.append(f"{entry.prompt_tokens:,} prompt and {entry.completion_tokens or 0:,} completion tokens")
     parts.append(f"pass@1 under {other} scoring {100 * getattr(entry, other).pass_at_k[1].mean:.1f} %")
@@ -243,6 +246,7 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
     counts = {
         "answers could not be verified and count as wrong": undecided,
         "questions left out": len(entry.excluded),
+        "samples unscored": entry.unscored,
         "different texts, which the intervals count": entry.texts,
     }
     parts += [f"{count} {what}" for what, count in counts.items() if count]
