@@ -21,7 +21,7 @@ import yaml
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.yaml_file import Lines, read_yaml
-from gtpo.config.keys import SHORTCUTS, ConfigKey, full_name, is_passed_on, keys
+from gtpo.config.keys import SHORTCUTS, ConfigKey, full_name, is_passed_on, keys, sections
 from gtpo.config.schema import Setting
 
 Key = tuple[str, ...]
@@ -97,7 +97,7 @@ def unknown_key(setting: Setting, likely: Iterable[str] = ()) -> str:
     elif close:
         hint = f' Did you mean "{leaves[close[0]]}"?'
     else:
-        near = did_you_mean(name, likely) or did_you_mean(name, (*SHORTCUTS, *keys()))
+        near = did_you_mean(name, likely) or did_you_mean(name, (*SHORTCUTS, *sections(), *keys()))
         hint = near or " gtpo train --help-config lists the keys."
     if setting.is_flag:
         return f'unknown flag "{setting.typed}".' + hint.replace('mean "', 'mean "--')

@@ -47,6 +47,9 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
         functions = [] if config.method == "sft" else load_rewards(calls, config.trainer.reward_weights).functions
     except UserError as error:
         key, _, fault = str(error).partition(" ")
+        # The fault of a function begins with its path.
+        if not key.startswith("trainer."):
+            key, fault = "trainer.reward_funcs", str(error)
         raise UserError(f"{config.setting(key)} {fault}") from error
     # The real first row, if it can be had: a reward may read any of its columns.
     rows = problems.select(None)[0] if local else []

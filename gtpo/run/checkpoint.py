@@ -59,11 +59,8 @@ def window_file(checkpoint: str | Path, rank: int) -> Path:
     return Path(checkpoint) / f"metrics_{rank}.pt"
 
 
-def read_state(checkpoint: str | Path, *also: str) -> dict[str, Any]:
-    """Return gtpo_state.json. Raises UserError if it is missing or lacks what a run resumes from.
-
-    also: keys that it must have besides those of every checkpoint.
-    """
+def read_state(checkpoint: str | Path) -> dict[str, Any]:
+    """Return gtpo_state.json. Raises UserError if it is missing or lacks what a run resumes from."""
     path = Path(checkpoint) / STATE_FILE
     if not path.is_file():
         raise damaged(checkpoint, f"has no {STATE_FILE}")
@@ -71,19 +68,16 @@ def read_state(checkpoint: str | Path, *also: str) -> dict[str, Any]:
         state = read_json(path)
     except UserError as error:
         raise damaged(checkpoint, f"cannot be read ({error})") from None
-    missing = [key for key in (*also, *_STATE_KEYS) if not isinstance(state, dict) or key not in state]
+    missing = [key for key in _STATE_KEYS if not isinstance(state, dict) or key not in state]
     if missing:
         raise damaged(checkpoint, f"lacks {', '.join(missing)} in {STATE_FILE}")
     return dict(state)
 
 
-def check_checkpoint(checkpoint: Path, processes: int, *also: str) -> None:
-    """Raise UserError if a part of a checkpoint is missing that the trainer would silently do without.
-
-    also: further keys that its gtpo_state.json must have.
-    """
+def check_checkpoint(checkpoint: Path, processes: int) -> None:
+    """Raise UserError if a part of a checkpoint is missing that the trainer would silently do without."""
     rounds = [round_file(checkpoint, rank) for rank in range(processes)]
-    if read_state(checkpoint, *also)["within_round"]:
+    if read_state(checkpoint)["within_round"]:
         for path in rounds:
             if not path.is_file():
                 raise damaged(checkpoint, f"has no {path.name}")

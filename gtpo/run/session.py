@@ -123,7 +123,7 @@ class TrainingRun(TrainerCallback):
             checkpoint = last_checkpoint(self.folder.checkpoints)
             if checkpoint is not None:
                 check_same(self.folder, self.processes.num_processes)
-                check_checkpoint(checkpoint, self.processes.num_processes, "health")
+                check_checkpoint(checkpoint, self.processes.num_processes)
             with libraries_aside():
                 loaded = load_model(self.config, self.inputs.weights)
             # All weights are trained in the type in which they are held.
@@ -299,7 +299,7 @@ class TrainingRun(TrainerCallback):
         if restored := self.exact.restored:
             with readable(last_checkpoint(self.folder.checkpoints) or self.folder.checkpoints):
                 self.health.load(restored["health"])
-            self.stopped_because = restored["stopped_because"]
+                self.stopped_because = restored["stopped_because"]
         if self.main:
             self.folder.drop_after(state.global_step)
             if isinstance(self.trainer, GTPOTrainer):

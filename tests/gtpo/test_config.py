@@ -65,7 +65,7 @@ def test_run_name_is_the_files_name(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("training:\n  lora_rank: 8\n", 'run.yaml:4: unknown key "training.lora_rank". Did you mean "model.lora_rank"'),
-        ("trainin:\n  learning_rate: 1\n", 'run.yaml:3: unknown key "trainin"'),
+        ("trainin:\n  learning_rate: 1\n", 'run.yaml:3: unknown key "trainin". Did you mean "training"?'),
         (
             "training:\n  num_generations: many\n",
             "run.yaml:4: training.num_generations must be a whole number >= 1; found 'many'",

@@ -105,8 +105,8 @@ def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_
         ("trainer_state.json", "{}", "is of step 0"),
         ("gtpo_state.json", None, "has no gtpo_state.json"),
         ("gtpo_state.json", "{", "not valid JSON"),
-        ("gtpo_state.json", "{}", "lacks health, micro_step, tokens_seen"),
-        ("gtpo_state.json", "null", "lacks health"),
+        ("gtpo_state.json", "{}", "lacks micro_step, tokens_seen"),
+        ("gtpo_state.json", "null", "lacks micro_step"),
         ("model.safetensors", "no weights", "cannot be read"),
     ]
     for name, text, words in damages:

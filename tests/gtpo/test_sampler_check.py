@@ -18,6 +18,7 @@ from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.inputs.model_shape import logit_transform
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.trainers import GRPOBaseline
+from gtpo.trainer import trl_seam
 from gtpo.trainer.sampler_check import TOLERANCE, OtherPolicy, computing_dtype
 
 TOKENIZER = build_tokenizer()
@@ -85,6 +86,30 @@ def test_a_model_that_is_right_is_not_stopped(family: str, dtype: str, tmp_path:
         check(trainer)
     assert not lines
     assert torch.equal(state, torch.random.get_rng_state()), "the training's random numbers are not touched"
+
+
+def test_the_check_costs_one_generation_and_one_forward_of_8_x_64_tokens_in_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, generate = built(tmp_path, small("Llama")), trl_seam.generate
+    generations: list[Any] = []
+    forwards: list[Any] = []
+
+    def counted(*args: Any) -> Any:
+        before = len(forwards)
+        found = generate(*args)
+        generations.append(tuple(found.sequences.shape))
+        del forwards[before:]  # those of the generation
+        return found
+
+    def forward(module: Any, args: Any, kwargs: Any) -> None:
+        forwards.append(tuple(kwargs["input_ids"].shape))
+
+    trainer.model.register_forward_pre_hook(forward, with_kwargs=True)
+    monkeypatch.setattr(trl_seam, "generate", counted)
+    for _ in range(2):
+        trainer._tokenize_prompts([PROMPTS[-1] * 3] * 8)
+    assert (generations, forwards) == ([(8, 64)], [(8, 64)])
 
 
 def test_logits_under_another_name_are_found(tmp_path: Path) -> None:

@@ -57,7 +57,10 @@ def rows(folder: Path, *lines: str) -> str:
     [
         ("none.yaml", "none.yaml: no such config file"),
         ("rum.yaml", 'rum.yaml: no such config file. Did you mean "run.yaml"?'),
-        ("run.yaml --trainer.reward_funcs nowhere.reward", 'reward "nowhere.reward": no module named "nowhere"'),
+        (
+            "run.yaml --trainer.reward_funcs nowhere.reward",
+            '--trainer.reward_funcs reward "nowhere.reward": no module named',
+        ),
         ("run.yaml --trainer.reward_funcs gtpo.rewards.final_rewrd", 'Did you mean "final_reward"?'),
         ("run.yaml --dataset.limit 3 --training.per_device_train_batch_size 32", "do not fill one rollout"),
         ("", "gtpo train needs a config, e.g. gtpo train demo/gtpo"),
