@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 import statistics
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -408,33 +409,66 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
             "model.load_in_4bit: the experts stay unquantised, for bitsandbytes packs linear layers and a mixture of "
             "experts holds its experts' weights in one tensor"
         )
+    if getattr(model, "is_quantized", False) and (merged or not section.lora_rank):
+        needs = "an adapter on them cannot be merged" if merged else "model.lora_rank must be set to train on them"
+        raise UserError(f"model.model_name {section.model_name!r}: the weights of {base} are quantised, and {needs}")
     if merged:
-        from peft import PeftModel
-
-        adapted: Any = PeftModel.from_pretrained(model, source)
-        note = "merged before training, in float32, which holds all of it"
         dtype = resolve_dtype(section, settings) if section.dtype != "auto" else torch.float32
+        model, kind, lost = merge_adapter(model, str(source), dtype)
+        note = "merged before training, in float32, which holds all of it"
         if dtype != torch.float32:
-            share = f"{share_lost(adapted, dtype):.0%} of its update is lost to {section.dtype}"
-            note = f"merged before training; {share} (model.dtype: auto keeps it in float32)"
-        model = adapted.merge_and_unload().to(dtype).requires_grad_(True)
-        notes.append(f"{source} is a LoRA adapter on {base}: {note}")
+            note = f"merged before training; {lost:.0%} of its update is lost to {section.dtype}"
+            note += " (model.dtype: auto keeps it in float32)"
+        notes.append(f"{source} is an adapter ({kind}) on {base}: {note}")
     if dropped := savable_generation_config(model):
         notes.append(dropped)
     return model, merged
 
 
-def share_lost(adapted: Any, dtype: torch.dtype) -> float:
-    """Return which share of an adapter's update is lost if the merged weights are rounded: |error| / |update|."""
-    lost = whole = 0.0
-    for layer in adapted.modules():
-        if hasattr(layer, "get_delta_weight"):
-            for name in layer.active_adapters:
-                update = layer.get_delta_weight(name)
-                exact = layer.base_layer.weight + update
-                lost += float((exact.to(dtype).float() - exact).square().sum())
-                whole += float(update.square().sum())
-    return math.sqrt(lost / whole) if whole else 0.0
+def merge_adapter(model: Any, source: str, dtype: torch.dtype) -> tuple[Any, str, float]:
+    """Return a float32 model with the adapter of a folder merged and rounded to `dtype`, its kind, and the share lost.
+
+    The share of its update that rounding takes away: |error| / |update|. Raises UserError if a part of the adapter is
+    missing or does not fit, or if the merged weights cannot be what it was.
+    """
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    vocabulary = model.get_input_embeddings().weight.size(0)
+    ids, lost, whole = torch.arange(0, vocabulary, -(-vocabulary // 64))[None], 0.0, 0.0
+    if not any(Path(source).glob("adapter_model.*")):
+        raise UserError(f"{source} has no adapter_model.safetensors")
+    try:
+        with warnings.catch_warnings():
+            # Else what is missing begins at random, and peft only warns.
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            adapted: Any = PeftModel.from_pretrained(model, source)
+        kind = str(adapted.active_peft_config.peft_type.value)
+        if adapted.active_peft_config.is_prompt_learning:
+            raise UserError(f"{source}: {kind} writes into the prompt, which weights cannot hold; train its base model")
+        with torch.no_grad():
+            before = adapted(input_ids=ids.to(model.device)).logits
+            for layer in [each for each in adapted.modules() if isinstance(each, BaseTunerLayer)]:
+                weight = layer.get_base_layer().weight
+                base = weight.detach().clone()
+                layer.merge()
+                lost += float((weight.to(dtype).float() - weight).square().sum())
+                whole += float((weight - base).square().sum())
+            merged = adapted.merge_and_unload()
+            apart = float((merged(input_ids=ids.to(model.device)).logits - before).abs().max())
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # each kind of adapter raises what it likes
+        why = " ".join(str(error).split())[:300]
+        raise UserError(f"{source}: the adapter cannot be loaded and merged ({why})") from None
+    if not apart <= 1e-2 * float(before.abs().max()):
+        tied = ": the model ties its embedding to its head, and the adapter changes one of them"
+        raise UserError(
+            f"{source}: merged, the model's logits differ by up to {apart:.2g} from those with the adapter"
+            f"{tied if merged.config.tie_word_embeddings else ''}. It cannot be trained on; "
+            "train it in a script (GTPOTrainer takes a PeftModel)"
+        )
+    return merged.to(dtype).requires_grad_(True), kind, math.sqrt(lost / whole) if whole else 0.0
 
 
 def _load_unsloth(config: TrainConfig, weights: Weights) -> LoadedModel:

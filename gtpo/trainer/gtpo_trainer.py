@@ -83,6 +83,8 @@ class RunTrainer(Trainer):
         scaled = self.accelerator.scaler is not None
         if not (math.isfinite(float(whole)) or scaled or self.is_deepspeed_enabled):
             model.zero_grad(set_to_none=True)
+            if not all(bool(p.isfinite().all()) for p in model.parameters()):
+                raise ValueError(f"step {self.state.global_step + 1}: weights of the model are not finite")
             LOG.warning(
                 f"step {self.state.global_step + 1}: the gradient's norm is {float(whole)}; the step is skipped, and "
                 "the weights stay as they were"
@@ -258,6 +260,11 @@ class GTPOTrainer(SampledTrainer):
     def _prepare_model(self, args: GTPOConfig) -> None:
         """Let the model take the loss in its forward, and hold adapters of 4-bit weights in float32."""
         policy: Any = self.model
+        if not any(p.requires_grad for p in policy.parameters()):
+            raise ValueError(
+                "GTPOTrainer: no weight of the model is trained. Load an adapter with is_trainable=True "
+                "(PeftModel.from_pretrained); after merge_and_unload, call model.requires_grad_(True)"
+            )
         if getattr(policy, "is_quantized", False):
             widen_adapters(policy)
         for text in (*rounded_away(args, policy), savable_generation_config(policy)):

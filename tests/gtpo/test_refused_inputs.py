@@ -11,9 +11,12 @@ import pytest
 import torch
 from datasets import Dataset
 from logs import logged
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from test_train_run import config_of, run
 from test_trainer import PROMPTS, arguments
 from test_trainer import folder as folder
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
@@ -102,6 +105,39 @@ def test_a_broken_base_model_is_one_sentence(folder: Path, tmp_path: Path, what:
     words = broken(folder, what)
     with pytest.raises(UserError, match=words):
         run(tmp_path, **{"model.build": None, "model.model_name": str(folder)})
+
+
+@pytest.mark.parametrize(
+    ("adapter", "kept", "words"),
+    [
+        (LoraConfig(target_modules=["q_proj"]), "lora_A", "Found missing adapter keys .*lora_B"),
+        (LoraConfig(target_modules=["embed_tokens"]), "", "logits differ by up to .* ties its embedding to its head"),
+        (PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"), "", "PROMPT_TUNING writes into the prompt"),
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_is_not_trained_on(
+    folder: Path, tmp_path: Path, adapter: Any, kept: str, words: str
+) -> None:
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), adapter)
+    for weight in adapted.parameters():
+        weight.data += 0.1 * weight.requires_grad
+    adapted.save_pretrained(tmp_path / "adapter")
+    weights = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    save_file({key: w for key, w in weights.items() if kept in key}, tmp_path / "adapter/adapter_model.safetensors")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(UserError, match=words):
+        run(tmp_path, **{"model.build": None, "model.model_name": str(tmp_path / "adapter")})
+
+
+def test_a_model_of_frozen_weights_is_refused(folder: Path, tmp_path: Path) -> None:
+    frozen = AutoModelForCausalLM.from_pretrained(folder).requires_grad_(False)
+    with pytest.raises(ValueError, match="no weight of the model is trained"):
+        GTPOTrainer(
+            frozen,
+            lambda completions, **_: [0.0] * len(completions),
+            arguments(tmp_path),
+            Dataset.from_dict({"prompt": PROMPTS}),
+        )
 
 
 ITERATIONS = {"training.num_iterations": 2}
