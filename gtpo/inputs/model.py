@@ -263,7 +263,7 @@ def savable_generation_config(model: Any) -> str:
 NOT_OF_SAMPLING = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length", "max_new_tokens"),
     *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
-    *("do_sample", "return_dict_in_generate", "transformers_version"),
+    *("do_sample", "transformers_version"),
 }
 
 
@@ -400,7 +400,7 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
             f"model.model_name {section.model_name!r}: the weights in {base} have other shapes than its config.json "
             "says (the report above lists them); put the config.json beside them that they were saved with"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(
             f"model.model_name {section.model_name!r}: no model could be loaded ({_first(error)})"
         ) from None

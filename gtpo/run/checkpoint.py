@@ -77,16 +77,20 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
 def check_checkpoint(checkpoint: Path, processes: int) -> None:
     """Raise UserError if a part of a checkpoint is missing that the trainer would silently do without."""
     rounds = [round_file(checkpoint, rank) for rank in range(processes)]
-    if read_state(checkpoint)["within_round"]:
+    state = read_state(checkpoint)
+    for name, size in state.get("bytes", {}).items():
+        if (path := checkpoint / name).is_file() and path.stat().st_size != size:
+            raise damaged(checkpoint, f"holds {path.stat().st_size:,} bytes of {name}, which had {size:,}")
+    if state["within_round"]:
         for path in rounds:
             if not path.is_file():
                 raise damaged(checkpoint, f"has no {path.name}")
     if not (checkpoint / TRAINER_STATE_NAME).is_file():
         raise damaged(checkpoint, f"has no {TRAINER_STATE_NAME}")
     with readable(checkpoint):
-        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    if checkpoint.name != f"checkpoint-{state.global_step}":
-        raise damaged(checkpoint, f"is of step {state.global_step} by its {TRAINER_STATE_NAME}")
+        step = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
+    if checkpoint.name != f"checkpoint-{step}":
+        raise damaged(checkpoint, f"is of step {step} by its {TRAINER_STATE_NAME}")
     names = [path.name for path in checkpoint.iterdir()]
     if any(name.startswith("global_step") for name in names):
         # DeepSpeed keeps both in there, and checks for them itself.

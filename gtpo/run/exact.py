@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
 from gtpo.common.files import write_json
+from gtpo.common.log import LOG
 from gtpo.run.checkpoint import (
     STATE_FILE,
     check_checkpoint,
@@ -40,6 +42,16 @@ from gtpo.run.trainers import require_trainer
 from gtpo.runs.train_run import PARTIAL
 from gtpo.trainer import SampledTrainer, trl_seam
 from gtpo.trainer.group_statistics import Rollout
+
+# Files of a checkpoint whose sizes are kept with it: a copy that was cut off differs.
+WEIGHED = (".safetensors", ".pt", ".pth", ".bin")
+
+# Arguments that decide what the rest of a run computes.
+FOLLOWS_FROM = (
+    *("seed", "shuffle_dataset", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
+    *("num_generations", "num_iterations", "temperature", "max_completion_length", "max_steps", "num_train_epochs"),
+    *("learning_rate", "weight_decay", "max_grad_norm", "beta", "initial_entropy"),
+)
 
 
 class EpochOrder(RepeatSampler):
@@ -137,13 +149,16 @@ class ExactCheckpoints(TrainerCallback):
                 shutil.rmtree(self.staging, ignore_errors=True)
             accelerator.wait_for_everyone()
             yield
-            self._save_extra(self.staging / name)
+            kept = self._save_extra(self.staging / name)
             if str(trainer.state.best_model_checkpoint) == str(self.staging / name):  # its name after the renaming
                 trainer.state.best_model_checkpoint = str(folder / name)
                 if accelerator.is_main_process:
                     trainer.state.save_to_json(str(self.staging / name / TRAINER_STATE_NAME))
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
+                written = [path for path in (self.staging / name).iterdir() if path.suffix in WEIGHED]
+                kept["bytes"] = {path.name: path.stat().st_size for path in written}
+                write_json(self.staging / name / STATE_FILE, kept)
                 for path in (self.staging / name).rglob("*"):
                     if path.is_file():
                         with path.open("rb") as handle:
@@ -165,16 +180,27 @@ class ExactCheckpoints(TrainerCallback):
         finally:
             self.staging = None
 
-    def _save_extra(self, folder: Path) -> None:
+    def _save_extra(self, folder: Path) -> dict[str, Any]:
+        """Write what a process adds to a checkpoint; return what gtpo_state.json is to hold."""
         trainer, rank = self.trainer, self.trainer.accelerator.process_index
         inputs = trl_seam.round_in_use(trainer)
-        state = {**self.extra_state(), "within_round": inputs is not None, **trl_seam.counters(trainer)}
-        if trainer.accelerator.is_main_process:
-            write_json(folder / STATE_FILE, state)
         if window := trl_seam.open_window(trainer):
             torch.save(window, window_file(folder, rank))
         if inputs is not None:
             torch.save({"inputs": inputs, "round": vars(trainer.groups.rollouts["train"])}, round_file(folder, rank))
+        counted = {"within_round": inputs is not None, **trl_seam.counters(trainer)}
+        return {**self.extra_state(), **counted, "follows_from": self._follows_from()}
+
+    def _follows_from(self) -> dict[str, Any]:
+        """Return what the rest of a run follows from: settings, and a checksum of a few rows in their order."""
+        trainer, rows = self.trainer, self.trainer.train_dataset
+        found = {name: getattr(trainer.args, name) for name in FOLLOWS_FROM if hasattr(trainer.args, name)}
+        found |= {"optim": str(trainer.args.optim), "processes": trainer.accelerator.num_processes}
+        if hasattr(rows, "__len__") and len(rows):
+            some = [rows[len(rows) * part // 8] for part in range(8)]
+            plain = [[each for each in row.values() if isinstance(each, str | int | float | list)] for row in some]
+            found |= {"rows of train_dataset": len(rows), "its checksum": zlib.crc32(repr(plain).encode())}
+        return found
 
     # -- resuming ----------------------------------------------------------------------------------------------------
 
@@ -192,7 +218,13 @@ class ExactCheckpoints(TrainerCallback):
         """Take up what a checkpoint of TRL's own would not hold."""
         trainer = self.trainer
         self._resumed_from = Path(checkpoint)
-        self.restored = read_state(checkpoint)
+        self.restored, now = read_state(checkpoint), self._follows_from()
+        before = self.restored.get("follows_from", {})
+        changed = [f"{name} {was!r}, now {now.get(name)!r}" for name, was in before.items() if now.get(name) != was]
+        if changed:
+            LOG.warning(
+                f"{checkpoint} has other settings, so this run is not the rest of its own: {', '.join(changed)}"
+            )
         rounds, saved = round_file(checkpoint, trainer.accelerator.process_index), None
         if rounds.is_file():
             saved = torch.load(rounds, map_location=trainer.args.device, weights_only=True)

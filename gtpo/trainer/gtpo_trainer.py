@@ -123,7 +123,7 @@ class RunTrainer(Trainer):
         if checkpoint is not None:
             with self.exact.reading(checkpoint):
                 super()._load_optimizer_and_scheduler(checkpoint)
-            self.exact.restore(checkpoint)
+                self.exact.restore(checkpoint)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the model card, unless the run says what it is itself (run.json)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,10 @@ def test_a_script_that_resumes_within_a_round_ends_where_the_whole_one_does(
     folder: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    def run(name: str, *, stop: int | None = None, exact: bool = True, resume: bool = False) -> list[torch.Tensor]:
-        trainer = trainer_of(method, folder, tmp_path / name)
+    def run(
+        name: str, *, stop: int | None = None, exact: bool = True, resume: bool = False, **more: Any
+    ) -> list[torch.Tensor]:
+        trainer = trainer_of(method, folder, tmp_path / name, **more)
         if exact:
             trainer.add_callback(ExactCheckpoints(trainer))
         if stop:
@@ -87,6 +90,12 @@ def test_a_script_that_resumes_within_a_round_ends_where_the_whole_one_does(
     whole = run("whole")
     run("cut", stop=3)
     assert all(map(torch.equal, run("cut", resume=True), whole))
+    with logged() as told:
+        run("cut", resume=True, seed=7)
+    assert any("so this run is not the rest of its own: seed 42, now 7" in line for line in told)
+    os.truncate(tmp_path / "cut" / "checkpoint-3" / "rng_state.pth", 100)
+    with pytest.raises(UserError, match=r"holds 100 bytes of rng_state\.pth"):
+        run("cut", resume=True)
     # The same without the part: the round is lost, and the run another one.
     run("plain", stop=3, exact=False)
     with logged() as told:
