@@ -56,7 +56,8 @@ def summarise(entropies: Tensor) -> Calibration:
     # A NaN here decides the gate for the whole run, so it is named instead of averaged.
     if not bool(torch.isfinite(entropies).all()):
         row = int((~torch.isfinite(entropies)).nonzero()[0])
-        raise ValueError(f"the untrained model's entropy on sample {row} is not finite; its logits hold NaN or inf")
+        why = "its logits hold NaN or inf, or it wrote no token"
+        raise ValueError(f"the untrained model's entropy on sample {row} is not finite; {why}")
     # A sum of 100 values near ln 2 in float32 may fall on the other side of it.
     values = entropies.double()
     error = float(values.std() / len(values) ** 0.5) if len(values) > 1 else None

@@ -149,5 +149,7 @@ class GateCalibration(TrainerCallback, ExportableState):
             own = loss_mask(some)
             local.append((entropies * own).sum(dim=1) / own.sum(dim=1))
             self.between_batches()
-        gathered: Tensor = accelerator.gather(torch.cat(local))
-        return gathered[: len(rows)]
+        gathered: Tensor = accelerator.gather(torch.cat(local))[: len(rows)]
+        wrote = accelerator.gather(loss_mask(batch).any(dim=1))[: len(rows)]
+        # A completion of an environment alone has no <H>_i, and does not move the mean.
+        return torch.where(wrote, gathered, gathered[wrote].mean())

@@ -174,6 +174,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         """Return what TRL's `_generate` samples for prompts, one completion each."""
         with self.step_progress.sampling(prompts):
             outputs = super()._generate(prompts)
+        # The policy cannot draw such an id; a tool or an environment can write it.
+        self.sampler.embedded([*outputs[0], *outputs[1]])
         return trl_seam.with_special_tokens(self, outputs)
 
     def _generate(self, prompts: list[Any]) -> Any:

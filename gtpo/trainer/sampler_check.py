@@ -106,18 +106,23 @@ class SamplerCheck:
         self.trainer, self.tolerance = trainer, tolerance
         self._checked, self._step = False, [0.0] * 5
 
+    def embedded(self, rows_of_ids: Sequence[Sequence[int]]) -> None:
+        """Raise OtherPolicy if an id of prompts, or of what a tool wrote, lies beyond the embedding."""
+        trainer = self.trainer
+        # PEFT's wrapper of trainable tokens has the embedding within.
+        within = trl_seam.policy(trainer).get_input_embeddings().modules()
+        rows = next(module.num_embeddings for module in within if hasattr(module, "num_embeddings"))
+        largest = max((token for row in rows_of_ids for token in row), default=0)
+        if fault := beyond_embedding(trl_seam.tokenizer(trainer), largest, rows):
+            raise OtherPolicy(fault)
+
     def prompts(self, prompt_ids: Sequence[Sequence[int]]) -> None:
         """Check the ids of a round's prompts, and before the first round how the trainer's own model samples.
 
         Raises OtherPolicy. All processes call it.
         """
         trainer = self.trainer
-        # PEFT's wrapper of trainable tokens has the embedding within.
-        within = trl_seam.policy(trainer).get_input_embeddings().modules()
-        rows = next(module.num_embeddings for module in within if hasattr(module, "num_embeddings"))
-        largest = max((token for row in prompt_ids for token in row), default=0)
-        if fault := beyond_embedding(trl_seam.tokenizer(trainer), largest, rows):
-            raise OtherPolicy(fault)
+        self.embedded(prompt_ids)
         if not self._checked and not trainer.use_vllm and trl_seam.mode(trainer) == "train":
             self._checked = True
             with torch.random.fork_rng():

@@ -213,12 +213,23 @@ def test_h_ini_is_of_the_tokens_that_the_policy_wrote(tmp_path: Path) -> None:
     trainer = trainer_at(tmp_path, model, tokenizer, [])
     whole = trainer.gate._completion_entropies(ROWS[:2])
     plain = trainer.rollout_func
-    trainer.rollout_func = lambda prompts, trainer: (
-        (found := plain(prompts, trainer))
-        | {"env_mask": [[1, *[0] * (len(ids) - 1)] for ids in found["completion_ids"]]}
-    )
-    first = trainer.gate._completion_entropies(ROWS[:2])
+
+    def entropies(*own: int, beyond: int = 0) -> torch.Tensor:
+        def rollouts(prompts: Any, trainer: Any) -> Any:
+            found = plain(prompts, trainer)
+            masks = [[one, *[0] * (len(ids) - 1)] for one, ids in zip(own, found["completion_ids"], strict=True)]
+            texts = [[ids[0] + beyond, *ids[1:]] for ids in found["completion_ids"]]
+            return found | {"completion_ids": texts, "env_mask": masks}
+
+        trainer.rollout_func = rollouts
+        return trainer.gate._completion_entropies(ROWS[:2])
+
+    first = entropies(1, 1)
     assert not torch.allclose(first, whole)
+    # A completion without a token of the policy's does not move the mean.
+    assert entropies(0, 1).tolist() == pytest.approx([float(first[1])] * 2)
+    with pytest.raises(OtherPolicy, match=r"or a tool's answer has id 9\d+, and the embedding has"):
+        entropies(1, 1, beyond=90_000)
     outputs = plain(PROMPTS[:2], trainer)
     for value, prompt, completion in zip(first, outputs["prompt_ids"], outputs["completion_ids"], strict=True):
         logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1].log_softmax(-1)
