@@ -97,7 +97,7 @@ def beyond_embedding(tokenizer: Any, largest: int, rows: int) -> str | None:
     """Return what is wrong if the largest id of prompts and padding lies beyond the embedding, of so many rows."""
     if largest < rows:
         return None
-    where = "the padding" if largest == tokenizer.pad_token_id else "a prompt or a tool's answer"
+    where = "the padding" if largest == tokenizer.pad_token_id else "a text"
     return (
         f"token {tokenizer.convert_ids_to_tokens(largest)!r} of {where} has id {largest}, and the embedding has "
         f"{rows} rows: the tokenizer has more tokens than the model. Resize the embedding "

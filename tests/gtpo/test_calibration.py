@@ -228,7 +228,7 @@ def test_h_ini_is_of_the_tokens_that_the_policy_wrote(tmp_path: Path) -> None:
     assert not torch.allclose(first, whole)
     # A completion without a token of the policy's does not move the mean.
     assert entropies(0, 1).tolist() == pytest.approx([float(first[1])] * 2)
-    with pytest.raises(OtherPolicy, match=r"or a tool's answer has id 9\d+, and the embedding has"):
+    with pytest.raises(OtherPolicy, match=r"of a text has id 9\d+, and the embedding has"):
         entropies(1, 1, beyond=90_000)
     outputs = plain(PROMPTS[:2], trainer)
     for value, prompt, completion in zip(first, outputs["prompt_ids"], outputs["completion_ids"], strict=True):

@@ -238,7 +238,7 @@ def test_gsm8k_reasoning_keeps_its_marks(tmp_path: Path, shared_dir: Path) -> No
 def test_a_token_beyond_the_embedding_is_refused_before_anything_is_measured() -> None:
     report = DatasetReport("set", 1, largest_id=TOKENIZER.pad_token_id + 5)
     check_ids(report, TOKENIZER, report.largest_id + 1)
-    with pytest.raises(UserError, match=f"of a prompt has id {report.largest_id}, and the embedding has"):
+    with pytest.raises(UserError, match=f"of a text has id {report.largest_id}, and the embedding has"):
         check_ids(report, TOKENIZER, report.largest_id)
 
 
