@@ -3,7 +3,7 @@
 Nothing here touches a loss or a gradient:
 
     data order   a seeded permutation in each epoch, so that the position in the data follows from the step only; the
-                 first epoch has the dataset's own order if the arguments do not shuffle
+                 dataset's own order if the arguments do not shuffle
     sampling     random numbers are re-seeded from (seed, step) before each round, so that a resumed run draws what
                  the uninterrupted one would have drawn
     checkpoints  written to a hidden folder and renamed; rounds of sampling in use are saved with them, and what the
@@ -12,6 +12,7 @@ Nothing here touches a loss or a gradient:
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import zlib
@@ -48,14 +49,14 @@ WEIGHED = (".safetensors", ".pt", ".pth", ".bin")
 
 # Arguments that decide what the rest of a run computes.
 FOLLOWS_FROM = (
-    *("seed", "shuffle_dataset", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
-    *("num_generations", "num_iterations", "temperature", "max_completion_length", "max_steps", "num_train_epochs"),
-    *("learning_rate", "weight_decay", "max_grad_norm", "beta", "initial_entropy"),
+    *("seed", "data_seed", "shuffle_dataset", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("steps_per_generation", "num_generations", "num_iterations", "temperature", "max_completion_length"),
+    *("max_steps", "num_train_epochs", "learning_rate", "weight_decay", "max_grad_norm", "beta", "initial_entropy"),
 )
 
 
 class EpochOrder(RepeatSampler):
-    """Indices of a dataset: a permutation drawn from (seed, epoch), in epoch 0 its own order unless `shuffled`.
+    """Indices of a dataset: a permutation drawn from (seed, epoch), before epoch `shuffled_from` its own order.
 
     Each chunk of `chunk` distinct indices is emitted `rounds` times, each index `repeats` times in a row; an incomplete
     last chunk is left out.
@@ -66,17 +67,17 @@ class EpochOrder(RepeatSampler):
         size: int,
         seed: int,
         epoch: Callable[[], int],
-        shuffled: bool = False,
+        shuffled_from: float = 0,
         chunk: int = 1,
         repeats: int = 1,
         rounds: int = 1,
     ) -> None:
         super().__init__(range(size), repeats, chunk, rounds, shuffle=False)
-        self.first_seed, self.epoch, self.shuffled = seed * 1_000_003, epoch, shuffled
+        self.first_seed, self.epoch, self.shuffled_from = seed * 1_000_003, epoch, shuffled_from
 
     def __iter__(self) -> Iterator[int]:
         epoch, order = self.epoch(), list(range(self.num_samples))
-        if epoch or self.shuffled:
+        if epoch >= self.shuffled_from:
             generator = torch.Generator().manual_seed(self.first_seed + epoch)
             order = torch.randperm(len(order), generator=generator).tolist()
         yield from (order[place] for place in super().__iter__())
@@ -94,6 +95,8 @@ class ExactCheckpoints(TrainerCallback):
         self.trainer, self.extra_state = require_trainer(self, trainer), extra_state
         if trainer.args.save_only_model:
             raise ValueError("ExactCheckpoints: save_only_model=True leaves out the optimizer, so nothing can resume")
+        # The first epoch that is shuffled if the arguments do not shuffle: 1 if the rows are shuffled already.
+        self.shuffled_from = math.inf
         # A checkpoint that was checked before the weights were loaded.
         self.checked: Path | None = None
         # gtpo_state.json of the checkpoint that the run resumes from.
@@ -118,7 +121,8 @@ class ExactCheckpoints(TrainerCallback):
                 "repeats": args.num_generations,
                 "rounds": args.num_iterations * args.steps_per_generation,
             }
-        return EpochOrder(len(self.trainer.train_dataset), args.seed, self._epoch, shuffled, **sampled)
+        first, seed = 0 if shuffled else self.shuffled_from, args.seed if args.data_seed is None else args.data_seed
+        return EpochOrder(len(self.trainer.train_dataset), seed, self._epoch, first, **sampled)
 
     def _epoch(self) -> int:
         return int((self.trainer.state.epoch or 0) + 1e-6)

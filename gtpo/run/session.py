@@ -235,6 +235,7 @@ class TrainingRun(TrainerCallback):
         self.exact = ExactCheckpoints(
             trainer, lambda: {"health": self.health.state(), "stopped_because": self.stopped_because}
         )
+        self.exact.shuffled_from = 1
         if isinstance(trainer, GTPOTrainer):
             gate = trainer.gate
             # The folder is one run's, also if it stopped before its first checkpoint.

@@ -278,8 +278,10 @@ def test_rows_are_shuffled_if_the_arguments_say_so(folder: Path, tmp_path: Path)
     orders = []
     for shuffled in (True, False):
         trainer = trainer_of("gtpo", folder, tmp_path / str(shuffled), shuffle_dataset=shuffled)
-        orders.append(list(dict.fromkeys(ExactCheckpoints(trainer).order())))
-    assert orders[0] != orders[1] == sorted(orders[0])
+        for epoch in (0, 1):
+            trainer.state.epoch = epoch
+            orders.append(list(dict.fromkeys(ExactCheckpoints(trainer).order())))
+    assert orders[0] != orders[1] != orders[2] == orders[3] == sorted(orders[0])
 
 
 def test_a_checkpoint_without_a_part_is_refused(folder: Path, tmp_path: Path) -> None:  # noqa: F811
