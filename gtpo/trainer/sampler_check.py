@@ -107,13 +107,14 @@ class SamplerCheck:
         self._checked, self._step = False, [0.0] * 5
 
     def embedded(self, rows_of_ids: Sequence[Sequence[int]]) -> None:
-        """Raise OtherPolicy if an id of prompts, or of what a tool wrote, lies beyond the embedding."""
+        """Raise OtherPolicy if an id of prompts, padding or what a tool wrote lies beyond the embedding."""
         trainer = self.trainer
         # PEFT's wrapper of trainable tokens has the embedding within.
         within = trl_seam.policy(trainer).get_input_embeddings().modules()
         rows = next(module.num_embeddings for module in within if hasattr(module, "num_embeddings"))
+        padding = trl_seam.tokenizer(trainer).pad_token_id or 0
         largest = max((token for row in rows_of_ids for token in row), default=0)
-        if fault := beyond_embedding(trl_seam.tokenizer(trainer), largest, rows):
+        if fault := beyond_embedding(trl_seam.tokenizer(trainer), max(largest, padding), rows):
             raise OtherPolicy(fault)
 
     def prompts(self, prompt_ids: Sequence[Sequence[int]]) -> None:

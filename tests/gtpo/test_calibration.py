@@ -230,6 +230,9 @@ def test_h_ini_is_of_the_tokens_that_the_policy_wrote(tmp_path: Path) -> None:
     assert entropies(0, 1).tolist() == pytest.approx([float(first[1])] * 2)
     with pytest.raises(OtherPolicy, match=r"of a text has id 9\d+, and the embedding has"):
         entropies(1, 1, beyond=90_000)
+    tokenizer.add_special_tokens({"pad_token": "<|new|>"})
+    with pytest.raises(OtherPolicy, match="of the padding has id"):
+        trainer.sampler.embedded([[0]])
     outputs = plain(PROMPTS[:2], trainer)
     for value, prompt, completion in zip(first, outputs["prompt_ids"], outputs["completion_ids"], strict=True):
         logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1].log_softmax(-1)
