@@ -83,7 +83,9 @@ class RunTrainer(Trainer):
         scaled = self.accelerator.scaler is not None
         if not (math.isfinite(float(whole)) or scaled or self.is_deepspeed_enabled):
             model.zero_grad(set_to_none=True)
-            if not all(bool(p.isfinite().all()) for p in model.parameters()):
+            shards = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
+            # Packed weights are bytes.
+            if not all(bool(p.isfinite().all()) for p in shards if p.element_size() > 1):
                 raise ValueError(f"step {self.state.global_step + 1}: weights of the model are not finite")
             LOG.warning(
                 f"step {self.state.global_step + 1}: the gradient's norm is {float(whole)}; the step is skipped, and "
