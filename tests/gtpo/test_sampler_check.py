@@ -175,9 +175,10 @@ def test_sampling_parameters_of_the_model_do_not_act(tmp_path: Path) -> None:
         check(trainer)
     asked = model._prepare_generation_config(trainer.generation_config)[0]
     assert (asked.min_p, asked.typical_p or 1.0, asked.no_repeat_ngram_size or 0, asked.num_beams) == (None, 1.0, 0, 1)
+    assert not asked.return_dict_in_generate  # TRL takes a tensor
     assert asked.top_k == 0  # TRL's own, which it passes
     assert len(lines) == 1
-    assert "num_beams 3, min_p 0.9, typical_p 0.5, no_repeat_ngram_size 2, return_dict_in_generate True;" in lines[0]
+    assert "num_beams 3, min_p 0.9, typical_p 0.5, no_repeat_ngram_size 2;" in lines[0]
 
 
 def test_sampling_parameters_of_the_user_act_and_are_said(tmp_path: Path) -> None:
