@@ -107,7 +107,7 @@ def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_
         ("gtpo_state.json", "{", "not valid JSON"),
         ("gtpo_state.json", "{}", "lacks micro_step, tokens_seen"),
         ("gtpo_state.json", "null", "lacks micro_step"),
-        ("model.safetensors", "no weights", "cannot be read"),
+        ("model.safetensors", "no weights", "holds 10 bytes of model.safetensors, which had"),
     ]
     for name, text, words in damages:
         shutil.rmtree(last)
