@@ -25,6 +25,7 @@ from typing import Any
 # aiohttp is the client: a streamed completion of 64 tokens takes it 1.0 ms of processor time, httpx 2.9 ms, and the
 # openai package 12.5 ms, which makes an object of every event.
 import aiohttp
+from pydantic import TypeAdapter
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
@@ -61,6 +62,20 @@ CANARIES, CANARY_TOKENS, CANARIES_S = 2, 48, 20.0
 SOME = 0.05
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+# Fields of a message that hold its thoughts; the first that holds any counts.
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_text")
+
+# Half of the time of json.loads, which was a third of a streamed completion's.
+_JSON = TypeAdapter(Any)
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return _JSON.validate_json(data)
+    # Half a character, which servers send in two events, is no JSON to pydantic.
+    except ValueError:
+        return json.loads(data)
 
 
 @dataclass(eq=False)
@@ -104,14 +119,19 @@ class Answer:
         line = line.removeprefix(b"\xef\xbb\xbf")
         if line.startswith(b"data:"):
             self._streamed = True
-            self._data += (b"\n" if self._data else b"") + line[5:].strip()
-            self._done = self._done or self._data == b"[DONE]"
+            data = line[5:].strip()
+            self._data = self._data + b"\n" + data if self._data else data
             if self._data in (b"[DONE]", b"null", b""):
+                self._done = self._done or self._data == b"[DONE]"
                 self._data = b""
                 return
-            with contextlib.suppress(ValueError, RecursionError):
-                self._add(json.loads(self._data))
-                self._data = b""
+            try:
+                event = _parsed(self._data)
+            # It may go on in the next line.
+            except (ValueError, RecursionError):
+                return
+            self._data = b""
+            self._add(event)
         elif line.strip():
             self._whole.append(line)
         elif self._data:
@@ -126,15 +146,14 @@ class Answer:
             if error is not None:
                 raise RequestError(f"the server broke off: {_message(error)}", passing=True)
             self.model = event.get("model") or self.model
-            self._count(event.get("usage") or {})
+            self._count(event)
             for choice in event.get("choices") or ():
                 # Only one was asked for.
                 if str(choice.get("index") or 0) == "0":
-                    self._count(choice.get("usage") or {})
-                    names = ("finish_reason", "finishReason", "native_finish_reason")
-                    reason = next((choice[name] for name in names if choice.get(name)), "null")
-                    reason = str(reason.get("type") if isinstance(reason, dict) else reason)
-                    self.finish_reason = reason if reason != "null" else self.finish_reason
+                    self._count(choice)
+                    reason = choice.get("finish_reason") or choice.get("finishReason")
+                    if (reason := reason or choice.get("native_finish_reason")) and reason != "null":
+                        self.finish_reason = str(reason.get("type") if isinstance(reason, dict) else reason)
                     # The last event of some gateways has the whole message beside an empty delta.
                     repeated = "delta" in choice and self.deltas
                     said = choice.get("delta") or (None if repeated else choice.get("message"))
@@ -142,14 +161,15 @@ class Answer:
         except (AttributeError, TypeError, ValueError) as error:
             raise _malformed(f"{type(error).__name__}: {error}") from None
 
-    def _count(self, usage: dict[str, Any]) -> None:
-        self.tokens = _number(usage.get("completion_tokens", usage.get("output_tokens")), self.tokens)
-        self.prompt_tokens = _number(usage.get("prompt_tokens", usage.get("input_tokens")), self.prompt_tokens)
+    def _count(self, block: dict[str, Any]) -> None:
+        if usage := block.get("usage"):
+            self.tokens = _number(usage.get("completion_tokens", usage.get("output_tokens")), self.tokens)
+            self.prompt_tokens = _number(usage.get("prompt_tokens", usage.get("input_tokens")), self.prompt_tokens)
 
     def _take(self, message: dict[str, Any]) -> None:
         content, thought = _parts(message.get("content") or message.get("refusal") or "")
-        names = ("reasoning_content", "reasoning", "thinking", "reasoning_text")
-        thought = "".join(_parts(next((message[name] for name in names if message.get(name)), ""))) or thought
+        if name := next(filter(message.get, _THOUGHTS), None):
+            thought = "".join(_parts(message[name])) or thought
         self.deltas += bool(content or thought)
         self._texts.append(content)
         self._thoughts.append(thought)
@@ -176,7 +196,7 @@ class Answer:
         self._line(b"")
         if not self._streamed:
             try:
-                self._add(json.loads(b"\n".join(self._whole) or b"{}"))
+                self._add(_parsed(b"\n".join(self._whole) or b"{}"))
             except (ValueError, RecursionError) as error:
                 raise _malformed(error) from None
         # Some servers never say how a completion ended: one whose stream ended as agreed is whole, and may be cut off.
