@@ -17,8 +17,8 @@ Three questions, in strict scoring, which is also the training reward's:
 - **Wrappers.** What is read away around an answer changes no verdict (`WRAPPERS`: sentences, labels, bullets, markup,
   other languages): refused copies and golds in each of them. A choice's letter (`LETTERS`) makes no copy an answer.
 
-A copied statement whose value is paid by itself (`AB = 2` where 2 is the gold) is no case: the value alone
-pays too.
+A statement whose value is paid by itself is no case, copied (`AB = 2` if the gold is 2) or rewritten
+(`2+1-3 - (2+1-3) = 0` if it is 0): the value alone pays too.
 
 Expected, written down before the first run: 0, 0, and none lost.
 """
@@ -117,12 +117,18 @@ def judge(cases: Sequence[Case], verifier: Verifier) -> list[Verdict]:
     return verifier.verify_many([(case.text, case.gold) for case in cases], [case.problem for case in cases])
 
 
+def beyond_its_value(cases: Sequence[Case], verifier: Verifier) -> list[Case]:
+    """Return the cases without statements whose value is paid by itself: who writes `… = 0` has guessed 0."""
+    stated = [case for case in cases if _RELATION.search(case.text)]
+    values = [case._replace(text=_RELATION.split(case.text.strip(" ,;."))[-1]) for case in stated]
+    guessed = {c for c, v in zip(stated, judge(values, verifier), strict=True) if v is Verdict.CORRECT}
+    return [case for case in cases if case not in guessed]
+
+
 def refused(cases: Sequence[Case], verifier: Verifier) -> list[Case]:
     """Return the cases that are right in value and refused."""
     found = [c for c, v in zip(cases, judge(cases, verifier), strict=True) if v is Verdict.UNSIMPLIFIED]
-    values = [_RELATION.split(case.text.strip(" ,;."))[-1] for case in found]
-    bare = judge([case._replace(text=value) for case, value in zip(found, values, strict=True)], verifier)
-    return [c for c, v in zip(found, bare, strict=True) if v is not Verdict.CORRECT or not _RELATION.search(c.text)]
+    return beyond_its_value(found, verifier)
 
 
 def main() -> None:
@@ -136,6 +142,7 @@ def main() -> None:
             case for rules in (WRAPPERS, LETTERS) for case in rewritten(base, rules, args.rewritings, args.seed)
         ]
         paid = [c for c, v in zip(attacks, judge(attacks, verifier), strict=True) if v is Verdict.CORRECT]
+        paid = beyond_its_value(paid, verifier)
         golds = [Case(identifier, "gold", gold, gold, problem) for identifier, problem, gold in real]
         refused_golds = [c for c, v in zip(golds, judge(golds, verifier), strict=True) if v is not Verdict.CORRECT]
         golds = [c for c in golds if c not in refused_golds]

@@ -36,15 +36,8 @@ from gtpo.rewards.verify import Verdict, default_verifier
 
 CORRECT, INCORRECT = 10.0, 0.0  # The paper's accuracy rewards
 
-_SCORES = {
-    Verdict.CORRECT: CORRECT,
-    Verdict.INCORRECT: INCORRECT,
-    Verdict.UNSIMPLIFIED: INCORRECT,  # or copying the question would be the best policy
-    Verdict.NO_ANSWER: INCORRECT,
-    Verdict.REJECTED: INCORRECT,  # beyond the bounds: the model's own doing, so that it cannot pay
-    Verdict.TIMEOUT: None,
-    Verdict.UNUSABLE_GOLD: None,
-}
+_UNSCORED = dict.fromkeys((Verdict.TIMEOUT, Verdict.UNUSABLE_GOLD))
+_SCORES = dict.fromkeys(Verdict, INCORRECT) | {Verdict.CORRECT: CORRECT} | _UNSCORED
 # Metric -> the verdict whose share among the completions it is.
 _LOGGED = {
     "reward/unsimplified": Verdict.UNSIMPLIFIED,
@@ -99,10 +92,8 @@ def accuracy_reward(
     texts = [completion_text(completion) for completion in completions]
     found = [last_boxed(text) if scoring == "boxed" else extract_answer(text, scoring) for text in texts]
     pairs = list(zip(found, golds, strict=True))
-    verdicts = default_verifier().verify_many(
-        pairs,
-        None if prompts is None else [problem_text(prompt) for prompt in prompts],
-    )
+    problems = None if prompts is None else [problem_text(prompt) for prompt in prompts]
+    verdicts = default_verifier().verify_many(pairs, problems)
     if log_metric is not None and verdicts:
         for name, verdict in _LOGGED.items():
             log_metric(name, verdicts.count(verdict) / len(verdicts))

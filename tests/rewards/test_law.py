@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.law import Case, embedded, judge, originals, problems, refused, rewritten
+from bench.law import Case, beyond_its_value, embedded, judge, originals, problems, refused, rewritten
 from bench.rewritings import LETTERS, LOOKS, REWRITINGS, WRAPPERS
 from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier
@@ -57,6 +57,12 @@ def test_no_look_costs_anything(gold: str, rules: list[str]) -> None:
     for rule in sorted(rules, key="bold".__eq__):  # markdown stands around TeX
         text = LOOKS[rule](text) or text
     assert decide(text, gold, "What is it?") == "CORRECT"
+
+
+def test_who_guesses_the_value_has_copied_nothing(verifier: Verifier) -> None:
+    guess = Case("train:2741", "all on one side", "2+1-3 - (2+1-3) = 0", "0", "What is 2+1-3?")
+    copy = Case("", "equal to itself", "65-4 = 65-4", "61", "What is 65-4?")
+    assert beyond_its_value([guess, copy], verifier) == [copy]
 
 
 ANSWERS = [

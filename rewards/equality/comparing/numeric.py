@@ -145,14 +145,10 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
             break
     if not agreed or undecided > agreed:
         return False
-    return (
-        not names
-        or complex_meant
-        or all(
-            close(x, y) or not (is_real_value(x) and is_real_value(y))
-            for x, y in _values(a, b, _between_kinks(a, b, names), sign)
-        )
-    )
+    if not names or complex_meant:
+        return True
+    between = _values(a, b, _between_kinks(a, b, names), sign)
+    return all(close(x, y) or not (is_real_value(x) and is_real_value(y)) for x, y in between)
 
 
 def equal_as_matrices(a: Term, b: Term) -> bool:

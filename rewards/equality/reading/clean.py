@@ -189,9 +189,8 @@ def clean(text: str, gold: bool = False) -> str:
     for _ in range(3):
         if text.startswith("{") and match_brace(text, 0) == len(text) - 1:
             text = text[1:-1].strip()
-        text = (
-            text.rstrip(" .,;:").removesuffix("\\\\").removesuffix("\\").strip() if not text.endswith("\\}") else text
-        )
+        if not text.endswith("\\}"):
+            text = text.rstrip(" .,;:").removesuffix("\\\\").removesuffix("\\").strip()
     text = SAYS.quantifier.sub("", text)
     text = SAYS.all_but.sub(r"\\reals \\setminus \\{\1\\}", text.strip())
     if (bound := SAYS.bound.match(text)) is not None:

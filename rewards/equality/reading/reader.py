@@ -235,11 +235,7 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
         value = read(parts[-1], depth + 1)
         call = re.fullmatch(r"([a-zA-Z]['a-zA-Z]*)\s*\(\s*([a-zA-Z])\s*\)", name)
         relation = Relation(("=",), (terms[0], terms[-1])) if terms else None
-        if (
-            relation is not None
-            and relation.terms[0][0] == "sym"
-            and relation.terms[0][1] in symbols(relation.terms[1])
-        ):
+        if relation is not None and relation.terms[0] in [("sym", own) for own in symbols(relation.terms[1])]:
             return relation  # `x = 2x + 1` gives x no value
         if call:
             return Named(call[1], value, relation, (call[2],), contradicted)

@@ -20,6 +20,7 @@ from gtpo.rewards.limits import MAX_CORES, MAX_STATEMENT
 
 # -- words that take a statement back, or make another one of it --------------------------------------------------
 _DENIALS = WORDS.negations | WORDS.denials
+_ANSWER_ELSEWHERE = WORDS.answer - WORDS.english
 _OPENERS = tuple(f"{word} " for word in sorted(WORDS.prepositions | words("in of each every as with because per")))
 _CHOOSING = [words(each) for each in TABLES["choosing"].values()]
 _NO_LATIN = re.compile(r"[\u0590-\u1fff\u3040-\ud7ff]")
@@ -228,11 +229,7 @@ def _leads_to(before: str, asked: frozenset[str]) -> bool:
     if WORDS.kinds.issuperset(named):
         return True
     last = named[-1]
-    if (
-        last in WORDS.answer
-        or last in WORDS.copulas - WORDS.verbs
-        or (WORDS.answer - WORDS.english).intersection(named[-2:])
-    ):
+    if last in WORDS.answer | (WORDS.copulas - WORDS.verbs) or not _ANSWER_ELSEWHERE.isdisjoint(named[-2:]):
         return True
     if not any(map(str.isascii, named)) and _NO_LATIN.search(lowered):
         return True  # a script of which nothing but its denials is known here
@@ -265,12 +262,7 @@ def _states(before: str) -> bool:
         return not WORDS.measured.isdisjoint((before_last, singular(before_last)))
     if last == "to" and before_last in ("equal", "up"):  # adds up to
         return True
-    if (
-        last in NUMBER_WORDS
-        or scale_of(last) is not None
-        or last in WORDS.bounds
-        or last in WORDS.prepositions | WORDS.placing
-    ):
+    if last in NUMBER_WORDS or scale_of(last) is not None or last in WORDS.bounds | WORDS.prepositions | WORDS.placing:
         return False
     return any(map(_is_verb, spoken)) or before.rstrip().endswith((":", "="))
 
