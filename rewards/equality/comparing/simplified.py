@@ -177,7 +177,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
     if len(written) > 1:
         own = {canonical(leaf.term) for leaf in wanted}
         terms = [canonical(leaf.term) for leaf in written]
-        if any(t in problem.expressions and t not in own and not is_literal(t) for t in terms):
+        if any(t not in own and (t in problem.expressions or t in problem.literals) for t in terms):
             return "COPIED"
     # Also without a problem and with letters: a sum to n is what was to be computed.
     if excess[Work.BOUND]:
