@@ -125,7 +125,9 @@ _OPERATED_BEFORE = re.compile(
     rf"(?:[\d)}}\]!|]|\\(?:rfloor|rceil|rvert|pi)\b)\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
     r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
     r"|\\sqrt\s*\[\s*$|\|\s*$"
-    r"|\\begin\s*\{[a-zA-Z]?matrix\}(?:(?!\\end).)*$",  # an entry of a matrix
+    r"|\\begin\s*\{[a-zA-Z]?matrix\}(?:(?!\\end).)*$"  # an entry of a matrix
+    r"|\\(?:int|sum|prod)(?![a-zA-Z])\s*(?:_\s*\{[^{}]*\})?"  # below a sum or an integral
+    r"(?:[^=<>≈→⇒$,;:\n\\]|\\(?:cdot|times|div|left|right|frac|sqrt|infty|pi)(?![a-zA-Z]))*$",
     re.DOTALL,
 )
 _FACTOR = re.compile(
