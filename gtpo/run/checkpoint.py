@@ -89,7 +89,7 @@ def check_checkpoint(checkpoint: Path, processes: int) -> None:
         raise damaged(checkpoint, f"has no {TRAINER_STATE_NAME}")
     with readable(checkpoint):
         step = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
-    if checkpoint.name != f"checkpoint-{step}":
+    if checkpoint.name.startswith("checkpoint-") and checkpoint.name != f"checkpoint-{step}":
         raise damaged(checkpoint, f"is of step {step} by its {TRAINER_STATE_NAME}")
     names = [path.name for path in checkpoint.iterdir()]
     if any(name.startswith("global_step") for name in names):

@@ -212,8 +212,9 @@ class ExactCheckpoints(TrainerCallback):
     def reading(self, checkpoint: str) -> Iterator[None]:
         """Raise UserError if a checkpoint lacks what the trainer would silently do without, or is damaged."""
         folder = Path(checkpoint)
-        # best/, for a rollback, is weights only.
-        if folder.name.startswith(PREFIX_CHECKPOINT_DIR) and folder != self.checked:
+        # best/, for a rollback, is weights only; a copy of a checkpoint may have any name.
+        whole = folder.name.startswith(PREFIX_CHECKPOINT_DIR) or (folder / STATE_FILE).exists()
+        if whole and folder != self.checked:
             check_checkpoint(folder, self.trainer.accelerator.num_processes)
         with readable(checkpoint):
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -297,8 +298,10 @@ def test_a_checkpoint_without_a_part_is_refused(folder: Path, tmp_path: Path) ->
     first.add_callback(StopAt(1))
     first.train()
     (tmp_path / "out" / "checkpoint-1" / "optimizer.pt").unlink()
-    with pytest.raises(UserError, match="has no optimizer state"):
-        built().train(resume_from_checkpoint=True)
+    shutil.copytree(tmp_path / "out" / "checkpoint-1", tmp_path / "kept")
+    for where in (True, str(tmp_path / "kept")):
+        with pytest.raises(UserError, match="has no optimizer state"):
+            built().train(resume_from_checkpoint=where)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path, tmp_path: Path) -> None:  # noqa: F811
