@@ -145,7 +145,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 def score_fault(name: str, scores: Any, count: int) -> str | None:
     """Return what is wrong with the scores that reward `name` returned for `count` completions, or None."""
-    expects = "a reward returns one finite number per completion, or None where it cannot tell"
+    expects = "a reward returns one finite number (below 3e38) per completion, or None where it cannot tell"
     if inspect.iscoroutine(scores):
         scores.close()  # Python warns of one that is dropped
         return f"reward {name} returned a coroutine for {count} completions; await it (asyncio.run), {expects}"
@@ -165,8 +165,8 @@ def score_fault(name: str, scores: Any, count: int) -> str | None:
             return f"reward {name} returned a number beyond float64 for completion {index}; {expects}"
         except (TypeError, ValueError):
             return f"reward {name} returned {score!r} for completion {index}; {expects}"
-        # NaN passes: TRL itself makes it of None.
-        if math.isinf(value):
+        # NaN passes: TRL itself makes it of None. What float32 has no number for would be infinite.
+        if abs(value) > 3e38:
             return f"reward {name} returned {value} for completion {index}; {expects}"
     return None
 

@@ -3,13 +3,9 @@
 TRL merges the adapter into the base, sends all weights, and takes it out again. In bfloat16 the base then drifts by a
 rounding at each synchronisation, and in 4 bits most of the adapter is rounded away and the base with it. Here vLLM
 starts with its LoRA layers, and only A and B follow, in a folder that it loads (a server by `/v1/load_lora_adapter`).
-Each B is written times its layer's scaling, which covers rsLoRA and alpha patterns.
 
-vLLM reads no bitsandbytes weights. If the base is in 4 bits, it gets what the trainer computes with: the same
-numbers, unpacked, in the dtype they are unpacked to. They pass once, as it starts, through a folder.
-
-What vLLM has no LoRA for (`adapter_obstacle`) is merged as TRL does if the base is not quantized, with a warning,
-and refused if it is.
+vLLM reads no bitsandbytes weights. A base in 4 bits is given to it unpacked, once, as it starts: the numbers that the
+trainer computes with. What vLLM has no LoRA for is merged as TRL does, with a warning; refused if the base is packed.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ import copy
 import functools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -50,61 +47,38 @@ def adapter_obstacle(model: Any) -> str | None:
     if len(model.active_adapters) != 1:
         return f"{len(model.active_adapters)} adapters are active"
     name = model.active_adapters[0]
-    config = model.peft_config[name]
-    if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA":
-        return f"the adapter is {config.peft_type}, not LoRA"
-    if config.modules_to_save:
-        return f"modules_to_save ({', '.join(config.modules_to_save)}) are trained beside the adapter"
-    if getattr(config, "use_dora", False):
-        return "the adapter is DoRA"
-    if config.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
-        return f"init_lora_weights {config.init_lora_weights!r} has changed the base in memory"
+    # Of DoRA, of other methods than LoRA, of modules_to_save, biases and embeddings, something else is trained.
+    for which, parameter in model.named_parameters():
+        if parameter.requires_grad and not re.search(r"\.lora_[AB]\.\w+\.weight$", which):
+            return f"{which} is trained, and is no A or B of a LoRA layer"
+    if (way := model.peft_config[name].init_lora_weights) not in (True, False, "gaussian", "orthogonal"):
+        return f"init_lora_weights {way!r} has changed the base in memory"
     ranks = set()
     for layer, module in _adapted(model, name):
-        if name in getattr(module, "lora_embedding_A", {}) or not hasattr(module.lora_A[name], "in_features"):
+        if not hasattr(module.lora_A[name], "in_features"):
             return f"{layer} is no linear layer"
         ranks.add(module.r[name])
     if len(ranks) != 1 or max(ranks) > LORA_RANKS[-1]:
         return f"its ranks are {', '.join(map(str, sorted(ranks)))}; vLLM takes one, up to {LORA_RANKS[-1]}"
-    beside = [which for which, p in model.named_parameters() if p.requires_grad and "lora_" not in which]
-    if beside or config.bias != "none":
-        return f"{beside[0] if beside else 'a bias'} is trained beside the adapter"
     return None
-
-
-def is_quantized(model: Any) -> bool:
-    """Return whether any weight is packed, so that merging into it would round."""
-    return any(type(p).__name__ in ("Params4bit", "Int8Params") for p in model.parameters())
 
 
 def _adapted(model: Any, adapter: str) -> list[tuple[str, Any]]:
     """Return (name in the base model, layer) of each layer that has the adapter."""
     base = model.get_base_model()
-    return [
-        (name, layer)
-        for name, layer in base.named_modules()
-        if adapter in getattr(layer, "lora_A", {}) or adapter in getattr(layer, "lora_embedding_A", {})
-    ]
+    return [(which, layer) for which, layer in base.named_modules() if adapter in getattr(layer, "lora_A", {})]
 
 
 def adapter_tensors(model: Any) -> dict[str, Tensor]:
     """Return A [r, d_in] and B [d_out, r] of each layer in float32, under the names that vLLM reads; B is scaled."""
     name, tensors = model.active_adapters[0], {}
     for layer, module in _adapted(model, name):
-        path = layer.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "")
+        path = layer.replace("_checkpoint_wrapped_module.", "")
         for part, factor in (("lora_A", 1.0), ("lora_B", module.scaling[name])):
             weight = getattr(module, part)[name].weight.detach()
             weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # FSDP2 keeps it in parts
-            tensors[f"base_model.model.{path}.{part}.weight"] = weight.float() * factor
+            tensors[f"base_model.model.{path}.{part}.weight"] = weight.float().cpu() * factor
     return tensors
-
-
-def write_adapter(tensors: dict[str, Tensor], rank: int, folder: Path) -> None:
-    """Write what `adapter_tensors` returns as vLLM reads it."""
-    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, folder / "adapter_model.safetensors")
-    targets = sorted({name.split(".")[-3] for name in tensors})
-    about = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": targets}
-    (folder / "adapter_config.json").write_text(json.dumps(about))
 
 
 def write_unpacked(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
@@ -130,79 +104,82 @@ class AdapterGeneration(VLLMGeneration):
 
     # The adapter that goes to vLLM by itself; None if all weights do.
     adapter: str | None = None
-    rank: int
     # A folder that both the trainer and vLLM can read.
     scratch: Path
 
     def _init_vllm(self) -> None:
         """Start the engine with its LoRA layers, if it takes the adapter by itself."""
         self.adapter = self._own_adapter()
-        # vLLM compiles for a minute at each start, which on a CPU gains nothing that a run would notice.
-        options: dict[str, Any] = {"max_num_seqs": max(self.max_num_seqs or 0, SEQUENCES)}
-        if self.mode == "colocate":
-            from vllm.utils.network_utils import get_open_port
+        if self.adapter is not None and self.mode == "server":
+            # No weights pass over NCCL, so no GPU is needed here.
+            if self.accelerator.is_main_process:
+                url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+                self.vllm_client = VLLMClient(base_url=url, connection_timeout=self.server_timeout)
+            self.accelerator.wait_for_everyone()
+            return
+        from vllm.lora.request import LoRARequest
+        from vllm.utils.network_utils import get_open_port
 
-            # TRL takes 29500 if it is free, and so does another run that starts at the same time.
-            os.environ.setdefault("MASTER_PORT", str(get_open_port()))
+        # TRL takes 29500 if it is free, and so does another run that starts at the same time.
+        os.environ.setdefault("MASTER_PORT", str(get_open_port()))
+        options: dict[str, Any] = {"max_num_seqs": max(self.max_num_seqs or 0, SEQUENCES)}
         if self._on_cpu():
+            # vLLM compiles for a minute at each start, which on a CPU gains nothing that a run would notice.
             options |= {"enforce_eager": True, "block_size": CPU_KV_BLOCK}
-        if self.adapter is None:
+        with tempfile.TemporaryDirectory(prefix="vllm-base-", dir=self.scratch) as folder:
+            if self.adapter is not None:
+                options |= self._lora_options(folder)
             with engine_options(options):
                 super()._init_vllm()
-            return
+        if self.adapter is not None:
+            request = LoRARequest(NAME, NUMBER, "loaded before")
+            self.llm.generate = functools.partial(self.llm.generate, lora_request=request)
+
+    def _lora_options(self, folder: str) -> dict[str, Any]:
+        """Return the engine's options for its LoRA layers; the base, if it is in 4 bits, is written to a folder."""
         ((_, layer), *_) = _adapted(self.model, self.adapter)
-        self.rank = layer.r[self.adapter]
-        if self.mode == "server":
-            self._connect()
-            return
-        options |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": lora_rank_slot(self.rank)}
-        packed = is_quantized(self.model)
-        if packed:
-            options |= {"dtype": layer.get_base_layer().compute_dtype, "quantization": None}
+        slot = lora_rank_slot(layer.r[self.adapter])
+        options = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": slot}
+        policy: Any = self.model
+        if getattr(policy, "is_loaded_in_4bit", False):
+            dtype = layer.get_base_layer().compute_dtype
+            write_unpacked(self.model, self.processing_class, Path(folder), dtype)
+            options |= {"dtype": dtype, "quantization": None, "model": folder}
         elif self._on_cpu():
             # vLLM would take bfloat16 if the trainer has float32.
             options["dtype"] = layer.get_base_layer().weight.dtype
-        with tempfile.TemporaryDirectory(prefix="vllm-base-", dir=self.scratch) as folder:
-            if packed:
-                write_unpacked(self.model, self.processing_class, Path(folder), options["dtype"])
-                options["model"] = folder
-            with engine_options(options):
-                super()._init_vllm()
-        from vllm.lora.request import LoRARequest
-
-        self.llm.generate = functools.partial(
-            self.llm.generate, lora_request=LoRARequest(NAME, NUMBER, "loaded before")
-        )
+        return options
 
     def _on_cpu(self) -> bool:
         return self.mode == "colocate" and self.accelerator.device.type == "cpu"
 
     def _own_adapter(self) -> str | None:
         """Return the name of the adapter that vLLM takes by itself. Raises UserError if merging would round."""
-        if not is_peft_model(self.model):
+        policy: Any = self.model
+        if not is_peft_model(policy):
             return None
-        packed = is_quantized(self.model)
-        obstacle = adapter_obstacle(self.model)
-        if self.enable_sleep_mode:
-            obstacle = "vllm_enable_sleep_mode discards the base that vLLM holds"
-        if self._dist.is_fsdp and self._dist.fsdp_version == 1:
-            obstacle = "FSDP 1 does not give an adapter's weights by themselves (fsdp_version: 2 does)"
-        if packed and any(type(p).__name__ == "Int8Params" for p in self.model.parameters()):
-            obstacle = "the base is in 8 bits"
-        if packed and self.mode == "server":
-            obstacle = "a vLLM server reads no 4-bit weights, and its own base is not the one that is trained on"
-        if obstacle is None:
-            policy: Any = self.model
+        obstacles = (
+            adapter_obstacle(policy),
+            self.enable_sleep_mode and "vllm_enable_sleep_mode discards the base that vLLM holds",
+            self._dist.is_fsdp
+            and self._dist.fsdp_version == 1
+            and "FSDP 1 does not give an adapter's weights by themselves (fsdp_version: 2 does)",
+            # 8 bits: TRL refuses an engine in this process.
+            self.mode == "server"
+            and getattr(policy, "is_quantized", False)
+            and "a vLLM server has a base of its own, not the quantized one that is trained on",
+        )
+        if (obstacle := next(filter(None, obstacles), None)) is None:
             return str(policy.active_adapters[0])
-        said = f"vLLM cannot take the adapter by itself: {obstacle}"
-        if packed:
+        told = f"vLLM cannot take the adapter by itself: {obstacle}"
+        if getattr(policy, "is_quantized", False):
             raise UserError(
-                f"{said}. Merged into quantized weights, it would be rounded away, and they would drift at each step. "
-                "Sample with the trainer's own model (rollout.engine: transformers; use_vllm=False), or load the base "
-                "in bfloat16 (model.load_in_4bit: false)"
+                f"{told}. Merged into quantized weights it would be rounded away. Sample with the trainer's own model "
+                "(rollout.engine: transformers; use_vllm=False), or load the base in bfloat16 (model.load_in_4bit: "
+                "false)"
             )
         if self.accelerator.is_main_process:
-            LOG.warning(f"{said}. It is merged into the base at each synchronisation, which rounds the base each time")
+            LOG.warning(f"{told}. It is merged into the base at each synchronisation, which rounds the base each time")
         return None
 
     def sync_weights(self) -> None:
@@ -216,12 +193,15 @@ class AdapterGeneration(VLLMGeneration):
         with self._dist.gather_params(parts):
             tensors = adapter_tensors(self.model)
         if self.mode == "colocate" or self.accelerator.is_main_process:
-            with tempfile.TemporaryDirectory(prefix="vllm-adapter-", dir=self.scratch) as folder:
-                write_adapter(tensors, self.rank, Path(folder))
-                self._load(str(Path(folder).resolve()))
+            targets, rank = sorted({name.split(".")[-3] for name in tensors}), len(next(iter(tensors.values())))
+            about = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": targets}
+            with tempfile.TemporaryDirectory(prefix="vllm-adapter-", dir=self.scratch.resolve()) as folder:
+                save_file(tensors, Path(folder, "adapter_model.safetensors"))
+                Path(folder, "adapter_config.json").write_text(json.dumps(about))
+                self._load(folder, rank)
         self.accelerator.wait_for_everyone()
 
-    def _load(self, folder: str) -> None:
+    def _load(self, folder: str, rank: int) -> None:
         """Let vLLM load the adapter from a folder, in the place of the last one."""
         if self.mode == "colocate":
             from vllm.lora.request import LoRARequest
@@ -238,19 +218,10 @@ class AdapterGeneration(VLLMGeneration):
             raise UserError(
                 f"the vLLM server at {client.base_url} does not load the adapter ({answer.status_code}: "
                 f"{answer.text[:300]}). Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora "
-                f"--max-lora-rank {lora_rank_slot(self.rank)}, where it can read {self.scratch}"
+                f"--max-lora-rank {lora_rank_slot(rank)}, where it can read {self.scratch}"
             )
         client.model = NAME
         client.reset_prefix_cache()
-
-    def _connect(self) -> None:
-        """Connect to a server that serves the base. No weights pass over NCCL, so no GPU is needed here."""
-        if self.accelerator.is_main_process:
-            self.vllm_client = VLLMClient(
-                base_url=self.server_base_url or f"http://{self.server_host}:{self.server_port}",
-                connection_timeout=self.server_timeout,
-            )
-        self.accelerator.wait_for_everyone()
 
 
 def vllm_of(args: Any) -> AbstractContextManager[None]:
@@ -265,11 +236,9 @@ def vllm_of(args: Any) -> AbstractContextManager[None]:
 def reloaded_by_layers(engine: Any) -> Iterator[None]:
     """Let all weights that are written inside into a vLLM engine in this process go through its layer-wise reload.
 
-    vLLM's CPU backend packs the linear layers' weights as it loads them, so TRL's way of writing into them fails
-    (`'Parameter' object has no attribute 'weight_loader'`). vLLM's own layer-wise reload puts the unpacked parameters
-    back, takes the new weights and packs them again. It passes over an lm_head that is tied to the embedding, whose
-    packed copy would stay that of the start (seen if oneDNN packs bfloat16, on an AVX-512 machine): it is packed
-    again here.
+    vLLM's CPU backend packs the linear layers' weights as it loads them, so TRL cannot write into them (`'Parameter'
+    object has no attribute 'weight_loader'`). The reload unpacks and packs again, but for an lm_head that is tied to
+    the embedding (seen if oneDNN packs bfloat16, on an AVX-512 machine): it is packed again here.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload

@@ -21,10 +21,9 @@ from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import batch_statistics, loss_mask, padded, padded_batch, without_empty_columns
 
-# Bytes of keys and values of the completions that the trainer's own model samples side by side: 100 of a 0.5B model.
-CACHE_BYTES = 1 << 30
-# On a GPU they may take a share of its memory, 1 in this many: a token takes as long for all of them as for one.
-CACHE_SHARE = 8
+# Tokens of the completions that the trainer's own model samples side by side: a token takes as long for all of them as
+# for one on a GPU, and their keys and values take 4 GiB of an 8B model and 0.4 of a 0.5B model.
+TOKENS = 1 << 15
 
 
 class GateCalibration(TrainerCallback, ExportableState):
@@ -78,14 +77,9 @@ class GateCalibration(TrainerCallback, ExportableState):
                 "sampled again (gtpo.callbacks.ExactCheckpoints keeps it)"
             )
 
-    @property
-    def initial_entropy(self) -> float | None:
-        """H_ini in nats, None before the calibration."""
-        return self.calibration.initial_entropy if self.calibration else None
-
     def active(self) -> bool:
         """Return whether the entropy gate filters (Eq. 6). Raises ValueError before the calibration."""
-        return filter_is_active(self.objective, self.initial_entropy)
+        return filter_is_active(self.objective, self.trainer.initial_entropy)
 
     def ensure(self) -> None:
         """Measure H_ini of the policy as it is now, if the filter is `auto` and it is not known.
@@ -96,32 +90,20 @@ class GateCalibration(TrainerCallback, ExportableState):
             return
         trainer, begin = self.trainer, time.monotonic()
         rows: list[dict[str, Any]] = list(itertools.islice(iter(trainer.train_dataset), SAMPLES))
-        here = torch.tensor([self.sampled_at_once(rows)], device=trainer.accelerator.device)
-        # The smallest of unequal GPUs: a rank with fewer forwards would let the others wait for ever.
-        batch = int(trainer.accelerator.gather(here).min()) * trainer.accelerator.num_processes
+        batch = self.sampled_at_once(rows) * trainer.accelerator.num_processes
         with self.while_measuring(), trl_seam.aside(trainer, trainer.args.seed):
             found = calibrate_initial_entropy(self._completion_entropies, rows, batch_size=batch)
         self.calibration = found._replace(seconds=round(time.monotonic() - begin, 1))
 
     def sampled_at_once(self, rows: Sequence[dict[str, Any]]) -> int:
-        """Return the completions that a process samples side by side: all of them, if their cache is small enough.
-
-        vLLM bounds its memory by itself. The trainer's own model samples at least what a step samples.
-        """
+        """Return the completions that a process samples side by side: of vLLM, which bounds its memory, all of them."""
         trainer = self.trainer
         if trainer.use_vllm:
             return len(rows)
-        step = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-        config = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         longest = max((str(row.get("prompt", "")) for row in rows), key=len)
         tokens = len(trl_seam.tokenizer(trainer)(longest)["input_ids"]) + trainer.max_completion_length
-        numbers = 2 * config.num_hidden_layers * heads * width * tokens
-        most = CACHE_BYTES
-        if (device := trainer.accelerator.device).type == "cuda":
-            most = max(most, torch.cuda.get_device_properties(device).total_memory // CACHE_SHARE)
-        return max(int(step), most // (numbers * trainer.model.get_input_embeddings().weight.element_size()))
+        step = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+        return max(int(step), TOKENS // tokens)
 
     def _completion_entropies(self, rows: Sequence[dict[str, Any]]) -> Tensor:
         """Sample one completion per row and return <H>_i [n] in nats. The rows are shared out among ranks."""

@@ -1,10 +1,4 @@
-"""What is refused, warned of or compared, that a user would not see otherwise.
-
-check_inputs       before the model is loaded: a dataset without prompts, a reward that returns no scores
-check_first_group  `--check-loss`: the fused loss against its specification, on the first real group of a run
-
-Whether the loss is of the policy that samples: `gtpo.trainer.sampler_check`.
-"""
+"""What is refused before the model is loaded, and `--check-loss`: the fused loss against its specification."""
 
 from __future__ import annotations
 
@@ -43,22 +37,21 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
             "(rename_column, or map each row to a prompt: text, or a list of messages)"
         )
     prompt = row["prompt"]
-    messages = prompt if isinstance(prompt, list) else [prompt]
-    if not isinstance(prompt, str) and not all(isinstance(each, Mapping) and "role" in each for each in messages):
+    messages = isinstance(prompt, list) and all(isinstance(each, Mapping) and "role" in each for each in prompt)
+    if not (messages or isinstance(prompt, str)):
         raise ValueError(
             f"GTPOTrainer: the prompt of the first row is {prompt!r:.80}; expected text, or a list of messages with "
             "role and content"
         )
-    for names, why in (
-        (("prompts", "completions", "completion_ids"), "is what reward functions are given; rename it (rename_column)"),
-        # The loss would leave them out in silence.
-        (("image", "images"), "holds images, and GTPOTrainer trains text models"),
-    ):
-        if taken := next((name for name in names if name in row), None):
-            raise ValueError(f"GTPOTrainer: the column {taken} of train_dataset {why}")
+    # The loss would leave images out in silence.
+    if taken := {"prompts", "completions", "completion_ids", "image", "images"} & row.keys():
+        raise ValueError(
+            f"GTPOTrainer: rename or remove the column {min(taken)} of train_dataset: reward functions are given "
+            "prompts, completions and completion_ids of the round, and images are for other models than text models"
+        )
     for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:
+        # A reward model, or one that TRL refuses itself.
         if isinstance(function, str | Module) or not callable(function):
-            # A reward model, or one that TRL refuses itself.
             continue
         probe = probe_reward(getattr(function, "__name__", type(function).__name__), function, row)
         if probe.fault:
@@ -66,8 +59,6 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
         if probe.raised:
             LOG.warning(f"{probe.raised}; training stops where it raises (return None to leave one unscored)")
 
-
-# -- the fused loss against its specification --------------------------------------------------------------------------
 
 # Completions are cut to this many tokens for the comparison, which holds all their logits at once.
 MAX_TOKENS = 128
@@ -112,20 +103,18 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
             (found,) = torch.autograd.grad(fused.loss, ours)
             (wanted,) = torch.autograd.grad(reference.loss, theirs)
         # If there is no gradient at all, the difference is absolute.
-        norm = float(wanted.norm()) or 1.0
-        gradient = float((found.to(wide) - wanted).norm()) / norm
+        norm = float(wanted.norm())
+        gradient = float((found.to(wide) - wanted).norm()) / (norm or 1.0)
         allowed = sampler.allowed(float(logits.detach().abs().mean()))
         passed = gradient <= TOLERANCE.get(hidden.dtype, 2e-2) and apart <= allowed
         line = (
             f"check-loss: the fused loss {'agrees with' if passed else 'DIFFERS from'} the reference on the first "
             f"group: loss {float((fused.loss - reference.loss).detach().abs()):.1e}, "
             f"entropy {float((fused.entropy.to(wide) - reference.entropy).abs().max()):.1e}, "
-            f"gradient {gradient:.1e} (relative); the head's log-probabilities lie {apart:.1e} nats from those of the "
-            f"model's own forward (at most {allowed:.1e})"
+            f"gradient {gradient:.1e} of its norm, {norm:.1e} (0: equal rewards, or a group that the gate drops); the "
+            f"head's log-probabilities lie {apart:.1e} nats from those of the model's own forward (at most "
+            f"{allowed:.1e})"
         )
-        # Two zeros agree too: then the check has compared no gradient.
-        if not wanted.any() and not found.any():
-            line += ". This group has no gradient (its rewards are equal, or the gate dropped it), so none was compared"
         return line, passed
 
     with torch.no_grad():

@@ -1,9 +1,7 @@
 """What GTPO and the GRPO baseline both see of a round of sampling: group statistics under the same names.
 
-`GroupStatistics` observes a GRPOTrainer and changes none of its numbers; for GTPOTrainer it prepares the completions
-besides. It reads the rewards and ids of a round right after scoring, before TRL shuffles the completions into
-micro-batches, and lets what belongs to a completion travel as extra rows of the batch dict. `draw_again` draws groups
-of equal rewards again.
+`GroupStatistics` reads the rewards and ids of a round right after scoring, before TRL shuffles the completions into
+micro-batches, and lets what belongs to a completion travel as extra rows of the batch dict.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import torch
 from torch import Tensor
 from trl.trainer.utils import pad
 
-from gtpo.common.errors import UserError
 from gtpo.completions import Completions, group_advantages, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text, format_score
@@ -38,13 +35,12 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     ids, mask [N, L], groups of `group` rows. Within a group equal completions are expected if a policy is certain.
     """
     texts = [tuple(row[keep].tolist()) for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
-    prompts = Counter(text for text, _ in {(text, row // group) for row, text in enumerate(texts)})
+    prompts = Counter(text for start in range(0, len(texts), group) for text in set(texts[start : start + group]))
     return sum(prompts[text] > 1 for text in texts) / len(texts)
 
 
-_SPANS = ("weights", "forward", "backward", "union")
 # Field of `Completions` -> key of the batch dict. TRL shuffles and splits these rows with the completions.
-BATCH_ROWS = {name: f"conflict_{name}" for name in _SPANS} | {"excluded": "excluded"}
+BATCH_ROWS = {x: f"conflict_{x}" for x in ("weights", "forward", "backward", "union")} | {"excluded": "excluded"}
 
 
 @dataclass
@@ -131,17 +127,10 @@ class GroupStatistics:
     def score(self, prompts: list[Any], completions: list[Any], rewards: Tensor) -> Tensor:
         """Take in the rewards [N, functions] of a round, gathered over ranks; return them, the unscored as NaN.
 
-        prompts, completions: this rank's. Raises UserError for a reward that is infinite.
+        prompts, completions: this rank's.
         """
         trainer = self.trainer
         rewards = self.mark_unscored(rewards)
-        infinite = rewards.isinf().any(dim=0).tolist()
-        if any(infinite):
-            names = [name for name, found in zip(trainer.reward_func_names, infinite, strict=True) if found]
-            raise UserError(
-                f"reward {', '.join(names)} is infinite in float32 for a completion of step "
-                f"{trainer.state.global_step + 1}: return numbers below 3e38, or None to leave the completion unscored"
-            )
         # The rewards are gathered already, the texts are not.
         form = trainer.accelerator.gather(
             torch.tensor([format_score(completion_text(text)) for text in completions], device=rewards.device)
@@ -236,10 +225,9 @@ def draw_again(
 ) -> tuple[tuple[Any, ...], Tensor]:
     """Draw the groups again whose rewards are all equal: none of their completions has an advantage to learn from.
 
-    Returns the round, and its rewards [N, functions] over all ranks. DAPO calls it dynamic sampling (arXiv 2503.14476,
-    section 3.2); here the same prompts are drawn in place of others: the order of the data stays as it is, and a round
-    has as many groups as without. A group that is equal after the last draw is trained on as it is. The rewards of what
-    is kept are not computed again.
+    Returns the round, and its rewards [N, functions] over all ranks. DAPO's dynamic sampling (arXiv 2503.14476, section
+    3.2) draws other prompts; here the same ones are drawn, so the order of the data and the number of groups stay. A
+    group that is equal after the last draw is trained on as it is.
 
     rows, prompts: this rank's, one per completion. outputs: what TRL's `_generate` returned for them. All processes
     call it. Logs `groups/zero_variance_drawn`, of the first draw, and `groups/resampled`, draws again per group.
@@ -247,14 +235,11 @@ def draw_again(
     accelerator, group, local = trainer.accelerator, trainer.num_generations, len(prompts)
     prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = outputs
 
-    def score(chosen: Sequence[int], texts: Sequence[Any], ids: Sequence[Any]) -> Tensor:
-        return trainer.rewards_of([rows[i] for i in chosen], [prompts[i] for i in chosen], list(texts), list(ids))
-
     def equal_groups() -> Tensor:
         total = trainer.groups.total_rewards(rewards)
         return group_advantages(trainer.groups.objective, total, group).zero_variance
 
-    rewards = score(range(local), completions, completion_ids)
+    rewards = trainer.rewards_of(rows, prompts, completions, completion_ids)
     equal, drawn = equal_groups(), 0
     trl_seam.log(trainer, "groups/zero_variance_drawn", equal.float().mean().item())
     for _ in range(rounds):
@@ -266,9 +251,10 @@ def draw_again(
         most = int(counts.max())
         # Every rank takes part in every forward, with as many rows.
         chosen = (mine + [0] * most)[:most]
+        asked = [prompts[i] for i in chosen]
         with trl_seam.aside(trainer):
-            _, new_ids, _, texts, new_logprobs, *_ = trainer.draw([prompts[i] for i in chosen])
-        found = score(chosen, texts, new_ids).view(len(by_rank), most, -1)
+            _, new_ids, _, texts, new_logprobs, *_ = trainer.draw(asked)
+        found = trainer.rewards_of([rows[i] for i in chosen], asked, texts, new_ids).view(len(by_rank), most, -1)
         rewards[equal] = found[torch.arange(most, device=found.device) < counts]
         for k, place in enumerate(mine):
             completion_ids[place], completions[place] = new_ids[k], texts[k]

@@ -86,8 +86,6 @@ class GTPOConfig(GRPOConfig):
         # TRL's default is True, which transformers refuses there without use_cpu.
         if self.bf16 is None and on_cpu:
             self.bf16 = False
-        if self.resample_equal_groups < 0:
-            raise ValueError(f"GTPOConfig: resample_equal_groups is {self.resample_equal_groups}; it must be 0 or more")
         if self.fp16 and on_cpu:
             raise ValueError("GTPOConfig: fp16=True needs a GPU; on a CPU train in float32, or with bf16=True")
         corrected = self.use_vllm and self.vllm_importance_sampling_correction

@@ -84,13 +84,11 @@ class RunTrainer(Trainer):
         if not (math.isfinite(float(whole)) or scaled or self.is_deepspeed_enabled):
             model.zero_grad(set_to_none=True)
             shards = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
+            step = self.state.global_step + 1
             # Packed weights are bytes.
             if not all(bool(p.isfinite().all()) for p in shards if p.element_size() > 1):
-                raise ValueError(f"step {self.state.global_step + 1}: weights of the model are not finite")
-            LOG.warning(
-                f"step {self.state.global_step + 1}: the gradient's norm is {float(whole)}; the step is skipped, and "
-                "the weights stay as they were"
-            )
+                raise ValueError(f"step {step}: weights of the model are not finite")
+            LOG.warning(f"step {step}: the gradient's norm is {float(whole)}; the step is skipped, the weights stay")
         return norm
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -210,15 +208,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         return self.groups.score(prompts, completions, rewards)
 
 
-_CITATION = """\
-@article{simoni2025gtpo,
-    title        = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
-    author       = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
-    year         = 2025,
-    eprint       = {arXiv:2508.03772},
-}
-
-"""
+_TITLE = "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control"
+_AUTHORS = "Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori"
 
 
 class GTPOTrainer(SampledTrainer):
@@ -228,9 +219,10 @@ class GTPOTrainer(SampledTrainer):
     _name = "GTPO"
     # The model card cites GRPO too: GTPO extends it.
     _paper = GRPOTrainer._paper | {
-        "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
+        "title": _TITLE,
         "id": "2508.03772",
-        "citation": _CITATION + GRPOTrainer._paper["citation"],
+        "citation": f"@article{{simoni2025gtpo,\n    title  = {{{{{_TITLE}}}}},\n    author = {{{_AUTHORS}}},\n"
+        "    year   = 2025,\n    eprint = {arXiv:2508.03772},\n}\n\n" + GRPOTrainer._paper["citation"],
     }
 
     def __init__(
@@ -253,22 +245,13 @@ class GTPOTrainer(SampledTrainer):
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         trl_seam.round_nothing_in_fsdp2(self.accelerator)
         self.objective: Objective = args.resolved_objective()
-        self._prepare_model(args)
-        self.groups = GroupStatistics(self, self.objective)
-        self.gate = GateCalibration(self, self.objective)
-        self._loss_to_check = args.check_loss
-        self.set_resampling(args.resample_equal_groups)
-        self._scored_entropies: Tensor | None = None
-        self.add_callback(self.gate)
-
-    def _prepare_model(self, args: GTPOConfig) -> None:
-        """Let the model take the loss in its forward, and hold adapters of 4-bit weights in float32."""
         policy: Any = self.model
         if not any(p.requires_grad for p in policy.parameters()):
             raise ValueError(
                 "GTPOTrainer: no weight of the model is trained. Load an adapter with is_trainable=True "
                 "(PeftModel.from_pretrained); after merge_and_unload, call model.requires_grad_(True)"
             )
+        # Adapters of 4-bit weights are held in float32.
         if getattr(policy, "is_quantized", False):
             widen_adapters(policy)
         for text in (*rounded_away(args, policy), savable_generation_config(policy)):
@@ -277,11 +260,17 @@ class GTPOTrainer(SampledTrainer):
         if self.aux_loss_enabled and (obstacle := router_loss_obstacle(policy.config, self.router_aux_loss_coef)):
             raise ValueError(f"GTPOTrainer: {obstacle}")
         add_policy_head(trl_seam.policy(self))
+        self.groups = GroupStatistics(self, self.objective)
+        self.gate = GateCalibration(self, self.objective)
+        self._loss_to_check = args.check_loss
+        self.set_resampling(args.resample_equal_groups)
+        self._scored_entropies: Tensor | None = None
+        self.add_callback(self.gate)
 
     @property
     def initial_entropy(self) -> float | None:
         """H_ini in nats, None before the calibration."""
-        return self.gate.initial_entropy
+        return self.gate.calibration.initial_entropy if self.gate.calibration else None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate; before any training the gate is decided by H_ini of the policy as it is now."""
@@ -359,19 +348,16 @@ class GTPOTrainer(SampledTrainer):
         elif self.state.global_step == 0 and "sampling_per_token_logps" in inputs:
             # vLLM's are comparable at its own temperature only, which takes a forward more: once is enough.
             self.sampler.observe(self.logps_of(inputs), {**inputs, "old_per_token_logps": None})
-        if inputs.get("old_per_token_logps") is not None:
-            self._log_clipping(inputs, output.logps, output.shaped_advantages)
         self.groups.log_completions(inputs["row"], inputs.get("behaviour_entropy", output.entropy), output.kept)
-        tokens = self.accelerator.gather(loss_mask(inputs).sum()).sum()
-        trl_seam.log(self, "entropy", (self.accelerator.gather(output.token_entropies.sum()).sum() / tokens).item())
-
-    def _log_clipping(self, inputs: dict[str, Any], logps: Tensor, shaped_advantages: Tensor) -> None:
-        """Log the share of tokens whose policy gradient the clipping takes away, under TRL's names."""
         mask = loss_mask(inputs).bool()
-        ratio, shaped = (logps - inputs["old_per_token_logps"]).exp(), shaped_advantages[:, None]
-        low = mask & (ratio < 1 - self.epsilon_low) & (shaped < 0)
-        high = mask & (ratio > 1 + self.epsilon_high) & (shaped > 0)
-        counts = self.accelerator.gather(torch.stack([low.sum(), high.sum(), mask.sum()])).view(-1, 3).sum(dim=0)
-        shares = (counts[:2] / counts[2].clamp(min=1)).tolist()
-        for name, share in zip(("low_mean", "high_mean", "region_mean"), (*shares, sum(shares)), strict=True):
-            trl_seam.log(self, f"clip_ratio/{name}", share)
+        sums = {"tokens": mask, "entropy": output.token_entropies}
+        if (old := inputs.get("old_per_token_logps")) is not None:
+            # Tokens whose policy gradient the clipping takes away, under TRL's names.
+            ratio, shaped = (output.logps - old).exp(), output.shaped_advantages[:, None]
+            low = mask & (ratio < 1 - self.epsilon_low) & (shaped < 0)
+            high = mask & (ratio > 1 + self.epsilon_high) & (shaped > 0)
+            sums |= {f"clip_ratio/{x}_mean": of for x, of in (("low", low), ("high", high), ("region", low | high))}
+        here = torch.stack([values.sum().float() for values in sums.values()])
+        totals = self.accelerator.gather(here).view(-1, len(sums)).sum(dim=0)
+        for name, share in list(zip(sums, (totals / totals[0]).tolist(), strict=True))[1:]:
+            trl_seam.log(self, name, share)

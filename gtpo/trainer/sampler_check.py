@@ -1,15 +1,8 @@
 """Whether the loss is of the policy that samples: what is made equal beforehand, and one check for every sampler.
 
-    prepare        sampling parameters of the model's own generation_config, dropout, positions of padded rows
-    SamplerCheck   log-probabilities that the sampler gives for the tokens that it draws, against those of the loss
-
 Before the first completion is sampled, so before H_ini is measured too, the trainer's own model draws a few tokens in a
 padded batch, as rollouts are drawn. `generate` gives its logits before and after sampling parameters act on them. vLLM
 gives log-probabilities with its completions: they are compared on those that H_ini is measured on, and at every step.
-
-In exact arithmetic both sides are equal. What rounding makes of them depends on the coarsest dtype (measured:
-docs/scale.md), and TOLERANCE lies above it: an untrained adapter on a pretrained model of 135 million parameters in
-bfloat16 already differs by 0.04 from its vLLM. A mean beyond it means another distribution.
 """
 
 from __future__ import annotations
@@ -33,7 +26,8 @@ from gtpo.trainer.policy_head import sequences
 # The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn.
 ROWS, WIDTH, DRAWN = 8, 64, 16
 
-# Mean difference in nats per token up to which two computations with the same weights may differ, by dtype.
+# Mean difference in nats per token up to which two computations with the same weights may differ, by the coarsest
+# dtype (docs/scale.md): a pretrained model of 135 million parameters in bfloat16 differs by 0.04 from its vLLM.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
@@ -47,19 +41,17 @@ def prepare(trainer: Any) -> None:
     Raises OtherPolicy for a temperature in generation_kwargs, which the loss would not know, and if nothing is drawn.
     """
     policy = trl_seam.policy(trainer)
-    asked = None if trainer.use_vllm else trainer.generation_config
-    if asked is not None and asked.temperature != trainer.temperature:
-        raise OtherPolicy(
-            f"generation_kwargs has temperature {asked.temperature}, and the loss is taken at {trainer.temperature}: "
-            "set the argument temperature"
-        )
-    if asked is not None and asked.do_sample is False:
-        raise OtherPolicy("generation_kwargs has do_sample False: completions of a prompt would all be one text")
-    if asked is not None and (found := drop_leaks(policy.generation_config, asked)):
-        LOG.warning(
-            f"the model's generation_config is left out of the sampling: {found}; the loss is of the distribution "
-            "without (generation_kwargs sets it on purpose)"
-        )
+    if not trainer.use_vllm:
+        asked = trainer.generation_config
+        if asked.temperature != trainer.temperature:
+            raise OtherPolicy(
+                f"generation_kwargs has temperature {asked.temperature}, and the loss is taken at "
+                f"{trainer.temperature}: set the argument temperature"
+            )
+        if asked.do_sample is False:
+            raise OtherPolicy("generation_kwargs has do_sample False: completions of a prompt would all be one text")
+        if found := drop_leaks(policy.generation_config, asked):
+            LOG.warning(f"the model's generation_config does not act: {found} (generation_kwargs sets it on purpose)")
     if trainer.args.disable_dropout and (acting := list(dropouts(policy))):
         LOG.info(f"set to 0, as disable_dropout says: {', '.join(sorted({f'{name} {p:g}' for _, name, p in acting}))}")
         for owner, name, _ in acting:
@@ -153,11 +145,9 @@ class SamplerCheck:
         self._judge(self._totals(ours, plain, mask, size), batch, ours, mask)
         shaped = _mean((chosen_logps(scores, drawn) - plain).abs(), mask)
         # A cut such as min_p may do nothing to the untrained policy, and more with each step.
-        neutral = {"top_p": (None, 1), "top_k": (None, 0), "min_p": (None, 0), "repetition_penalty": (None, 1)}
-        changed = {name: getattr(trainer.generation_config, name) for name in neutral}
-        changed = {name: value for name, value in changed.items() if value not in neutral[name]}
-        changed |= trainer.args.generation_kwargs or {}
-        acting = ", ".join(f"{name} {value}" for name, value in changed.items() if name not in NOT_OF_SAMPLING)
+        names = {"top_p", "top_k", "min_p", "repetition_penalty", *(trainer.args.generation_kwargs or ())}
+        given = {name: getattr(trainer.generation_config, name, None) for name in sorted(names - NOT_OF_SAMPLING)}
+        acting = ", ".join(f"{name} {value}" for name, value in given.items() if value not in (None, 0, 1))
         if acting or shaped > self.allowed(_mean(size, mask)):
             LOG.warning(
                 f"sampling parameters{f' ({acting[:99]})' if acting else ''} move the log-probability of a drawn token "

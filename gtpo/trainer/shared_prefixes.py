@@ -91,13 +91,11 @@ def share_prefixes(model: Any) -> ExitStack:
 
     def before(backbone: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         trees.clear()
-        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         # Generation has a cache; what else a caller asks for beside ids and a mask is not known here.
         others = {key for key, value in kwargs.items() if value is not None and value is not False}
         if args or others != {"input_ids", "attention_mask"} or kwargs.get("use_cache") is not False:
             return None
-        assert ids is not None
-        assert mask is not None
+        ids, mask = kwargs["input_ids"], kwargs["attention_mask"]
         if ids.dim() != 2 or mask.shape != ids.shape:
             return None
         trees.append(prefix_tree(ids, mask))
@@ -124,9 +122,7 @@ def share_prefixes(model: Any) -> ExitStack:
         if not difference <= TOLERANCE.get(expected.dtype, 0.01):
             shared.close()
             raise ValueError(f"without padding the model's hidden states are others (they differ by {difference:.0%})")
-        LOG.info(
-            f"prefixes are shared: on a small batch hidden states differ by {difference:.1e} from the padded batch's"
-        )
+        LOG.info(f"prefixes are shared: a small batch's hidden states differ by {difference:.1e} from the padded ones")
     return shared
 
 

@@ -135,9 +135,8 @@ class RoundOver(Exception):
 def sample(trainer: Any, rows: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
     """Return this process's share of what TRL's `_generate` returns for rows of the dataset, one completion for each.
 
-    That is: ids of prompts and completions, which of them the policy wrote, texts, log-probabilities. All processes
-    call it. Gathered, the shares are in the order of the rows, the last of which may be repeated. TRL prepares the
-    round, with its tools and environments.
+    All processes call it. Gathered, the shares are in the order of the rows, the last of which may be repeated. TRL
+    prepares the round, with its tools and environments.
     """
     accelerator = trainer.accelerator
     # Every rank must take part in every forward of a sharded model, so a short batch is filled up.
@@ -157,8 +156,8 @@ def sample(trainer: Any, rows: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
 def with_special_tokens(trainer: Any, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what `_generate` returned with completions as `gtpo eval` reads them, special tokens and thoughts whole.
 
-    TRL drops all special tokens: a tag or a thought's delimiter that is one never reached the reward. The tokens that
-    end a completion are left out. What TRL parses into more than a text, and what tools wrote into, stays as it is.
+    TRL drops all special tokens: a tag or a thought's delimiter that is one never reached the reward. What TRL parses
+    into more than a text, and what tools wrote into, stays as it is.
     """
     if trainer.tools:
         return outputs

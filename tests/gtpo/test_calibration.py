@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,26 +132,14 @@ def test_all_at_once_is_scored_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.tolist() == pytest.approx(brute_force(model, tokenizer), abs=1e-5)
 
 
-def test_the_trainers_own_model_samples_as_many_at_once_as_its_cache_may_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trainers_own_model_samples_so_many_tokens_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = tiny_model()
     gate = trainer_at(tmp_path, model, tokenizer, [], gradient_accumulation_steps=2).gate
-    shape = model.config
     tokens = len(tokenizer("8 - 5 - 1")["input_ids"]) + 32
-    each = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * 4 * tokens
-    monkeypatch.setattr(calibration, "CACHE_BYTES", 70 * each)
+    monkeypatch.setattr(calibration, "TOKENS", 70 * tokens)
     assert gate.sampled_at_once(ROWS) == 70
-    monkeypatch.setattr(calibration, "CACHE_BYTES", each)
+    monkeypatch.setattr(calibration, "TOKENS", tokens)
     assert gate.sampled_at_once(ROWS) == 4, "what a step samples"
-    gpu = SimpleNamespace(total_memory=8 * 90 * each)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    gate.trainer = SimpleNamespace(
-        accelerator=SimpleNamespace(device=torch.device("cuda"), unwrap_model=lambda model: model),
-        _tokenizer=tokenizer,
-        **{name: getattr(gate.trainer, name) for name in ("use_vllm", "args", "model", "max_completion_length")},
-    )
-    assert gate.sampled_at_once(ROWS) == 90, "an eighth of a GPU"
 
 
 def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:

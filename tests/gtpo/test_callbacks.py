@@ -333,7 +333,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path, tmp_path: P
 @pytest.mark.parametrize("column", ["prompts", "completions", "completion_ids"])
 def test_a_column_of_a_rewards_own_name_is_refused(column: str, folder: Path, tmp_path: Path) -> None:  # noqa: F811
     rows = Dataset.from_dict({"prompt": PROMPTS, column: ["x"] * len(PROMPTS)})
-    with pytest.raises(ValueError, match=f"the column {column} of train_dataset is what reward functions are given"):
+    with pytest.raises(ValueError, match=f"rename or remove the column {column} of train_dataset"):
         GTPOTrainer(str(folder), reward_funcs=reward, args=arguments(tmp_path), train_dataset=rows)
 
 

@@ -178,7 +178,7 @@ def test_sampling_parameters_of_the_model_do_not_act(tmp_path: Path) -> None:
     assert not asked.return_dict_in_generate  # TRL takes a tensor
     assert asked.top_k == 0  # TRL's own, which it passes
     assert len(lines) == 1
-    assert "num_beams 3, min_p 0.9, typical_p 0.5, no_repeat_ngram_size 2;" in lines[0]
+    assert "num_beams 3, min_p 0.9, typical_p 0.5, no_repeat_ngram_size 2 (" in lines[0]
 
 
 def test_sampling_parameters_of_the_user_act_and_are_said(tmp_path: Path) -> None:

@@ -372,7 +372,7 @@ def test_more_than_half_unscored_stops_with_the_first_traceback(own_reward: Call
         ("    return [1.0 if ids == [0] else 1e999 for ids in completion_ids]", "returned inf for completion 0"),
         (
             "    return [1.0 if ids == [0] else 1e39 for ids in completion_ids]",
-            "reward mine is infinite in float32 for a completion of step 1: return numbers below 3e38",
+            "returned 1e+39 for completion 0; a reward returns one finite number",
         ),
         ("    return (float(len(ids)) for ids in completion_ids)", ""),
     ],
