@@ -17,7 +17,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from trl.import_utils import is_vllm_available
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.vllm_environment import CPU_KV_BLOCK, LORA_RANKS, lora_rank_slot
-from gtpo.trainer.trl_seam import engine_options, sampling_with
+from gtpo.trainer.trl_seam import engine_options
 
 # Name and number of the adapter in vLLM.
 NAME, NUMBER = "policy", 1
@@ -109,6 +109,10 @@ class AdapterGeneration(VLLMGeneration):
 
     def _init_vllm(self) -> None:
         """Start the engine with its LoRA layers, if it takes the adapter by itself."""
+        # TRL says how to install it.
+        if not is_vllm_available():
+            super()._init_vllm()
+        self.scratch.mkdir(parents=True, exist_ok=True)
         self.adapter = self._own_adapter()
         if self.adapter is not None and self.mode == "server":
             # No weights pass over NCCL, so no GPU is needed here.
@@ -222,14 +226,6 @@ class AdapterGeneration(VLLMGeneration):
             )
         client.model = NAME
         client.reset_prefix_cache()
-
-
-def vllm_of(args: Any) -> AbstractContextManager[None]:
-    """Let the GRPOTrainer that is built inside sample with `AdapterGeneration`, if its arguments ask for vLLM."""
-    if not (getattr(args, "use_vllm", False) and is_vllm_available()):
-        return nullcontext()
-    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-    return sampling_with(AdapterGeneration, scratch=Path(args.output_dir))
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
@@ -19,7 +18,7 @@ from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
-from gtpo.trainer.group_statistics import batch_statistics, loss_mask, padded, padded_batch, without_empty_columns
+from gtpo.trainer.group_statistics import batch_statistics, loss_mask, padded, padded_batch
 
 # Tokens of the completions that the trainer's own model samples side by side: a token takes as long for all of them as
 # for one on a GPU, and their keys and values take 4 GiB of an 8B model and 0.4 of a 0.5B model.
@@ -36,7 +35,7 @@ class GateCalibration(TrainerCallback, ExportableState):
         self.trainer, self.objective = trainer, objective
         given = trainer.args.initial_entropy
         self.calibration = None if given is None else Calibration(given)
-        # Called after each forward of the calibration, by all processes; what it raises ends the training.
+        # Called after each batch of the calibration, by all processes; what it raises ends the training.
         self.between_batches: Callable[[], None] = lambda: None
         # Entered around the calibration.
         self.while_measuring: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -120,18 +119,11 @@ class GateCalibration(TrainerCallback, ExportableState):
         # What tools answered, the policy did not write.
         if written:
             batch["tool_mask"] = padded(trainer, written, 0, "right")
-        # A step's forward holds as many rows, and what its backward needs beside them.
-        size = trainer.args.per_device_train_batch_size
-        local = []
-        for start in range(0, len(prompt_ids), size):
-            some = without_empty_columns({name: part[start : start + size] for name, part in batch.items()})
-            # Of the distribution that was sampled, whatever the objective takes.
-            logps, entropies = batch_statistics(trainer, trainer.model_wrapped, some, temperature=trainer.temperature)
-            trainer.sampler.observe(logps, some, last=start + size >= len(prompt_ids))
-            own = loss_mask(some)
-            local.append((entropies * own).sum(dim=1) / own.sum(dim=1))
-            self.between_batches()
-        gathered: Tensor = accelerator.gather(torch.cat(local))[: len(rows)]
-        wrote = accelerator.gather(loss_mask(batch).any(dim=1))[: len(rows)]
+        # Of the distribution that was sampled, whatever the objective takes.
+        logps, entropies = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
+        trainer.sampler.observe(logps, batch, last=True)
+        self.between_batches()
+        own = loss_mask(batch)
+        gathered: Tensor = accelerator.gather((entropies * own).sum(dim=1) / own.sum(dim=1))[: len(rows)]
         # A completion of an environment alone has no <H>_i, and does not move the mean.
-        return torch.where(wrote, gathered, gathered[wrote].mean())
+        return torch.where(gathered.isnan(), gathered.nanmean(), gathered)

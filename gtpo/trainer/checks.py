@@ -1,20 +1,49 @@
-"""What is refused before the model is loaded, and `--check-loss`: the fused loss against its specification."""
+"""What a trainer refuses, mends or compares before its first step.
+
+    check_inputs       before the model is loaded: prompts, and what reward functions return
+    prepare            makes the policy that samples that of the loss: generation_config, dropout, positions
+    SamplerCheck       compares them: log-probabilities that the sampler gives for what it draws, and those of the loss
+    check_first_group  `--check-loss`: compares the fused loss with its specification
+
+Before the first completion is sampled, so before H_ini is measured too, the trainer's own model draws a few tokens in a
+padded batch, as rollouts are drawn. `generate` gives its logits before and after sampling parameters act on them. vLLM
+gives log-probabilities with its completions: they are compared on those that H_ini is measured on, and at every step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+import copy
+import math
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
+from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.fused import fused_linear_gtpo_loss
+from gtpo.inputs.model import NOT_OF_SAMPLING, count_positions, drop_leaks, dropouts
+from gtpo.inputs.model_shape import beyond_embedding
 from gtpo.objective import reference_loss
 from gtpo.rewards.loading import probe_reward
 from gtpo.trainer import trl_seam
-from gtpo.trainer.policy_head import LMHead, policy_forward
+from gtpo.trainer.group_statistics import IDS, loss_mask, padded_batch
+from gtpo.trainer.policy_head import LMHead, policy_forward, sequences
+
+# The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn.
+ROWS, WIDTH, DRAWN = 8, 64, 16
+
+# Mean difference in nats per token up to which two computations with the same weights may differ, by the coarsest
+# dtype (docs/scale.md): a pretrained model of 135 million parameters in bfloat16 differs by 0.04 from its vLLM.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+# Completions are cut to this many tokens for the comparison, which holds all their logits at once.
+MAX_TOKENS = 128
+
+# Largest relative difference of the hidden states' gradient that counts as equal, by their dtype.
+OF_GRADIENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
 def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None:
@@ -31,17 +60,12 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
     row = next(iter(train_dataset), None)
     if not isinstance(row, Mapping):
         return  # TRL refuses it with its own message
-    if "prompt" not in row:
-        raise ValueError(
-            f"GTPOTrainer: train_dataset has no column prompt; its columns are {', '.join(row)} "
-            "(rename_column, or map each row to a prompt: text, or a list of messages)"
-        )
-    prompt = row["prompt"]
+    prompt = row.get("prompt")
     messages = isinstance(prompt, list) and all(isinstance(each, Mapping) and "role" in each for each in prompt)
     if not (messages or isinstance(prompt, str)):
         raise ValueError(
-            f"GTPOTrainer: the prompt of the first row is {prompt!r:.80}; expected text, or a list of messages with "
-            "role and content"
+            f"GTPOTrainer: the first row of train_dataset has columns {', '.join(row)} and prompt {prompt!r:.80}; "
+            "expected a column prompt: text, or a list of messages with role and content (rename_column, map)"
         )
     # The loss would leave images out in silence.
     if taken := {"prompts", "completions", "completion_ids", "image", "images"} & row.keys():
@@ -60,11 +84,204 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
             LOG.warning(f"{probe.raised}; training stops where it raises (return None to leave one unscored)")
 
 
-# Completions are cut to this many tokens for the comparison, which holds all their logits at once.
-MAX_TOKENS = 128
+class OtherPolicy(UserError, ValueError):
+    """The loss would be of another policy than the one that samples."""
 
-# Largest relative difference of the hidden states' gradient that counts as equal, by their dtype.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+def prepare(trainer: Any) -> None:
+    """Let the policy of a new GRPOTrainer sample from the distribution that its loss is taken of, and say what changed.
+
+    Raises OtherPolicy for a temperature in generation_kwargs, which the loss would not know, and if nothing is drawn.
+    """
+    policy = trl_seam.policy(trainer)
+    if not trainer.use_vllm:
+        asked = trainer.generation_config
+        if asked.temperature != trainer.temperature:
+            raise OtherPolicy(
+                f"generation_kwargs has temperature {asked.temperature}, and the loss is taken at "
+                f"{trainer.temperature}: set the argument temperature"
+            )
+        if asked.do_sample is False:
+            raise OtherPolicy("generation_kwargs has do_sample False: completions of a prompt would all be one text")
+        if found := drop_leaks(policy.generation_config, asked):
+            LOG.warning(f"the model's generation_config does not act: {found} (generation_kwargs sets it on purpose)")
+    if trainer.args.disable_dropout and (acting := list(dropouts(policy))):
+        LOG.info(f"set to 0, as disable_dropout says: {', '.join(sorted({f'{name} {p:g}' for _, name, p in acting}))}")
+        for owner, name, _ in acting:
+            setattr(owner, name, 0.0)
+    count_positions(policy)
+    if (reference := getattr(trainer, "ref_model", None)) is not None:  # of GRPO's KL term
+        count_positions(trainer.accelerator.unwrap_model(reference))
+
+
+def computing_dtype(trainer: Any) -> torch.dtype:
+    """Return the coarsest dtype that the trainer's log-probabilities, and those of its sampler, are computed in.
+
+    A vLLM server's is taken for bfloat16.
+    """
+    computes = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(trainer.accelerator.mixed_precision, torch.float32)
+    held = {p.dtype for p in trainer.model.parameters() if p.dtype in TOLERANCE}
+    if torch.backends.cuda.matmul.allow_tf32 and torch.cuda.is_available():
+        held.add(torch.float16)  # TensorFloat-32 has as many digits
+    if trainer.use_vllm:
+        engine = getattr(trainer.vllm_generation, "llm", None)
+        held.add(torch.bfloat16 if engine is None else engine.llm_engine.model_config.dtype)
+    return max(held | {computes}, key=TOLERANCE.__getitem__)
+
+
+def chosen_logps(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return the log-probabilities [B, L] of tokens [B, L] from logits [B, L, V]."""
+    return logits.float().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+
+
+class SamplerCheck:
+    """Compares the sampler's log-probabilities with the loss's: before the first round, and vLLM's at every step.
+
+    tolerance: nats per token; None: that of the dtype.
+    """
+
+    def __init__(self, trainer: Any, tolerance: float | None = None) -> None:
+        self.trainer, self.tolerance = trainer, tolerance
+        self._checked, self._step = False, [0.0] * 5
+
+    def embedded(self, rows_of_ids: Sequence[Sequence[int]]) -> None:
+        """Raise OtherPolicy if an id of prompts, padding or what a tool wrote lies beyond the embedding."""
+        trainer = self.trainer
+        # PEFT's wrapper of trainable tokens has the embedding within.
+        within = trl_seam.policy(trainer).get_input_embeddings().modules()
+        rows = next(module.num_embeddings for module in within if hasattr(module, "num_embeddings"))
+        padding = trl_seam.tokenizer(trainer).pad_token_id or 0
+        largest = max((token for row in rows_of_ids for token in row), default=0)
+        if fault := beyond_embedding(trl_seam.tokenizer(trainer), max(largest, padding), rows):
+            raise OtherPolicy(fault)
+
+    def prompts(self, prompt_ids: Sequence[Sequence[int]]) -> None:
+        """Check the ids of a round's prompts, and before the first round how the trainer's own model samples.
+
+        Raises OtherPolicy. All processes call it.
+        """
+        trainer = self.trainer
+        self.embedded(prompt_ids)
+        if not self._checked and not trainer.use_vllm and trl_seam.mode(trainer) == "train":
+            self._checked = True
+            with torch.random.fork_rng():
+                self._own_model(prompt_ids)
+
+    def _own_model(self, prompt_ids: Sequence[Sequence[int]]) -> None:
+        """Let the trainer's own model continue a few prompts, cut to different lengths so that there is padding."""
+        trainer = self.trainer
+        torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
+        prompts = []
+        for row in range(ROWS):
+            ids = prompt_ids[row % len(prompt_ids)][-(WIDTH - DRAWN) :]
+            prompts.append(ids[-max(1, len(ids) * (ROWS - row) // ROWS) :])
+        asked = copy.deepcopy(trainer.generation_config)
+        asked.update(max_new_tokens=min(DRAWN, trainer.max_completion_length), return_dict_in_generate=True)
+        asked.update(output_scores=True, output_logits=True)
+        batch = padded_batch(trainer, prompts, [[] for _ in prompts])
+        found = trl_seam.generate(trainer, batch["prompt_ids"], batch["prompt_mask"], asked)
+        drawn = found.sequences[:, batch["prompt_ids"].size(1) :]
+        ends = torch.isin(drawn, torch.tensor(trainer.eos_token_ids, device=drawn.device))
+        mask = ends.cumsum(dim=1) - ends.long() == 0
+        logits, scores = (torch.stack(each, dim=1).float() for each in (found.logits, found.scores))
+        plain = chosen_logps(logits / trainer.temperature, drawn)
+        size = logits.gather(-1, drawn[..., None])[..., 0].abs()
+        batch |= {"completion_ids": drawn, "completion_mask": mask.long(), "sampling_per_token_logps": plain}
+        self.observe(trainer.logps_of(batch), batch, last=True, size=size)
+        shaped = _mean((chosen_logps(scores, drawn) - plain).abs(), mask)
+        # A cut such as min_p may do nothing to the untrained policy, and more with each step.
+        names = {"top_p", "top_k", "min_p", "repetition_penalty", *(trainer.args.generation_kwargs or ())}
+        given = {name: getattr(trainer.generation_config, name, None) for name in sorted(names - NOT_OF_SAMPLING)}
+        acting = ", ".join(f"{name} {value}" for name, value in given.items() if value not in (None, 0, 1))
+        if acting or shaped > self.allowed(_mean(size, mask)):
+            LOG.warning(
+                f"sampling parameters{f' ({acting[:99]})' if acting else ''} move the log-probability of a drawn token "
+                f"by {shaped:.2g} nats on average: the loss, the gate and H_ini are of the distribution without them"
+            )
+
+    def allowed(self, size: float = 0.0) -> float:
+        """Return the tolerance in nats per token; logits of this mean size, made in 16 bits, add their spacing."""
+        if self.tolerance is not None:
+            return self.tolerance
+        dtype = computing_dtype(self.trainer)
+        return TOLERANCE[dtype] + size * torch.finfo(dtype).eps
+
+    def _judge(self, totals: Sequence[float], batch: Mapping[str, Tensor], ours: Tensor, mask: Tensor) -> None:
+        """Raise OtherPolicy, with the likely cause, if the sums of `observe` say so.
+
+        batch: completions of which the cause is sought, with the loss's log-probabilities [B, L], and which count.
+        """
+        (difference, loss, sampler, logits), tokens, trainer = totals[:4], max(totals[4], 1.0), self.trainer
+        mean, allowed = difference / tokens, self.allowed(logits / tokens)
+        if mean <= allowed:  # never if it is not a number
+            return
+        policy = trl_seam.policy(trainer)
+        text = (
+            f"step {trainer.state.global_step + 1}: {type(policy).__name__}: "
+            f"{'vLLM' if trainer.use_vllm else 'generate'} gives the tokens that it draws a mean log-probability of "
+            f"{sampler / tokens:.4f}, the loss {loss / tokens:.4f}; they differ by {mean:.3g} nats per token over "
+            f"{tokens:.0f} tokens, the tolerance is {allowed:.2g} (rollout.logp_difference_alarm). "
+        )
+        if acting := ", ".join(sorted({name for _, name, _ in dropouts(policy)})):
+            LOG.warning(f"{text}Dropout acts ({acting}): each forward is another policy; set disable_dropout=True")
+            # Once is enough.
+            self.tolerance = math.inf
+            return
+        if (apart := self.from_own_forward(batch, ours, mask)) > allowed / 2:
+            cause = (
+                f"the model's own forward differs from the loss by {apart:.3g} nats too, so it changes its hidden "
+                "states or logits after the last layer in a way that gtpo does not know. It cannot be trained here; "
+                "please report the model's class"
+            )
+        elif trainer.use_vllm:
+            cause = (
+                "vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample with the "
+                "trainer's own model (rollout.engine: transformers, use_vllm=False)"
+            )
+        else:
+            cause = (
+                "without the cache of `generate` the model's forward gives other logits for the same tokens: it counts "
+                "positions from the padding on (give prompts of equal length), or attends in another way (try "
+                "generation_kwargs use_cache: false, or another attn_implementation)"
+            )
+        raise OtherPolicy(f"{text}Likely cause: {cause}")
+
+    def from_own_forward(self, batch: Mapping[str, Tensor], ours: Tensor, mask: Tensor) -> float:
+        """Return how far log-probabilities [B, L] of a mask's tokens are from the model's own forward, in nats."""
+        # Of two completions: all logits of a micro-batch may not fit.
+        few, trainer = {name: batch[name][:2] for name in IDS}, self.trainer
+        with torch.no_grad(), trainer.accelerator.autocast():
+            logits = trainer.model_wrapped(**sequences(few)).logits[:, -ours.size(1) - 1 : -1]
+        return _mean((ours[:2] - chosen_logps(logits / trainer.temperature, few["completion_ids"])).abs(), mask[:2])
+
+    def observe(
+        self, logps: Tensor, batch: Mapping[str, Any], *, last: bool | None = None, size: Tensor | None = None
+    ) -> None:
+        """Compare the loss's log-probabilities [B, L] of a micro-batch with the sampler's; judge each step as a whole.
+
+        They are compared under the policy that sampled, also if several optimizer steps share a rollout. last: whether
+        it is the last of what is judged together, by default of a step. size: of the tokens' logits, if they are known;
+        else the difference is logged. Raises OtherPolicy beyond the tolerance.
+        """
+        sampled, old, trainer = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps"), self.trainer
+        if sampled is None:
+            return
+        ours, known = logps.detach() if old is None else old, loss_mask(batch).bool() & ~sampled.isnan()
+        values = ((ours - sampled).abs(), ours, sampled, torch.zeros_like(ours) if size is None else size, known)
+        here = torch.stack([torch.where(known, each.float(), 0.0).sum() for each in values])
+        sums = trainer.accelerator.gather(here).view(-1, 5).sum(dim=0).tolist()
+        if size is None:
+            trl_seam.log(trainer, "sampling/logp_difference", sums[0] / max(sums[4], 1.0))
+        self._step = [before + now for before, now in zip(self._step, sums, strict=True)]
+        # The few tokens of a micro-batch say little.
+        if trainer.accelerator.sync_gradients if last is None else last:
+            totals, self._step = self._step, [0.0] * 5
+            self._judge(totals, batch, ours, known)
+
+
+def _mean(values: Tensor, mask: Tensor) -> float:
+    """Return the mean over the tokens [B, L] of a mask."""
+    return float(torch.where(mask.bool(), values, 0.0).sum() / mask.sum().clamp(min=1))
 
 
 def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
@@ -106,7 +323,7 @@ def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
         norm = float(wanted.norm())
         gradient = float((found.to(wide) - wanted).norm()) / (norm or 1.0)
         allowed = sampler.allowed(float(logits.detach().abs().mean()))
-        passed = gradient <= TOLERANCE.get(hidden.dtype, 2e-2) and apart <= allowed
+        passed = gradient <= OF_GRADIENT.get(hidden.dtype, 2e-2) and apart <= allowed
         line = (
             f"check-loss: the fused loss {'agrees with' if passed else 'DIFFERS from'} the reference on the first "
             f"group: loss {float((fused.loss - reference.loss).detach().abs()):.1e}, "

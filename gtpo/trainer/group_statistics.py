@@ -39,6 +39,7 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     return sum(prompts[text] > 1 for text in texts) / len(texts)
 
 
+IDS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 # Field of `Completions` -> key of the batch dict. TRL shuffles and splits these rows with the completions.
 BATCH_ROWS = {x: f"conflict_{x}" for x in ("weights", "forward", "backward", "union")} | {"excluded": "excluded"}
 
@@ -290,9 +291,14 @@ def padded_batch(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequen
 def batch_statistics(trainer: Any, model: Any, batch: Mapping[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies [B, L] of a batch's completions under the policy, without gradients.
 
-    options: of `gtpo.trainer.policy_head.token_forward`.
+    A forward takes as many rows as a step's, which needs more memory. options: of
+    `gtpo.trainer.policy_head.token_forward`.
     """
-    with torch.no_grad():
-        output = token_forward(trainer, model, batch, batch["completion_mask"].bool(), lambda *found: found, **options)
-    logps, entropies = output.value
+    size, found = trainer.args.per_device_train_batch_size, []
+    for start in range(0, len(batch["completion_ids"]), size):
+        some = {name: batch[name][start : start + size] for name in IDS}
+        with torch.no_grad():
+            mask = some["completion_mask"].bool()
+            found.append(token_forward(trainer, model, some, mask, lambda *of: of, **options).value)
+    logps, entropies = map(torch.cat, zip(*found, strict=True))
     return logps, entropies

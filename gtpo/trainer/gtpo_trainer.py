@@ -9,8 +9,6 @@ TRL's own methods are RunTrainer and SampledTrainer before TRL's classes (`gtpo.
 TRL calls, at the start of a round of sampling, `_generate_and_score_completions`, and from within it `_generate`,
 `_calculate_rewards` and, if several steps share the round, `_get_per_token_logps_and_entropies`; then for each
 micro-batch `training_step`, from within it `compute_loss` and `_compute_loss`.
-
-The objective is `gtpo.objective.policy_loss`. There is no reference model and no second forward.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,9 +30,9 @@ from gtpo.inputs.model import rounded_away, savable_generation_config, widen_ada
 from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.objective import Objective, PolicyLoss, policy_loss
 from gtpo.trainer import trl_seam
-from gtpo.trainer.adapter_sync import vllm_of
+from gtpo.trainer.adapter_sync import AdapterGeneration
 from gtpo.trainer.calibration import GateCalibration
-from gtpo.trainer.checks import check_first_group, check_inputs
+from gtpo.trainer.checks import SamplerCheck, check_first_group, check_inputs, prepare
 from gtpo.trainer.group_statistics import (
     GroupStatistics,
     batch_statistics,
@@ -44,7 +43,6 @@ from gtpo.trainer.group_statistics import (
 )
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import add_policy_head, sequences, token_forward
-from gtpo.trainer.sampler_check import SamplerCheck, prepare
 
 # What stands at the place of a part of a run until it is built.
 _NO_PROGRESS = SimpleNamespace(training=nullcontext, sampling=nullcontext, scoring=nullcontext)
@@ -144,7 +142,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # TRL builds its vLLM engine in its constructor, so the class of the engine is decided around it.
-        with vllm_of(kwargs.get("args") or dict(enumerate(args)).get(2)):
+        given = kwargs.get("args") or dict(enumerate(args)).get(2)
+        with trl_seam.sampling_with(AdapterGeneration, scratch=Path(given.output_dir if given else ".")):
             super().__init__(*args, **kwargs)
         prepare(self)
         self.sampler = SamplerCheck(self)
@@ -293,16 +292,15 @@ class GTPOTrainer(SampledTrainer):
         return batch
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, ids: Tensor, mask: Tensor, length: int, batch_size: int | None = None, **kwargs: Any
+        self, model: Any, ids: Tensor, mask: Tensor, length: int, *args: Any, **kwargs: Any
     ) -> Any:
         # TRL scores a round only if several steps share it: ratio, gate, entropy term are of the policy that sampled.
         # By the loss's own head, so that the ratio is exactly 1 before any update.
-        names, cut = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask"), ids.size(1) - length
-        parts = [part for whole in (ids, mask) for part in (whole[:, :cut], whole[:, cut:])]
-        rows = zip(*(part.split(batch_size or len(ids)) for part in parts), strict=True)
+        parts = {"ids": ids, "mask": mask}
+        batch = {f"prompt_{name}": whole[:, :-length] for name, whole in parts.items()}
+        batch |= {f"completion_{name}": whole[:, -length:] for name, whole in parts.items()}
         options = self.objective.head_options(self.temperature)
-        found = [batch_statistics(self, model, dict(zip(names, some, strict=True)), **options) for some in rows]
-        logps, self._scored_entropies = map(torch.cat, zip(*found, strict=True))
+        logps, self._scored_entropies = batch_statistics(self, model, batch, **options)
         return logps, self._scored_entropies, None
 
     def logps_of(self, batch: dict[str, Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,8 @@ from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel, load_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.plan.preflight import check_sampler
-from gtpo.trainer import sampler_check
 from gtpo.trainer.adapter_sync import adapter_obstacle, adapter_tensors
-from gtpo.trainer.sampler_check import SamplerCheck
+from gtpo.trainer.checks import SamplerCheck
 
 SPEC = BuiltModel(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
 
@@ -80,15 +80,17 @@ def test_tensors_are_the_update_of_each_layer(settings: dict[str, Any]) -> None:
     torch.testing.assert_close(found, layer.get_delta_weight("default"))
 
 
-def test_check_sums_over_a_step_and_stops_beyond_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
-    accelerator = SimpleNamespace(sync_gradients=True, gather=lambda part: part, unwrap_model=lambda model: model)
+def test_check_sums_over_a_step_and_stops_beyond_the_tolerance() -> None:
+    accelerator = SimpleNamespace(
+        sync_gradients=True, gather=lambda part: part, unwrap_model=lambda model: model, autocast=nullcontext
+    )
     metrics: Any = {"train": defaultdict(list)}
     trainer: Any = SimpleNamespace(
         accelerator=accelerator, state=SimpleNamespace(global_step=0), model=torch.nn.Linear(1, 1), _metrics=metrics,
-        use_vllm=True, args=SimpleNamespace(disable_dropout=True), temperature=1.0,
+        model_wrapped=lambda input_ids, **_: SimpleNamespace(logits=torch.zeros(*input_ids.shape, 9)), use_vllm=True,
+        args=SimpleNamespace(disable_dropout=True), temperature=1.0,
     )  # fmt: skip
     check = SamplerCheck(trainer, 0.05)
-    monkeypatch.setattr(sampler_check, "own_logits", lambda trainer, few: torch.zeros(*few["completion_ids"].shape, 9))
 
     def observe(step: int, difference: float, tokens: int, *, last: bool, **more: Any) -> None:
         trainer.state.global_step, accelerator.sync_gradients = step - 1, last

@@ -20,10 +20,11 @@ from transformers import TrainerState
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import describe_gate
 from gtpo.objective import PRESETS
-from gtpo.trainer import calibration
+from gtpo.trainer import calibration, group_statistics
 from gtpo.trainer.calibration import GateCalibration
-from gtpo.trainer.group_statistics import batch_statistics, padded_batch
-from gtpo.trainer.sampler_check import OtherPolicy
+from gtpo.trainer.checks import OtherPolicy
+from gtpo.trainer.group_statistics import padded_batch
+from gtpo.trainer.policy_head import token_forward
 
 PROMPTS = ["1 + 2", "30 - 4", "7", "8 - 5 - 1", "2 + 2"]
 ROWS = [{"prompt": prompt} for prompt in PROMPTS]
@@ -122,11 +123,11 @@ def test_all_at_once_is_scored_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
     trainer = trainer_at(tmp_path, model, tokenizer, asked)
     forwards: list[int] = []
 
-    def counted(trainer: Any, model: Any, batch: Any, **options: Any) -> Any:
+    def counted(trainer: Any, model: Any, batch: Any, *rest: Any, **options: Any) -> Any:
         forwards.append(len(batch["prompt_ids"]))
-        return batch_statistics(trainer, model, batch, **options)
+        return token_forward(trainer, model, batch, *rest, **options)
 
-    monkeypatch.setattr(calibration, "batch_statistics", counted)
+    monkeypatch.setattr(group_statistics, "token_forward", counted)
     found = trainer.gate._completion_entropies(ROWS)
     assert forwards == [2, 2, 1]
     assert found.tolist() == pytest.approx(brute_force(model, tokenizer), abs=1e-5)

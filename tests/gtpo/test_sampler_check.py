@@ -19,7 +19,7 @@ from gtpo.inputs.model_shape import logit_transform
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.trainers import GRPOBaseline
 from gtpo.trainer import trl_seam
-from gtpo.trainer.sampler_check import TOLERANCE, OtherPolicy, computing_dtype
+from gtpo.trainer.checks import TOLERANCE, OtherPolicy, computing_dtype
 
 TOKENIZER = build_tokenizer()
 SHAPE: dict[str, Any] = {
