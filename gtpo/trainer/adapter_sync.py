@@ -132,19 +132,19 @@ class AdapterGeneration(VLLMGeneration):
             options |= {"enforce_eager": True, "block_size": CPU_KV_BLOCK}
         with tempfile.TemporaryDirectory(prefix="vllm-base-", dir=self.scratch) as folder:
             if self.adapter is not None:
-                options |= self._lora_options(folder)
+                options |= self._lora_options(self.adapter, folder)
             with engine_options(options):
                 super()._init_vllm()
         if self.adapter is not None:
             request = LoRARequest(NAME, NUMBER, "loaded before")
             self.llm.generate = functools.partial(self.llm.generate, lora_request=request)
 
-    def _lora_options(self, folder: str) -> dict[str, Any]:
+    def _lora_options(self, adapter: str, folder: str) -> dict[str, Any]:
         """Return the engine's options for its LoRA layers; the base, if it is in 4 bits, is written to a folder."""
-        ((_, layer), *_) = _adapted(self.model, self.adapter)
-        slot = lora_rank_slot(layer.r[self.adapter])
-        options = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": slot}
         policy: Any = self.model
+        ((_, layer), *_) = _adapted(policy, adapter)
+        slot = lora_rank_slot(layer.r[adapter])
+        options: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": slot}
         if getattr(policy, "is_loaded_in_4bit", False):
             dtype = layer.get_base_layer().compute_dtype
             write_unpacked(self.model, self.processing_class, Path(folder), dtype)

@@ -64,8 +64,8 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
     messages = isinstance(prompt, list) and all(isinstance(each, Mapping) and "role" in each for each in prompt)
     if not (messages or isinstance(prompt, str)):
         raise ValueError(
-            f"GTPOTrainer: the first row of train_dataset has columns {', '.join(row)} and prompt {prompt!r:.80}; "
-            "expected a column prompt: text, or a list of messages with role and content (rename_column, map)"
+            f"GTPOTrainer: the prompt of the first row is {prompt!r:.80} (its columns: {', '.join(row)}); expected a "
+            "column prompt of train_dataset: text, or a list of messages with role and content (rename_column, map)"
         )
     # The loss would leave images out in silence.
     if taken := {"prompts", "completions", "completion_ids", "image", "images"} & row.keys():

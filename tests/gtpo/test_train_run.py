@@ -372,7 +372,7 @@ def test_more_than_half_unscored_stops_with_the_first_traceback(own_reward: Call
         ("    return [1.0 if ids == [0] else 1e999 for ids in completion_ids]", "returned inf for completion 0"),
         (
             "    return [1.0 if ids == [0] else 1e39 for ids in completion_ids]",
-            "returned 1e+39 for completion 0; a reward returns one finite number",
+            "returned 1e.39 for completion 0; a reward returns one finite number",
         ),
         ("    return (float(len(ids)) for ids in completion_ids)", ""),
     ],

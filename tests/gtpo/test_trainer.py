@@ -263,7 +263,11 @@ def test_a_value_that_the_objective_cannot_have_is_named(tmp_path: Path, objecti
 @pytest.mark.parametrize(
     ("columns", "reward", "words"),
     [
-        ({"question": ["1 + 1?"] * 4}, lambda completions, **_: [0.0] * len(completions), "expected a column prompt"),
+        (
+            {"question": ["1 + 1?"] * 4},
+            lambda completions, **_: [0.0] * len(completions),
+            "expected a column prompt of train_dataset",
+        ),
         (
             {"prompt": [[{"content": "?"}]] * 4},
             lambda completions, **_: [0.0] * len(completions),
