@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
