@@ -118,7 +118,7 @@ def check_ids(completion_ids: Tensor, mask: Tensor, vocabulary: int) -> None:
 def check_tokens(
     hidden: Tensor, lm_head: Tensor, bias: Tensor | None, completion_ids: Tensor, completion_mask: Tensor
 ) -> None:
-    """Raise ValueError for shapes that do not fit, an id outside the vocabulary, a row with no tokens."""
+    """Raise ValueError for shapes that do not fit and for an id outside the vocabulary."""
     if hidden.dim() != 3:
         raise ValueError(f"hidden must have shape [N, L, D]; found {list(hidden.shape)}")
     if lm_head.dim() != 2 or lm_head.shape[1] != hidden.shape[2]:
@@ -131,8 +131,6 @@ def check_tokens(
     if completion_mask.shape != completion_ids.shape:
         raise ValueError(f"completion_mask {list(completion_mask.shape)} must have the shape of completion_ids {shape}")
     mask = completion_mask.bool()
-    if not bool(mask.any(dim=1).all()):
-        raise ValueError(f"completion_mask: row {int((~mask.any(dim=1)).nonzero()[0])} has no tokens")
     check_ids(completion_ids, mask, len(lm_head))
 
 

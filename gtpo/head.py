@@ -127,7 +127,7 @@ def token_statistics(
     """Return the log-probabilities and entropies [N, L] of the tokens that the mask marks, 0 elsewhere.
 
     hidden [N, L, D]: last hidden states, at the positions that predict ids [N, L]. options: of `head_statistics`.
-    Raises ValueError naming the argument: shapes that do not fit, ids outside the vocabulary, a row with no tokens.
+    Raises ValueError naming the argument: shapes that do not fit, ids outside the vocabulary.
     """
     check_tokens(hidden, lm_head, options.get("bias"), ids, mask)
     # Padding costs no product with the vocabulary.
@@ -154,7 +154,7 @@ class _Statistics(torch.autograd.Function):
 
         u, most = target.new_zeros(len(hidden) if visits == 1 else 0, hidden.shape[1]), 0
         if visits == 2 and not head.entropy_gradient:
-            most = min(2 * len(weight) // 5, head.sizes.kept_bytes // (len(hidden) * head.factors.itemsize))
+            most = min(2 * len(weight) // 5, head.sizes.kept_bytes // (max(len(hidden), 1) * head.factors.itemsize))
             most -= most % head.sizes.columns
         # Only if no entropy is differentiated: that needs log p, which e^{z - r} in 16 bits does not give back.
         kept = states.new_empty(len(hidden), most)

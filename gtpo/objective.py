@@ -141,12 +141,14 @@ def policy_loss(
     """Return the loss from the statistics of tokens: the objective's one definition (sections 5 to 7 of method.md).
 
     logps log pi(o_it) and entropies H_it [N, L]: differentiable, the entropies too in mode `loss`. mask [N, L] bool may
-    have holes (what tools answered): |o_i| counts what it marks. Rows need not form whole groups. gate_active: whether
-    the gate may drop anything (`filter_is_active`). groups: B, the number of groups that the mean runs over; by default
-    those present. A micro-batch or a rank passes the whole batch's count, so that its losses add up to the batch's.
+    have holes (what tools answered): |o_i| counts what it marks, and a row of which it marks nothing has no loss. Rows
+    need not form whole groups. gate_active: whether the gate may drop anything (`filter_is_active`). groups: B, the
+    number of groups that the mean runs over; by default those present. A micro-batch or a rank passes the whole batch's
+    count, so that its losses add up to the batch's.
     epsilon_low, epsilon_high: PPO's clipping of rho, if `completions.old_logps` are given.
     """
-    lengths = mask.sum(dim=1)
+    # An environment may write a whole completion; its sums are 0.
+    lengths = mask.sum(dim=1).clamp(min=1)
     advantages, weights = completions.advantages.to(logps.dtype), completions.weights.to(logps.dtype)
     # Padding may hold NaN (a head that was never asked about it), and 0 * NaN would be NaN.
     entropies = torch.where(mask, entropies, 0.0)

@@ -190,7 +190,7 @@ def test_tokens_outside_the_mask_reach_nothing_and_others_keep_their_places(monk
     hidden, weight, _, ids = inputs(2, rows=24)
     draw = torch.Generator().manual_seed(1)
     mask = torch.rand(4, 6, generator=draw) < 0.7
-    mask[:, 0] = True
+    mask[0] = False
     hidden, ids = hidden.view(4, 6, -1).clone(), ids.view(4, 6).masked_fill(~mask, -7)
     hidden[~mask] = float("nan")
     hidden.requires_grad_()
@@ -201,6 +201,10 @@ def test_tokens_outside_the_mask_reach_nothing_and_others_keep_their_places(monk
     (by_hidden,) = torch.autograd.grad(found[0].sum(), hidden)
     (wanted,) = torch.autograd.grad(plain(hidden[mask], weight, None, ids[mask])[0].sum(), hidden)
     torch.testing.assert_close(by_hidden, wanted)
+    # A micro-batch of completions that an environment wrote alone.
+    parts = (hidden, weight.requires_grad_())
+    nothing = token_statistics(*parts, ids, torch.zeros_like(mask))
+    assert not any(bool(values.any()) for values in (*nothing, *torch.autograd.grad(nothing[0].sum(), parts)))
 
 
 def test_autocast_and_tied_weights() -> None:

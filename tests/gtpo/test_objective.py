@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gtpo.completions import group_advantages
-from gtpo.objective import LN2, PRESETS, Objective, filter_is_active, loss_from_statistics, reference_loss
+from gtpo.completions import group_advantages, prepare_completions
+from gtpo.objective import LN2, PRESETS, Objective, filter_is_active, loss_from_statistics, policy_loss, reference_loss
 
 SEED = 7
 F64 = torch.float64
@@ -255,6 +255,21 @@ def test_order_padding_and_split_into_groups_do_not_matter(name):
     assert again.item() == pytest.approx(whole.loss.item(), abs=1e-12)
     gradient = torch.autograd.grad(again, logits)[0]
     torch.testing.assert_close(gradient, torch.autograd.grad(whole.loss, logits)[0])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_completion_that_an_environment_wrote_alone_has_no_loss(name):
+    _, ids, mask, rewards, size = batch(groups=1)
+    objective, generator = PRESETS[name], torch.Generator().manual_seed(0)
+    logps, entropies = torch.rand(2, *ids.shape, generator=generator, dtype=torch.float64).requires_grad_().unbind()
+    given = prepare_completions(objective, group_advantages(objective, rewards, size), ids, mask, size)
+    whole = policy_loss(objective, given, logps, entropies, mask, size, gate_active=True)
+    own = mask & (torch.arange(size)[:, None] != 1)
+    found = policy_loss(objective, given, logps, entropies, own, size, gate_active=True)
+    assert found.losses[1] == 0
+    assert torch.equal(found.losses[own.any(dim=1)], whole.losses[own.any(dim=1)])
+    for of in torch.autograd.grad(found.loss, (logps, entropies), allow_unused=True):
+        assert of is None or not bool(of[1].any())
 
 
 def test_truncated_completions_leave_the_loss_by_switch():
