@@ -64,9 +64,7 @@ def common_scoring(runs: list[EvalRun], asked: str | None) -> str:
     if asked:
         return asked
     if len(set(headlines.values())) > 1:
-        raise UserError(
-            f"scoring differs ({by_run(headlines)}); both are stored: pass --scoring strict or --scoring lenient"
-        )
+        raise UserError(f"scoring differs ({by_run(headlines)}); pass --scoring strict or --scoring lenient")
     return next(iter(headlines.values()), "strict")  # no eval run: only training is shown
 
 

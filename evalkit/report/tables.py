@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -228,10 +229,7 @@ def _rich_cell(cell: Cell) -> Text:
 
 def escaped(text: str) -> str:
     """Text inside a Markdown table: no markup, no cell border, no second line."""
-    text = visible(text)
-    for mark in "\\|*_<>`[]~#&!":
-        text = text.replace(mark, f"\\{mark}")
-    return text
+    return re.sub(r"([\\|*_<>`\[\]~#&!])", r"\\\1", visible(text))
 
 
 def as_markdown(comparison: MethodComparison, *, details: bool = False) -> str:
