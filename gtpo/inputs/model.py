@@ -449,12 +449,14 @@ def merge_adapter(model: Any, source: str, dtype: torch.dtype) -> tuple[Any, str
         with torch.no_grad():
             before = adapted(input_ids=ids.to(model.device)).logits
             for layer in [each for each in adapted.modules() if isinstance(each, BaseTunerLayer)]:
-                weight = layer.get_base_layer().weight
-                base = weight.detach().clone()
+                # Experts' weights are parameters of a module of their own, under other names than `weight`.
+                held = [(each, each.detach().clone()) for each in layer.get_base_layer().parameters(recurse=False)]
                 layer.merge()
-                lost += float((weight.to(dtype).float() - weight).square().sum())
-                whole += float((weight - base).square().sum())
-            merged = adapted.merge_and_unload()
+                lost += sum(float((now.to(dtype).float() - now).square().sum()) for now, _ in held)
+                whole += sum(float((now - base).square().sum()) for now, base in held)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "All adapters are already merged")
+                merged = adapted.merge_and_unload()
             apart = float((merged(input_ids=ids.to(model.device)).logits - before).abs().max())
     except (UserError, torch.OutOfMemoryError):
         raise

@@ -228,7 +228,8 @@ class ExactCheckpoints(TrainerCallback):
         changed = [f"{name} {was!r}, now {now.get(name)!r}" for name, was in before.items() if now.get(name) != was]
         if changed:
             LOG.warning(
-                f"{checkpoint} has other settings, so this run is not the rest of its own: {', '.join(changed)}"
+                f"{checkpoint} was written with other settings, so what follows is not what its run would have done: "
+                f"{', '.join(changed)}"
             )
         rounds, saved = round_file(checkpoint, trainer.accelerator.process_index), None
         if rounds.is_file():

@@ -93,7 +93,7 @@ def test_a_script_that_resumes_within_a_round_ends_where_the_whole_one_does(
     assert all(map(torch.equal, run("cut", resume=True), whole))
     with logged() as told:
         run("cut", resume=True, seed=7)
-    assert any("so this run is not the rest of its own: seed 42, now 7" in line for line in told)
+    assert any("so what follows is not what its run would have done: seed 42, now 7" in line for line in told)
     os.truncate(tmp_path / "cut" / "checkpoint-3" / "rng_state.pth", 100)
     with pytest.raises(UserError, match=r"holds 100 bytes of rng_state\.pth"):
         run("cut", resume=True)
