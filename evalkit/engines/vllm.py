@@ -17,6 +17,7 @@ import logging
 import os
 import socket
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -254,8 +255,9 @@ class ModelCopy:
         self._wanted |= {key: asyncio.get_running_loop().create_future() for key in new}
         try:
             self._engine.submit([replace(task, missing=tuple(index for *_, index in new))])
-        # It was started again, and cannot load the model any more.
+        # It was started again, and cannot load the model any more: Ray's log of this copy says why.
         except Exception:
+            traceback.print_exc()
             os._exit(1)
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._step())
@@ -270,6 +272,7 @@ class ModelCopy:
                 await asyncio.sleep(0)
         except BaseException:
             # vLLM is of no use any more: Ray starts the copy again.
+            traceback.print_exc()
             os._exit(1)
 
 

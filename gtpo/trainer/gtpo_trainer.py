@@ -357,5 +357,5 @@ class GTPOTrainer(SampledTrainer):
             sums |= {f"clip_ratio/{x}_mean": of for x, of in (("low", low), ("high", high), ("region", low | high))}
         here = torch.stack([values.sum().float() for values in sums.values()])
         totals = self.accelerator.gather(here).view(-1, len(sums)).sum(dim=0)
-        for name, share in list(zip(sums, (totals / totals[0]).tolist(), strict=True))[1:]:
+        for name, share in list(zip(sums, (totals / totals[0].clamp(min=1)).tolist(), strict=True))[1:]:
             trl_seam.log(self, name, share)
