@@ -193,8 +193,8 @@ class Sampler:
         return out, [row[: len(ids)] for row, ids in zip(self.logps.tolist(), out, strict=True)]
 
 
-def sample_here(log: Path, length: int) -> None:
-    """Let TRL's trainers draw by `Sampler`, and go on from the log of an earlier start.
+def sample_here(log: Path, length: int, kind: Any = Sampler) -> None:
+    """Let TRL's trainers draw by `kind`, and go on from the log of an earlier start.
 
     The random numbers of a round follow from its prompts and its number, so that the arms of a seed begin alike.
     """
@@ -212,7 +212,7 @@ def sample_here(log: Path, length: int) -> None:
             ids, logps = rounds[at]["ids"], None
         else:
             if state["sampler"] is None:
-                state["sampler"] = Sampler(self, len(prompt_ids), length)
+                state["sampler"] = kind(self, len(prompt_ids), length)
             ids, logps = state["sampler"](prompt_ids, seed + 2 * at)
             with log.open("ab") as out:
                 out.write(gzip.compress(json.dumps({"prompts": seed, "ids": ids}).encode() + b"\n"))
@@ -226,14 +226,14 @@ def sample_here(log: Path, length: int) -> None:
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-def train(name: str, model: str, data: str, *flags: str) -> None:
+def train(name: str, model: str, data: str, *flags: str, kind: Any = Sampler) -> None:
     """Run `gtpo train` in this process."""
     import torch
 
     if torch.cuda.is_available():  # a run gives back what it does not use before it takes another one's part
         torch.cuda.set_per_process_memory_fraction(float(os.environ.get("ARMS_SHARE", "1")))
     Path("arms.yaml").write_text(CONFIG)
-    sample_here(Path(f"{name}.jsonl.gz"), 528)  # the longest prompt has 268 tokens
+    sample_here(Path(f"{name}.jsonl.gz"), 528, kind)  # the longest prompt has 268 tokens
     from gtpo.cli import app
 
     given = f"--run_name {name} --model.random_seed {name[3:]} --model.model_name {model} --dataset.data_dir {data}"
@@ -267,7 +267,7 @@ def keep_completions(name: str) -> None:
     pq.write_table(pa.Table.from_pylist(rows), f"arms/{name}.parquet", compression="zstd")
 
 
-def record(name: str) -> bool:
+def record(name: str, processor: str = "") -> bool:
     """Write the record of a run, with the evaluations that are there; return whether the run has ended."""
     import yaml
 
@@ -287,7 +287,7 @@ def record(name: str) -> bool:
     run, config = json.loads((folder / "run.json").read_text()), yaml.safe_load((folder / "config.yaml").read_text())
     config["model"]["model_name"], config["dataset"]["data_dir"] = "qwen2.5-coder-0.5b", None
     text = {
-        "schema_version": 1, "run": name, "processor": "; ".join(run["hardware"].get("gpus", ["no GPU"])),
+        "schema_version": 1, "run": name, "processor": processor or "; ".join(run["hardware"].get("gpus", ["no GPU"])),
         "git_commit": os.environ.get("ARMS_COMMIT"),
         **{key: run.get(key) for key in ("packages", "hardware", "started", "gate", "peak_memory_bytes")},
         "config": config, "validation": validation,
