@@ -193,7 +193,7 @@ def null() -> dict[str, Any]:
     apart = (runs[:2, None, :, None] - runs[None, 2:, None, :]).ravel()
     noise = (runs - runs.mean(1, keepdims=True)).ravel()
     out: dict[str, Any] = {}
-    for n in (4, 5, 6):
+    for n in range(4, 9):
         size = (20000, n)
         drawn = {"labels": rng.choice(runs.ravel(), size) - rng.choice(runs.ravel(), size)}
         drawn["skewed"] = rng.choice(apart - apart.mean(), size)
