@@ -1,24 +1,28 @@
-"""A batch through a model without padding, and without the same prefix twice.
+"""Compute once what the rows of a batch have in common, and no padding: GTPO's and TRL's losses, other rounding.
 
-The completions of a group begin with the same prompt, and every row is padded to the longest. Here the rows of a batch
-become the paths of a tree: a token that continues the same prefix in several rows is one node, computed once. All
-nodes go through the model as one sequence, in which each attends to the nodes of its own path alone, at its position
-in that path. Hidden states are then put in the places of the batch again; a node's gradient is the sum of its rows'.
-The result is that of the padded batch but for rounding.
+A token that continues the same prefix in several rows is one node, computed once. All nodes go through the model as one
+sequence; only attention goes row by row, each node after those of its own path, as in a batch that is padded on the
+right. Hidden states are then put in the places of the batch again; a node's gradient is the sum of its rows'. The
+result is that of the padded batch but for rounding.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gtpo.common.log import LOG
 from gtpo.inputs.model_shape import EXPERTS
 
-# Implementations that take a mask [1, 1, N, N].
+# Implementations of attention that can go row by row.
 ATTENTIONS = ("sdpa", "eager")
 # Greatest difference of a token's hidden state from the padded batch's, as a share of its norm; else 0.01. A token that
 # attends to others than its own has about 1.
@@ -32,8 +36,8 @@ class Tree(NamedTuple):
     ids: Tensor
     # [1, N] of each node in its path, from 0.
     positions: Tensor
-    # [1, 1, N, N], True if the first node attends to the second: its path, itself included.
-    attends: Tensor
+    # [1, 1, B, L] nodes of each row from its first token on; the last one of a shorter row fills it up.
+    paths: Tensor
     # [B, T] node of each token; of padding, 0.
     places: Tensor
 
@@ -43,28 +47,56 @@ def prefix_tree(input_ids: Tensor, attention_mask: Tensor) -> Tree:
     kept = attention_mask.bool().cpu()
     # (node before it, token) -> node. -1: none is before it.
     nodes: dict[tuple[int, int], int] = {}
-    paths = []
-    for ids, mask in zip(input_ids.cpu(), kept, strict=True):
+    positions, paths = list[int](), []
+    places = torch.zeros(kept.shape, dtype=torch.long)
+    for row, (ids, mask) in enumerate(zip(input_ids.cpu(), kept, strict=True)):
         path = [-1]
         for token in ids[mask].tolist():
             path.append(nodes.setdefault((path[-1], token), len(nodes)))
-        paths.append(torch.tensor(path[1:], dtype=torch.long))
-    positions = torch.zeros(len(nodes), dtype=torch.long)
-    attends = torch.zeros(len(nodes), len(nodes), dtype=torch.bool)
-    places = torch.zeros(kept.shape, dtype=torch.long)
-    for row, index in enumerate(paths):
-        positions[index] = torch.arange(len(index))
-        attends[index[:, None], index] |= torch.ones(len(index), len(index), dtype=torch.bool).tril()
-        places[row, kept[row]] = index
+            positions += [len(path) - 2] * (len(nodes) > len(positions))
+        paths.append(path[1:] or [0])
+        places[row, mask] = torch.tensor(path[1:], dtype=torch.long)
+    length = max(map(len, paths))
+    filled = torch.tensor([path + path[-1:] * (length - len(path)) for path in paths])
     tokens = torch.tensor([[token for _, token in nodes]], dtype=input_ids.dtype)
-    whole = Tree(tokens, positions[None], attends[None, None], places)
+    whole = Tree(tokens, torch.tensor([positions]), filled[None, None], places)
     return Tree(*(part.to(input_ids.device) for part in whole))
+
+
+def by_rows(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, of: str, **options: Any
+) -> tuple[Tensor, Any]:
+    """Attend as the implementation `of` does; along the paths of a tree if they stand in the mask's place.
+
+    query, key, value: [1, heads, N, D]; the paths are the only mask of whole numbers, and reach each layer as a mask
+    does, also if gradient checkpointing computes it again.
+    """
+    plain = ALL_ATTENTION_FUNCTIONS.get(of) or sys.modules[type(module).__module__].eager_attention_forward
+    if attention_mask is None or attention_mask.dtype != torch.long:
+        attended: tuple[Tensor, Any] = plain(module, query, key, value, attention_mask, **options)
+        return attended
+    (rows, length), nodes = attention_mask.shape[2:], attention_mask.flatten()
+    # index_select along the first dimension: its backward adds whole rows.
+    parts = (part[0].transpose(0, 1).index_select(0, nodes) for part in (query, key, value))
+    whole = [part.view(rows, length, *part.shape[1:]).transpose(1, 2) for part in parts]
+    causal = None  # as sdpa is without a mask; what fills a row up comes after its tokens
+    if of == "eager":
+        causal = torch.full((1, 1, length, length), -torch.inf, dtype=query.dtype, device=query.device).triu(1)
+    output, _ = plain(module, *whole, causal, **options)
+    order = torch.arange(len(nodes), device=nodes.device)
+    first = nodes.new_zeros(query.size(2)).scatter_reduce(0, nodes, order, "amin", include_self=False)
+    return output.flatten(0, 1)[first][None], None
+
+
+for _name in ATTENTIONS:
+    AttentionInterface.register(f"{_name}_by_rows", functools.partial(by_rows, of=_name))
+    AttentionMaskInterface.register(f"{_name}_by_rows", ALL_MASK_ATTENTION_FUNCTIONS[_name])
 
 
 def obstacle(config: Any) -> str | None:
     """Return why a model of this (text) config cannot be computed along a tree; None: as far as the config says."""
     if config._attn_implementation not in ATTENTIONS:
-        return f"attention `{config._attn_implementation}` takes no mask of its own; {' and '.join(ATTENTIONS)} do"
+        return f"attention `{config._attn_implementation}` does not go row by row; {' and '.join(ATTENTIONS)} do"
     kinds = set(getattr(config, "layer_types", None) or ())
     if others := kinds - {"full_attention"}:
         return f"the model has layers of {', '.join(sorted(others))}, not of full attention alone"
@@ -98,12 +130,9 @@ def share_prefixes(model: Any) -> ExitStack:
         ids, mask = kwargs["input_ids"], kwargs["attention_mask"]
         if ids.dim() != 2 or mask.shape != ids.shape:
             return None
-        trees.append(prefix_tree(ids, mask))
-        tree, attends = trees[0], trees[0].attends
-        if config._attn_implementation == "eager":  # which adds its mask to the scores
-            attends = torch.zeros(attends.shape, device=attends.device).masked_fill(~attends, -torch.inf)
-        whole = {"input_ids": tree.ids, "attention_mask": attends, "position_ids": tree.positions, "use_cache": False}
-        return args, whole
+        trees.append(tree := prefix_tree(ids, mask))
+        whole = {"input_ids": tree.ids, "attention_mask": tree.paths, "position_ids": tree.positions}
+        return args, {**whole, "use_cache": False}
 
     def after(backbone: nn.Module, args: Any, output: Any) -> Any:
         if trees:
@@ -113,11 +142,17 @@ def share_prefixes(model: Any) -> ExitStack:
     # Another rank has the weights, and compares.
     compared = next(model.parameters()).device.type != "meta"
     expected = _small_batch(model) if compared else None
-    shared = ExitStack()
+    shared, plain = ExitStack(), config._attn_implementation
+    shared.callback(setattr, config, "_attn_implementation", plain)
+    config._attn_implementation = f"{plain}_by_rows"
     shared.callback(model.base_model.register_forward_pre_hook(before, with_kwargs=True).remove)
     shared.callback(model.base_model.register_forward_hook(after).remove)
     if expected is not None:
-        change = _small_batch(model).double() - expected.double()
+        try:
+            change = _small_batch(model).double() - expected.double()
+        except (RuntimeError, ValueError, AssertionError, AttributeError) as error:
+            shared.close()
+            raise ValueError(f"the model has an attention of its own, which does not go row by row ({error})") from None
         difference = float((change.norm(dim=1) / expected.double().norm(dim=1)).max())
         if not difference <= TOLERANCE.get(expected.dtype, 0.01):
             shared.close()

@@ -13,6 +13,7 @@ from test_train_run import config_of, metrics, run
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
@@ -79,18 +80,18 @@ def test_tree_holds_each_prefix_once() -> None:
     rows = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
     prefixes = {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
     assert tree.ids.numel() == len(prefixes) < int(mask.sum())
-    for row, kept, places in zip(rows, mask, tree.places, strict=True):
+    for row, kept, places, nodes in zip(rows, mask, tree.places, tree.paths[0, 0], strict=True):
         path = places[kept.bool()]
         assert tree.ids[0, path].tolist() == row
         assert tree.positions[0, path].tolist() == list(range(len(row)))
-        for end, node in enumerate(path):
-            assert tree.attends[0, 0, node].nonzero().flatten().tolist() == sorted(path[: end + 1].tolist())
+        assert nodes.tolist() == [*path.tolist(), *[int(path[-1])] * (len(nodes) - len(path))]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("config", [Qwen2Config, LlamaConfig, Qwen3Config, GPTNeoXConfig])
 def test_hidden_states_and_gradients_are_those_of_the_padded_batch(config: type, attention: str) -> None:
     model = model_of(config, attention)
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # a layer is computed again in the backward
     ids, mask = batch()
     expected, gradients = computed(model, ids, mask)
     share_prefixes(model)
@@ -119,6 +120,7 @@ def test_generation_is_as_before() -> None:
         (MistralConfig, {"sliding_window": 4096}, "a window of 4096 tokens"),
         (Qwen3Config, {"layer_types": ["sliding_attention", "full_attention"]}, "layers of sliding_attention"),
         (MixtralConfig, {}, "a mixture of experts"),
+        (FalconConfig, {}, "an attention of its own"),
         (GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4}, "hidden states are others"),
     ],
 )
@@ -129,14 +131,14 @@ def test_models_that_cannot_are_refused(config: type, settings: dict[str, Any], 
     assert not model.base_model._forward_pre_hooks
 
 
-def test_a_wrong_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_path_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the comparison at the start is for."""
 
-    def causal(ids: Tensor, mask: Tensor) -> Any:
+    def one_sequence(ids: Tensor, mask: Tensor) -> Any:
         tree = prefix_tree(ids, mask)
-        return tree._replace(attends=torch.ones_like(tree.attends).tril())
+        return tree._replace(paths=torch.arange(tree.ids.numel())[None, None, None])
 
-    monkeypatch.setattr(shared_prefixes, "prefix_tree", causal)
+    monkeypatch.setattr(shared_prefixes, "prefix_tree", one_sequence)
     with pytest.raises(ValueError, match="hidden states are others"):
         share_prefixes(model_of(Qwen2Config).bfloat16())
 
