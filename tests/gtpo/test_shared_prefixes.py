@@ -13,9 +13,9 @@ from test_train_run import config_of, metrics, run
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    FalconConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GPTNeoXJapaneseConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -120,7 +120,7 @@ def test_generation_is_as_before() -> None:
         (MistralConfig, {"sliding_window": 4096}, "a window of 4096 tokens"),
         (Qwen3Config, {"layer_types": ["sliding_attention", "full_attention"]}, "layers of sliding_attention"),
         (MixtralConfig, {}, "a mixture of experts"),
-        (FalconConfig, {}, "an attention of its own"),
+        (GPTNeoXJapaneseConfig, {"attention": "eager"}, "an attention of its own"),
         (GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4}, "hidden states are others"),
     ],
 )
