@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 TOKENS = 256
+EVERY = 16  # tokens after which the rows that have ended are left out
 # The last two: memory that a step has used goes back, and large blocks are in large pages.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "4194304",
                "THP_MEM_ALLOC_ENABLE": "1"}  # fmt: skip
@@ -116,33 +117,42 @@ def draw(model: Any, asked: list[dict[str, Any]]) -> list[tuple[list[list[int]],
     seen = (valid[:, None, None] & (here <= here[:most, None])) | (here == here[:most, None])
     ids = torch.tensor([[0] * (most - len(prompt)) + prompt for prompt in prompts])
     positions = (here[:most] - padding).clamp(min=0)
-    generators = [torch.Generator().manual_seed(one["seed"]) for one in asked]
-    eos, ended = torch.tensor(asked[0]["eos"]), torch.zeros(len(prompts), 1, dtype=torch.bool)
-    drawn, logps = [], []
+    each, eos = len(prompts) // len(asked), torch.tensor(asked[0]["eos"])
+    random = [torch.rand(each, TOKENS, generator=torch.Generator().manual_seed(one["seed"])) for one in asked]
+    chance, rows = torch.cat(random), torch.arange(len(prompts))
+    drawn, logps = torch.zeros(len(prompts), TOKENS, dtype=torch.long), torch.zeros(len(prompts), TOKENS)
+    ended = torch.zeros(len(prompts), dtype=torch.bool)
     for number in range(TOKENS):
         hidden = model.model(input_ids=ids, position_ids=positions, attention_mask={"full_attention": seen},
                              past_key_values=cache, use_cache=True).last_hidden_state[:, -1]  # fmt: skip
         odds = model.lm_head(hidden).float().softmax(-1)
         up_to = odds.cumsum(-1)
-        random = [torch.rand(len(one["prompts"]), 1, generator=g) for one, g in zip(asked, generators, strict=True)]
-        ids = torch.searchsorted(up_to, torch.cat(random) * up_to[:, -1:]).clamp(max=odds.size(1) - 1)
-        drawn.append(ids)
-        logps.append(odds.gather(1, ids).log())
-        ended |= torch.isin(ids, eos)
+        ids = torch.searchsorted(up_to, chance[rows, number, None] * up_to[:, -1:]).clamp(max=odds.size(1) - 1)
+        drawn[rows, number], logps[rows, number] = ids[:, 0], odds.gather(1, ids)[:, 0].log()
+        ended[rows] |= torch.isin(ids[:, 0], eos)
+        valid[:, most + number], positions = True, positions[:, -1:] + 1
         if bool(ended.all()):
             break
-        valid[:, most + number] = True
-        seen, positions = valid[:, None, None], positions[:, -1:] + 1
-    rows, values = torch.cat(drawn, 1).tolist(), torch.cat(logps, 1).tolist()
+        if number % EVERY == EVERY - 1:
+            kept = still_needed(~ended[rows].view(len(asked), -1))
+            rows, ids, positions, valid = rows[kept], ids[kept], positions[kept], valid[kept]
+            for layer in cache.layers:
+                layer.keys, layer.values = layer.keys[kept], layer.values[kept]
+        seen = valid[:, None, None]
     ends = set(asked[0]["eos"])
-    sizes = [next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in rows]
-    whole = [(row[:n], value[:n]) for row, value, n in zip(rows, values, sizes, strict=True)]
-    out, at = [], 0
-    for one in asked:
-        mine = whole[at : at + len(one["prompts"])]
-        at += len(mine)
-        out.append(([row for row, _ in mine], [value for _, value in mine]))
-    return out
+    whole = []
+    for row, values in zip(drawn[:, : number + 1].tolist(), logps.tolist(), strict=True):
+        size = next((at + 1 for at, token in enumerate(row) if token in ends), len(row))
+        whole.append((row[:size], values[:size]))
+    parts = [whole[at : at + each] for at in range(0, len(whole), each)]
+    return [([row for row, _ in part], [values for _, values in part]) for part in parts]
+
+
+def still_needed(runs: Tensor) -> Tensor:
+    """Return the indices of the rows to go on with, of rows [runs, n] that are True if they do not end: as many a run."""
+    most = int(runs.sum(dim=1).max())
+    kept = runs.int().argsort(dim=1, descending=True, stable=True)[:, :most].sort(dim=1).values
+    return (kept + runs.size(1) * torch.arange(len(runs))[:, None]).flatten()
 
 
 def processor() -> str:
@@ -167,11 +177,11 @@ def serve(lines: list[Connection], model: Any) -> None:
             pending.clear()
 
 
-def runs(names: list[str], model: str, data: str, out: Path, flags: list[str]) -> None:
+def runs(names: list[str], model: str, data: str, out: Path, threads: int, flags: list[str]) -> None:
     """Make the runs that OUT does not hold yet, at the same time, and record them."""
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     began = {json.loads(path.read_text())["processor"] for name in names for path in out.glob(f"?{name[1:]}.json")}
     if began - {processor()}:
         raise SystemExit(f"the seed began on {began}, this is {processor()}")
@@ -214,9 +224,10 @@ def main() -> None:
     for name in ("model", "data", "out"):
         made.add_argument(name)
     made.add_argument("--arms", default="abde")
+    made.add_argument("--threads", type=int, default=1, help="of the process that draws, while the others wait")
     given, flags = made.parse_known_args()
     names = [f"{arm}-s{given.seed}" for arm in given.arms]
-    runs(names, given.model, given.data, Path(given.out), flags)
+    runs(names, given.model, given.data, Path(given.out), given.threads, flags)
 
 
 if __name__ == "__main__":
