@@ -254,3 +254,12 @@ def test_a_token_beyond_the_embedding_is_refused_before_anything_is_measured() -
 )
 def test_a_run_is_measured_on_problems_that_it_was_not_trained_on(dataset: dict[str, str], words: str) -> None:
     assert held_out_benchmark(DatasetSection(**dataset)) == words
+
+
+def test_a_file_that_cannot_be_read_is_named_with_its_key(tmp_path: Path) -> None:
+    config = config_of(tmp_path, data=str(tmp_path / "none.jsonl"))
+    with pytest.raises(UserError, match=r"^--data: .*none\.jsonl: no such file$"):
+        TrainingProblems(config).load()
+    held_out = {"training__eval_steps": "1", "dataset__validation_file": str(tmp_path / "none.jsonl")}
+    with pytest.raises(UserError, match=r"^--dataset\.validation_file: .*no such file$"):
+        TrainingProblems(config_of(tmp_path, **held_out), [problem("a")]).split()
