@@ -296,14 +296,19 @@ def dropouts(model: nn.Module) -> Iterator[tuple[Any, str, float]]:
                 yield owner, name, value
 
 
+def backbone(model: Any) -> Any:
+    """Return the part of a causal LM that gives its last hidden states, or the whole model if it has no such part."""
+    # Llama 4 and Mllama have another name for it than their own `base_model` looks for.
+    return getattr(model, "model", model) if model.base_model is model else model.base_model
+
+
 def count_positions(model: Any) -> None:
     """Let a padded batch have the positions of its rows without padding, as in `generate`.
 
     For models whose positions are absolute; rotary ones compute the same from any start.
     """
-    backbone = model.get_decoder() if model.base_model is model else model.base_model
-    rotary = getattr(model.config.get_text_config(), "rope_parameters", None)
-    if rotary or "position_ids" not in inspect.signature(backbone.forward).parameters:
+    layers, rotary = backbone(model), getattr(model.config.get_text_config(), "rope_parameters", None)
+    if rotary or "position_ids" not in inspect.signature(layers.forward).parameters:
         return
 
     def fill(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -314,7 +319,7 @@ def count_positions(model: Any) -> None:
             kwargs = {**kwargs, "position_ids": (mask.long().cumsum(dim=1) - 1).clamp(min=0)}
         return args, kwargs
 
-    backbone.register_forward_pre_hook(fill, with_kwargs=True)
+    layers.register_forward_pre_hook(fill, with_kwargs=True)
 
 
 def rounded_away(args: Any, model: Any) -> Iterator[str]:

@@ -24,7 +24,7 @@ from torch.nn import Module
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.fused import fused_linear_gtpo_loss
-from gtpo.inputs.model import NOT_OF_SAMPLING, count_positions, drop_leaks, dropouts
+from gtpo.inputs.model import NOT_OF_SAMPLING, backbone, count_positions, drop_leaks, dropouts
 from gtpo.inputs.model_shape import beyond_embedding
 from gtpo.objective import reference_loss
 from gtpo.rewards.loading import probe_reward
@@ -94,6 +94,12 @@ def prepare(trainer: Any) -> None:
     Raises OtherPolicy for a temperature in generation_kwargs, which the loss would not know, and if nothing is drawn.
     """
     policy = trl_seam.policy(trainer)
+    head = policy.get_output_embeddings()
+    if backbone(policy) is policy or not hasattr(head, "weight"):
+        raise OtherPolicy(
+            f"{type(policy).__name__}: the loss multiplies the model's last hidden states by the weight of its head "
+            f"({type(head).__name__}), and it does not have both. It cannot be trained here"
+        )
     if not trainer.use_vllm:
         asked = trainer.generation_config
         if asked.temperature != trainer.temperature:

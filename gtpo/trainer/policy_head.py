@@ -21,6 +21,7 @@ from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from gtpo.completions import check_finite
 from gtpo.head import token_statistics
+from gtpo.inputs.model import backbone
 from gtpo.inputs.model_shape import logit_transform
 
 
@@ -72,7 +73,7 @@ def add_policy_head(model: Any) -> None:
             return patched(self, *args, **kwargs)
         # Looked up on each call: FSDP and PEFT replace modules after the patch.
         # No cache: it would hold the keys and values of all layers until the backward.
-        outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
+        outputs = backbone(self)(*args, **{**kwargs, "use_cache": False})
         aux_loss = None
         if kwargs.get("output_router_logits"):
             from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # TRL's choice too

@@ -35,6 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GPTNeo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2}, "Olmo2": {}, "Bloom": {}, "Mamba": {},
     "Cohere": {"logit_scale": 0.5}, "Granite": {"logits_scaling": 4.0}, "Falcon": {"alibi": True},
     "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "Llama4Text": {"intermediate_size_mlp": 48, "router_aux_loss_coef": 0.0},
 }  # fmt: skip
 """Rotary, absolute, learned and ALiBi positions, windows, scales, caps, a bias in the head, experts, a state space."""
 PROMPTS = ["1 + 1?" + " 9" * more for more in range(0, 24, 3)]
@@ -192,6 +193,13 @@ def test_sampling_parameters_of_the_user_act_and_are_said(tmp_path: Path) -> Non
         built(tmp_path, small("Llama"), generation_kwargs={"do_sample": False})
     with pytest.raises(ValueError, match=r"temperature 0\.5, and the loss is taken at 1\.0: set the argument"):
         built(tmp_path, small("Llama"), generation_kwargs={"temperature": 0.5})
+
+
+def test_a_head_that_is_no_matrix_is_refused(tmp_path: Path) -> None:
+    model = small("Llama")
+    model.lm_head = torch.nn.Sequential(torch.nn.LayerNorm(32), model.lm_head)
+    with pytest.raises(OtherPolicy, match=r"the weight of its head \(Sequential\)"):
+        built(tmp_path, model)
 
 
 def test_ids_beyond_the_embedding_are_named(tmp_path: Path) -> None:
