@@ -83,7 +83,7 @@ def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> Reward
             function = partial(function, **arguments) if of_samples else function(**arguments)
         except (TypeError, ValueError) as error:
             raise UserError(f'reward "{path}" with args {dict(arguments)}: {error}') from error
-        if isinstance(function, partial):  # with the function's name, and what it says of itself (is_accuracy)
+        if isinstance(function, partial):  # with the function's name
             update_wrapper(function, function.func)
     if not callable(function) or inspect.isclass(function):
         raise UserError(f'reward "{path}": {type(function).__name__}, not a function')
@@ -136,6 +136,12 @@ def load_rewards(
 _PROBES = 2
 # Columns that TRL does not hand to a reward function under their own name.
 _NOT_REPEATED = ("prompt", "completion", "completion_ids")
+
+
+def says(function: Callable[..., Any], what: str) -> bool:
+    """Return what a reward function, or that of a `functools.partial`, says of itself: is_accuracy, has_format."""
+    inside = isinstance(function, partial) and says(function.func, what)
+    return bool(getattr(function, what, inside))
 
 
 def is_async(function: Callable[..., Any]) -> bool:

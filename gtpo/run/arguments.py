@@ -126,6 +126,8 @@ def _grpo_faults(arguments: Any) -> Iterator[tuple[str, str]]:
     if loss == "luspo" and level != "sequence":
         why = "a loss of whole sequences; set it to sequence"
         yield "importance_sampling_level", f"{level} contradicts loss_type luspo, {why}"
+    if arguments.neftune_noise_alpha:
+        yield "neftune_noise_alpha", "contradicts method grpo: the loss would be of another policy than what sampled"
     low, most = arguments.entropy_coef_min, arguments.entropy_coef_max
     if arguments.use_adaptive_entropy and low > most:
         yield "entropy_coef_min", f"{low} exceeds entropy_coef_max {most}"

@@ -24,7 +24,7 @@ from trl import GRPOTrainer, SFTTrainer
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
-from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, score_fault
+from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
 from gtpo.trainer import GTPOTrainer, RunTrainer, SampledTrainer
 from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.shared_prefixes import share_prefixes
@@ -156,7 +156,7 @@ class GuardedReward:
     def __init__(self, function: RewardFunction, name: str | None = None) -> None:
         self.function = function
         self.__name__ = name or getattr(function, "__name__", type(function).__name__)
-        self.is_accuracy, self.has_format = (getattr(function, key, False) for key in ("is_accuracy", "has_format"))
+        self.is_accuracy, self.has_format = (says(function, key) for key in ("is_accuracy", "has_format"))
         self.first_traceback: str | None = None
 
     def __call__(

@@ -109,6 +109,8 @@ def prepare(trainer: Any) -> None:
             )
         if asked.do_sample is False:
             raise OtherPolicy("generation_kwargs has do_sample False: completions of a prompt would all be one text")
+        if (several := asked.num_return_sequences or 1) > 1:
+            raise OtherPolicy(f"generation_kwargs has num_return_sequences {several}: set the argument num_generations")
         if found := drop_leaks(policy.generation_config, asked):
             LOG.warning(f"the model's generation_config does not act: {found} (generation_kwargs sets it on purpose)")
     if trainer.args.disable_dropout and (acting := list(dropouts(policy))):

@@ -19,6 +19,7 @@ from trl.trainer.utils import pad
 from gtpo.completions import Completions, group_advantages, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text, format_score
+from gtpo.rewards.loading import says
 from gtpo.trainer import trl_seam
 from gtpo.trainer.policy_head import token_forward
 
@@ -147,8 +148,8 @@ class GroupStatistics:
     def _accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
         """Return the accuracy reward [N]: of the first function with `is_accuracy`; `has_format`: less that part."""
         for function, column in zip(self.trainer.reward_funcs, rewards.T, strict=True):
-            if getattr(function, "is_accuracy", False):
-                return column - form if getattr(function, "has_format", False) else column
+            if says(function, "is_accuracy"):
+                return column - form if says(function, "has_format") else column
         return None
 
     def total_rewards(self, rewards: Tensor | None = None) -> Tensor:

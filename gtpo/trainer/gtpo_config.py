@@ -30,6 +30,8 @@ NOT_GTPO = {
         "GTPO has no reference model and no KL term": "beta use_bias_correction_kl",
         "GTPO has no reference model": "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
         "logits and statistics are float32 already": "cast_lm_head_to_fp32",
+        "the loss would be of another policy than the one that sampled": "neftune_noise_alpha",
+        "the loss has no labels": "label_smoothing_factor",
     }.items()
     for name in names.split()
 }

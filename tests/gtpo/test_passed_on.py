@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from gtpo.common.yaml_file import in_words
 from gtpo.config import load_config
 from gtpo.inputs.model import lora_settings
 from gtpo.plan.preflight import preflight
-from gtpo.rewards.loading import load_reward
+from gtpo.rewards import final_reward, format_reward
+from gtpo.rewards.loading import load_reward, says
 from gtpo.run.arguments import require_optimizer, trainer_arguments
 from gtpo.trainer import GTPOConfig
 
@@ -88,6 +90,7 @@ def test_every_field_of_trl_is_read_back_or_refused_with_a_reason(tmp_path: Path
         ("gtpo", {"loss_type": "dapo"}, "run.yaml:5: training.loss_type: remove it: the objective is GTPO's"),
         ("gtpo", {"top_p": "much"}, "run.yaml:5: training.top_p must be a number; found 'much'"),
         ("grpo", {"bf16": True}, "training.bf16: the key is model.dtype"),
+        ("grpo", {"neftune_noise_alpha": 5.0}, "training.neftune_noise_alpha contradicts method grpo"),
         ("sft", {"delta": 2.0}, "training.delta: a setting of GRPO, which SFT does not have"),
         ("grpo", {"lr_scheduler_type": "cosin"}, "run.yaml:5: training.lr_scheduler_type must be one of linear,"),
         ("sft", {"optimizer": "adamw_toch"}, "run.yaml:5: training.optimizer must be one of adamw_torch, "),
@@ -188,7 +191,9 @@ def test_a_reward_with_arguments_is_called_with_them_or_made_by_them(tmp_path: P
     scored = load_reward("gtpo.rewards.accuracy_reward", {"scoring": "lenient"})
     assert scored(prompts=["?"], completions=["so it is 4"], answer=["4"]) == [10.0]
     assert scored.__name__ == "accuracy_reward"
-    assert scored.is_accuracy
+    assert says(scored, "is_accuracy")
+    assert says(partial(final_reward), "has_format")
+    assert not says(partial(format_reward), "is_accuracy")
     with pytest.raises(UserError, match="with args"):
         load_reward("trl.rewards.get_soft_overlong_punishment", {"length": 4})
     text = {"model": {"model_name": "o/m"}, "trainer": {"reward_funcs": [{"path": "a.b", "args": {"x": 1}}, "c.d"]}}

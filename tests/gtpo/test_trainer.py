@@ -322,6 +322,8 @@ def test_model_card_cites_gtpo_and_what_it_stands_on(folder: Path, tmp_path: Pat
         ({"loss_type": "dapo"}, "remove loss_type='dapo': the objective is GTPO's"),  # TRL's default
         ({"scale_rewards": "group", "preset": "gtpo-published"}, "remove scale_rewards='group'"),
         ({"entropy_target": 0.3}, "remove entropy_target=0.3"),
+        ({"neftune_noise_alpha": 5.0}, "another policy than the one that sampled"),
+        ({"label_smoothing_factor": 0.1}, "the loss has no labels"),
         ({"entropy_coef_min": 0.1}, "remove entropy_coef_min=0.1"),
         ({"sapo_temperature_neg": 2.0}, "remove sapo_temperature_neg=2.0: it belongs to another loss"),
         ({"vespo_k_pos": 1.0}, "remove vespo_k_pos=1.0"),
