@@ -38,6 +38,7 @@ __all__ = [
     "loss_from_statistics",
     "policy_loss",
     "reference_loss",
+    "reference_statistics",
     "token_entropy",
     "weighted_advantages",
 ]
@@ -224,19 +225,29 @@ def reference_loss(
     check_ids(completion_ids, mask, logits.shape[-1])
     if temperature <= 0:
         raise ValueError(f"temperature must be positive; found {temperature}")
-    # Half precision rounds log-probabilities by a percent; the reference is there to be trusted.
-    precision = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
-    scale = objective.temperature(temperature)
-    # Padding is blanked first, so that nothing there can reach the loss or its gradient.
-    visible = torch.where(mask[..., None], logits.to(precision), 0.0)
-    log_probabilities = (visible / scale).log_softmax(dim=-1)
-    # Padding ids may be -100 or beyond the vocabulary; gather would fail on them.
-    ids = torch.where(mask, completion_ids, 0).long()
-    log_probability = log_probabilities.gather(-1, ids[..., None]).squeeze(-1)
-    statistics = log_probability, token_entropy(log_probabilities, objective.log_clamp)
+    statistics = reference_statistics(objective, logits, completion_ids, mask, temperature)
     return loss_of_groups(
         objective, statistics, completion_ids, mask, rewards, num_generations, initial_entropy, truncated
     )
+
+
+def reference_statistics(
+    objective: Objective, logits: Tensor, ids: Tensor, mask: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities and entropies [N, L] that an objective takes of tokens, from all their logits.
+
+    logits [N, L, V] before any temperature; temperature: of the sampling. The head (`gtpo.head.token_statistics`)
+    gives the same without them.
+    """
+    # Half precision rounds log-probabilities by a percent; the reference is there to be trusted.
+    precision = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
+    # Padding is blanked first, so that nothing there can reach the loss or its gradient.
+    visible = torch.where(mask[..., None], logits.to(precision), 0.0)
+    log_probabilities = (visible / objective.temperature(temperature)).log_softmax(dim=-1)
+    # Padding ids may be -100 or beyond the vocabulary; gather would fail on them.
+    chosen = torch.where(mask, ids, 0).long()[..., None]
+    log_probability = log_probabilities.gather(-1, chosen).squeeze(-1)
+    return log_probability, token_entropy(log_probabilities, objective.log_clamp)
 
 
 def loss_of_groups(

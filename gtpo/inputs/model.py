@@ -241,6 +241,16 @@ def widen_adapters(model: Any) -> None:
             parameter.data = parameter.data.float()
 
 
+def not_finite(model: Any) -> str | None:
+    """Return the name of a weight that holds NaN or infinity, None if there is none; of this process's shards."""
+    for name, weight in model.named_parameters():
+        shard = weight.to_local() if hasattr(weight, "to_local") else getattr(weight, "ds_tensor", weight)
+        # Packed weights are bytes.
+        if weight.element_size() > 1 and not bool(shard.isfinite().all()):
+            return str(name)
+    return None
+
+
 def savable_generation_config(model: Any) -> str:
     """Drop a generation_config that transformers reads and refuses to write; return what was dropped, or nothing.
 
@@ -249,6 +259,8 @@ def savable_generation_config(model: Any) -> str:
     settings = getattr(model, "generation_config", None)
     if settings is None:
         return ""
+    if isinstance(settings.eos_token_id, list):  # null among them ends nothing
+        settings.eos_token_id = [each for each in settings.eos_token_id if each is not None]
     try:
         settings.validate(strict=True)
     except ValueError as error:

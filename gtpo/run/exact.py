@@ -29,9 +29,11 @@ from trl.trainer.utils import RepeatSampler
 
 from gtpo.common.files import write_json
 from gtpo.common.log import LOG
+from gtpo.inputs.model import not_finite
 from gtpo.run.checkpoint import (
     STATE_FILE,
     check_checkpoint,
+    damaged,
     no_room,
     out_of_space,
     read_state,
@@ -42,7 +44,6 @@ from gtpo.run.checkpoint import (
 from gtpo.run.trainers import require_trainer
 from gtpo.runs.train_run import PARTIAL
 from gtpo.trainer import SampledTrainer, trl_seam
-from gtpo.trainer.group_statistics import Rollout
 
 # Files of a checkpoint whose sizes are kept with it: a copy that was cut off differs.
 WEIGHED = (".safetensors", ".pt", ".pth", ".bin")
@@ -191,7 +192,7 @@ class ExactCheckpoints(TrainerCallback):
         if window := trl_seam.open_window(trainer):
             torch.save(window, window_file(folder, rank))
         if inputs is not None:
-            torch.save({"inputs": inputs, "round": vars(trainer.groups.rollouts["train"])}, round_file(folder, rank))
+            torch.save({"inputs": inputs, "round": trainer.groups.rollouts["train"]}, round_file(folder, rank))
         counted = {"within_round": inputs is not None, **trl_seam.counters(trainer)}
         return {**self.extra_state(), **counted, "follows_from": self._follows_from()}
 
@@ -218,6 +219,8 @@ class ExactCheckpoints(TrainerCallback):
             check_checkpoint(folder, self.trainer.accelerator.num_processes)
         with readable(checkpoint):
             yield
+        if name := not_finite(self.trainer.model):
+            raise damaged(checkpoint, f"holds NaN or infinity in the weight {name}")
 
     def restore(self, checkpoint: str) -> None:
         """Take up what a checkpoint of TRL's own would not hold."""
@@ -234,7 +237,7 @@ class ExactCheckpoints(TrainerCallback):
         rounds, saved = round_file(checkpoint, trainer.accelerator.process_index), None
         if rounds.is_file():
             saved = torch.load(rounds, map_location=trainer.args.device, weights_only=True)
-            trainer.groups.rollouts["train"] = Rollout(**saved["round"])
+            trainer.groups.rollouts["train"] = saved["round"]
         trl_seam.restore(trainer, self.restored, None if saved is None else saved["inputs"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -90,23 +90,22 @@ def log_rollout(trainer: Any, folder: TrainFolder, every: int) -> None:
     every: steps between two that are written, and the first step's is (0: none).
     """
     rollout = trainer.groups.rollouts.get("train")
-    if not every or rollout is None or rollout.logged or trl_seam.round_in_use(trainer) is not None:
+    if not every or rollout is None or trl_seam.round_in_use(trainer) is not None:
         return
-    if rollout.step % every and rollout.step != 1:
+    if rollout["step"] % every and rollout["step"] != 1:
         return
-    rollout.logged = True
     # Gathered only if it is written: prompts may be long.
-    prompts = gather_object(rollout.prompts)
+    prompts = gather_object(rollout["prompts"])
     if not trainer.accelerator.is_main_process:
         return
-    ids, mask, weights = rollout.ids.cpu(), rollout.mask.cpu(), rollout.weights.float().cpu()
+    ids, mask, weights = rollout["ids"].cpu(), rollout["mask"].cpu(), rollout["weights"].float().cpu()
     count, group_size = len(ids), trainer.args.num_generations
-    rewards = {f"reward_{name}": rollout.rewards[:, i] for i, name in enumerate(trainer.reward_func_names)}
-    rewards.setdefault("reward_format", rollout.format)
-    if rollout.accuracy is not None:
-        rewards["reward_accuracy"] = rollout.accuracy
-    folder.write_completions(rollout.step, {
-        "step": [rollout.step] * count,
+    rewards = {f"reward_{name}": rollout["rewards"][:, i] for i, name in enumerate(trainer.reward_func_names)}
+    rewards.setdefault("reward_format", rollout["format"])
+    if (accuracy := trainer.groups.accuracy(rollout["rewards"], rollout["format"])) is not None:
+        rewards["reward_accuracy"] = accuracy
+    folder.write_completions(rollout["step"], {
+        "step": [rollout["step"]] * count,
         "group": [row // group_size for row in range(count)],
         "completion_index": [row % group_size for row in range(count)],
         "prompt": [prompt_text(prompt) for prompt in prompts],
@@ -115,9 +114,9 @@ def log_rollout(trainer: Any, folder: TrainFolder, every: int) -> None:
             for row, keep in zip(ids, mask, strict=True)
         ],
         "weight": [w[keep].tolist() for w, keep in zip(weights, mask, strict=True)],
-        "advantage": _numbers(rollout.advantages),
-        "entropy": _numbers(rollout.entropy),
-        "kept": rollout.keep_mask.tolist(),
+        "advantage": _numbers(rollout["advantages"]),
+        "entropy": _numbers(rollout["entropy"]),
+        "kept": rollout["keep_mask"].tolist(),
         **{name: _numbers(values) for name, values in rewards.items()},
     })  # fmt: skip
 

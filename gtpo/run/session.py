@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -242,7 +243,7 @@ class TrainingRun(TrainerCallback):
             measured = self.folder.run().get("initial_entropy")
             if measured and gate.calibration is None:
                 gate.calibration = Calibration.from_record(measured)
-            gate.between_batches, gate.while_measuring = self._stop_before_training, self.stop.at_once
+            gate.around_batch = self._stopping_before_training
         if isinstance(trainer, SampledTrainer):
             self.groups = trainer.groups
             trainer.set_resampling(self.config.training.resample_equal_groups)
@@ -273,7 +274,10 @@ class TrainingRun(TrainerCallback):
         trainer.add_callback(self)
         trainer.add_callback(Advice(trainer))
 
-    def _stop_before_training(self) -> None:
+    @contextmanager
+    def _stopping_before_training(self) -> Iterator[None]:
+        with self.stop.at_once():
+            yield
         if self.stop.agree(self.trainer.accelerator):
             raise StoppedBeforeTraining
 

@@ -27,6 +27,7 @@ from gtpo.config import TrainConfig
 from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
 from gtpo.trainer import GTPOTrainer, RunTrainer, SampledTrainer
 from gtpo.trainer.group_statistics import GroupStatistics
+from gtpo.trainer.policy_head import sequences
 from gtpo.trainer.shared_prefixes import share_prefixes
 from gtpo.trainer.trl_seam import scoring_labels_alone
 
@@ -46,6 +47,14 @@ class GRPOBaseline(SampledTrainer):
         self.groups = GroupStatistics(self)
         self._micro_batch: dict[str, Any] = {}
 
+    def logps_of(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return log-probabilities [B, L] of a batch's completions as TRL's loss has them."""
+        length = batch["completion_ids"].size(1)
+        with torch.no_grad():
+            found = super()._get_per_token_logps_and_entropies(self.model_wrapped, *sequences(batch).values(), length)
+        logps: Tensor = found[0]
+        return logps
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._micro_batch = inputs
         loss: Tensor = super()._compute_loss(model, inputs)
@@ -56,11 +65,8 @@ class GRPOBaseline(SampledTrainer):
         logps, entropies = outputs[:2]
         # In the loss, not while a round is scored.
         if kwargs.get("compute_entropy") and entropies is not None:
-            inputs, mask = self._micro_batch, self._micro_batch["completion_mask"]
-            # NaN, and left out, for a truncated completion whose mask TRL has emptied.
-            entropy = (entropies.detach() * mask).sum(dim=1) / mask.sum(dim=1)
-            self.groups.log_completions(inputs["row"], entropy, None)
-            self.sampler.observe(logps, inputs)
+            self.groups.log_completions(self._micro_batch, entropies.detach())
+            self.sampler.observe(logps, self._micro_batch)
         return outputs
 
 

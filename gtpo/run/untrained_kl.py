@@ -41,7 +41,7 @@ def summed_kl(
 ) -> Tensor:
     """Return [the sum of KL(p || q) over the tokens of mask [B, T - 1], their number], from hidden states [B, T, D]."""
     total = torch.zeros(2, dtype=torch.float64, device=now.device)
-    rows = max(1, CHUNK_BYTES // (4 * len(head.weight)))
+    rows = max(1, CHUNK_BYTES // (4 * len(head.lm_head)))
     chosen = (hidden[:, :-1][mask].split(rows) for hidden in (now, before))
     for p, q in zip(*chosen, strict=True):
         kl = token_kl(head.logits(p) / temperature, their_head.logits(q) / temperature)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import is_peft_model
@@ -34,6 +35,10 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.vllm_environment import CPU_KV_BLOCK, LORA_RANKS, lora_rank_slot
 from gtpo.trainer.trl_seam import engine_options
+
+if is_vllm_available():
+    from vllm.lora.request import LoRARequest
+    from vllm.utils.network_utils import get_open_port
 
 # Name and number of the adapter in vLLM.
 NAME, NUMBER = "policy", 1
@@ -116,43 +121,33 @@ class AdapterGeneration(VLLMGeneration):
         self.adapter = self._own_adapter()
         if self.adapter is not None and self.mode == "server":
             # No weights pass over NCCL, so no GPU is needed here.
-            if self.accelerator.is_main_process:
-                url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
-                self.vllm_client = VLLMClient(base_url=url, connection_timeout=self.server_timeout)
-            self.accelerator.wait_for_everyone()
+            with patch.object(VLLMClient, "init_communicator", lambda client, device: None):
+                super()._init_vllm()
             return
-        from vllm.lora.request import LoRARequest
-        from vllm.utils.network_utils import get_open_port
-
         # TRL takes 29500 if it is free, and so does another run that starts at the same time.
         os.environ.setdefault("MASTER_PORT", str(get_open_port()))
         options: dict[str, Any] = {"max_num_seqs": max(self.max_num_seqs or 0, SEQUENCES)}
+        policy: Any = self.model
         if self._on_cpu():
             # vLLM compiles for a minute at each start, which on a CPU gains nothing that a run would notice.
             options |= {"enforce_eager": True, "block_size": CPU_KV_BLOCK}
         with tempfile.TemporaryDirectory(prefix="vllm-base-", dir=self.scratch) as folder:
             if self.adapter is not None:
-                options |= self._lora_options(self.adapter, folder)
+                ((_, layer), *_) = _adapted(policy, self.adapter)
+                slot = lora_rank_slot(layer.r[self.adapter])
+                options |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": slot}
+                if getattr(policy, "is_loaded_in_4bit", False):
+                    dtype = layer.get_base_layer().compute_dtype
+                    write_unpacked(policy, self.processing_class, Path(folder), dtype)
+                    options |= {"dtype": dtype, "quantization": None, "model": folder}
+                elif self._on_cpu():
+                    # vLLM would take bfloat16 if the trainer has float32.
+                    options["dtype"] = layer.get_base_layer().weight.dtype
             with engine_options(options):
                 super()._init_vllm()
         if self.adapter is not None:
             request = LoRARequest(NAME, NUMBER, "loaded before")
             self.llm.generate = functools.partial(self.llm.generate, lora_request=request)
-
-    def _lora_options(self, adapter: str, folder: str) -> dict[str, Any]:
-        """Return the engine's options for its LoRA layers; the base, if it is in 4 bits, is written to a folder."""
-        policy: Any = self.model
-        ((_, layer), *_) = _adapted(policy, adapter)
-        slot = lora_rank_slot(layer.r[adapter])
-        options: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": slot}
-        if getattr(policy, "is_loaded_in_4bit", False):
-            dtype = layer.get_base_layer().compute_dtype
-            write_unpacked(self.model, self.processing_class, Path(folder), dtype)
-            options |= {"dtype": dtype, "quantization": None, "model": folder}
-        elif self._on_cpu():
-            # vLLM would take bfloat16 if the trainer has float32.
-            options["dtype"] = layer.get_base_layer().weight.dtype
-        return options
 
     def _on_cpu(self) -> bool:
         return self.mode == "colocate" and self.accelerator.device.type == "cpu"
@@ -162,21 +157,18 @@ class AdapterGeneration(VLLMGeneration):
         policy: Any = self.model
         if not is_peft_model(policy):
             return None
-        obstacles = (
-            adapter_obstacle(policy),
-            self.enable_sleep_mode and "vllm_enable_sleep_mode discards the base that vLLM holds",
-            self._dist.is_fsdp
-            and self._dist.fsdp_version == 1
-            and "FSDP 1 does not give an adapter's weights by themselves (fsdp_version: 2 does)",
-            # 8 bits: TRL refuses an engine in this process.
-            self.mode == "server"
-            and getattr(policy, "is_quantized", False)
-            and "a vLLM server has a base of its own, not the quantized one that is trained on",
-        )
-        if (obstacle := next(filter(None, obstacles), None)) is None:
+        quantized = getattr(policy, "is_quantized", False)
+        obstacle = adapter_obstacle(policy)
+        if self.enable_sleep_mode:
+            obstacle = "vllm_enable_sleep_mode discards the base that vLLM holds"
+        elif self._dist.is_fsdp and self._dist.fsdp_version == 1:
+            obstacle = "FSDP 1 does not give an adapter's weights by themselves (fsdp_version: 2 does)"
+        elif self.mode == "server" and quantized:  # 8 bits: TRL refuses an engine in this process
+            obstacle = "a vLLM server has a base of its own, not the quantized one that is trained on"
+        if obstacle is None:
             return str(policy.active_adapters[0])
         told = f"vLLM cannot take the adapter by itself: {obstacle}"
-        if getattr(policy, "is_quantized", False):
+        if quantized:
             raise UserError(
                 f"{told}. Merged into quantized weights it would be rounded away. Sample with the trainer's own model "
                 "(rollout.engine: transformers; use_vllm=False), or load the base in bfloat16 (model.load_in_4bit: "
@@ -208,24 +200,20 @@ class AdapterGeneration(VLLMGeneration):
     def _load(self, folder: str, rank: int) -> None:
         """Let vLLM load the adapter from a folder, in the place of the last one."""
         if self.mode == "colocate":
-            from vllm.lora.request import LoRARequest
-
             self.llm.llm_engine.add_lora(LoRARequest(NAME, NUMBER, folder, load_inplace=True))
             self.llm.reset_prefix_cache()
             return
         client = self.vllm_client
-        answer = client.session.post(
-            f"{client.base_url}/v1/load_lora_adapter",
-            json={"lora_name": NAME, "lora_path": folder, "load_inplace": True},
-        )
-        if answer.status_code != 200:
-            raise UserError(
-                f"the vLLM server at {client.base_url} does not load the adapter ({answer.status_code}: "
-                f"{answer.text[:300]}). Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora "
-                f"--max-lora-rank {lora_rank_slot(rank)}, where it can read {self.scratch}"
-            )
+        loading = {"lora_name": NAME, "lora_path": folder, "load_inplace": True}
+        for path, body in (("v1/load_lora_adapter", loading), ("reset_prefix_cache", None)):
+            answer = client.session.post(f"{client.base_url}/{path}", json=body)
+            if answer.status_code != 200:
+                raise UserError(
+                    f"the vLLM server at {client.base_url} does not take the adapter (/{path}: {answer.status_code}, "
+                    f"{answer.text[:300]}). Start it with VLLM_SERVER_DEV_MODE=1, VLLM_ALLOW_RUNTIME_LORA_UPDATING="
+                    f"True and --enable-lora --max-lora-rank {lora_rank_slot(rank)}, where it can read {self.scratch}"
+                )
         client.model = NAME
-        client.reset_prefix_cache()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,7 @@ from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
-from gtpo.trainer.group_statistics import batch_statistics, loss_mask, padded, padded_batch
+from gtpo.trainer.group_statistics import batch_statistics, loss_mask, padded_batch
 
 # Tokens of the completions that the trainer's own model samples side by side: a token takes as long for all of them as
 # for one on a GPU, and their keys and values take 4 GiB of an 8B model and 0.4 of a 0.5B model.
@@ -36,10 +35,8 @@ class GateCalibration(TrainerCallback, ExportableState):
         self.trainer, self.objective = trainer, objective
         given = trainer.args.initial_entropy
         self.calibration = None if given is None else Calibration(given)
-        # Called after each batch of the calibration, by all processes; what it raises ends the training.
-        self.between_batches: Callable[[], None] = lambda: None
-        # Entered around the calibration.
-        self.while_measuring: Callable[[], AbstractContextManager[None]] = nullcontext
+        # Entered around each batch of the calibration, by all processes; what it raises ends the training.
+        self.around_batch: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def state(self) -> dict[str, Any]:
         """Return what transformers writes to trainer_state.json."""
@@ -91,7 +88,7 @@ class GateCalibration(TrainerCallback, ExportableState):
         trainer, begin = self.trainer, time.monotonic()
         rows: list[dict[str, Any]] = list(itertools.islice(iter(trainer.train_dataset), SAMPLES))
         batch = self.sampled_at_once(rows) * trainer.accelerator.num_processes
-        with self.while_measuring(), trl_seam.aside(trainer, trainer.args.seed):
+        with trl_seam.aside(trainer, trainer.args.seed):
             found = calibrate_initial_entropy(self._completion_entropies, rows, batch_size=batch)
         self.calibration = found._replace(seconds=round(time.monotonic() - begin, 1))
 
@@ -112,18 +109,12 @@ class GateCalibration(TrainerCallback, ExportableState):
             LOG.info(f"measuring H_ini on the untrained policy: sampling {len(rows)} completions")
         # Rollouts are made in this mode, and TRL's group size is its own in the other.
         trainer.model.train()
-        prompt_ids, completion_ids, written, _, sampled, *_ = trl_seam.sample(trainer, rows)
-        batch = padded_batch(trainer, prompt_ids, completion_ids)
-        if sampled:
-            known = [[math.nan if p is None else p for p in row] for row in sampled]
-            batch["sampling_per_token_logps"] = padded(trainer, known, math.nan, "right")
-        # What tools answered, the policy did not write.
-        if written:
-            batch["tool_mask"] = padded(trainer, written, 0, "right")
-        # Of the distribution that was sampled, whatever the objective takes.
-        logps, entropies = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
-        trainer.sampler.observe(logps, batch, last=True)
-        self.between_batches()
+        with self.around_batch():
+            prompt_ids, completion_ids, written, _, sampled, *_ = trl_seam.sample(trainer, rows)
+            batch = padded_batch(trainer, prompt_ids, completion_ids, written, sampled)
+            # Of the distribution that was sampled, whatever the objective takes.
+            logps, entropies = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
+            trainer.sampler.observe(logps, batch)
         own = loss_mask(batch)
         gathered: Tensor = accelerator.gather((entropies * own).sum(dim=1) / own.sum(dim=1))[: len(rows)]
         # A completion of an environment alone has no <H>_i, and does not move the mean.

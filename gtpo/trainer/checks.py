@@ -3,7 +3,7 @@
     check_inputs       before the model is loaded: prompts, and what reward functions return
     prepare            makes the policy that samples that of the loss: generation_config, dropout, positions
     SamplerCheck       compares them: log-probabilities that the sampler gives for what it draws, and those of the loss
-    check_first_group  `--check-loss`: compares the fused loss with its specification
+    check_first_loss   `--check-loss`: compares the fused loss with its specification
 
 Before the first completion is sampled, so before H_ini is measured too, the trainer's own model draws a few tokens in a
 padded batch, as rollouts are drawn. `generate` gives its logits before and after sampling parameters act on them. vLLM
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -23,14 +23,15 @@ from torch.nn import Module
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.fused import fused_linear_gtpo_loss
+from gtpo.completions import Completions
+from gtpo.head import token_statistics
 from gtpo.inputs.model import NOT_OF_SAMPLING, backbone, count_positions, drop_leaks, dropouts
 from gtpo.inputs.model_shape import beyond_embedding
-from gtpo.objective import reference_loss
+from gtpo.objective import PolicyLoss, reference_statistics
 from gtpo.rewards.loading import probe_reward
 from gtpo.trainer import trl_seam
-from gtpo.trainer.group_statistics import IDS, loss_mask, padded_batch
-from gtpo.trainer.policy_head import LMHead, policy_forward, sequences
+from gtpo.trainer.group_statistics import loss_mask, padded_batch
+from gtpo.trainer.policy_head import LMHead, sequences
 
 # The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn.
 ROWS, WIDTH, DRAWN = 8, 64, 16
@@ -39,7 +40,7 @@ ROWS, WIDTH, DRAWN = 8, 64, 16
 # dtype (docs/scale.md): a pretrained model of 135 million parameters in bfloat16 differs by 0.04 from its vLLM.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
-# Completions are cut to this many tokens for the comparison, which holds all their logits at once.
+# Completions are cut to this many tokens for `--check-loss`, which holds all logits of `ROWS` rows at once.
 MAX_TOKENS = 128
 
 # Largest relative difference of the hidden states' gradient that counts as equal, by their dtype.
@@ -100,6 +101,8 @@ def prepare(trainer: Any) -> None:
             f"{type(policy).__name__}: the loss multiplies the model's last hidden states by the weight of its head "
             f"({type(head).__name__}), and it does not have both. It cannot be trained here"
         )
+    # In place: TRL's generation_config has the same list. null in a model's ends nothing.
+    trainer.eos_token_ids[:] = [each for each in trainer.eos_token_ids if each is not None]
     if not trainer.use_vllm:
         asked = trainer.generation_config
         if asked.temperature != trainer.temperature:
@@ -120,21 +123,6 @@ def prepare(trainer: Any) -> None:
     count_positions(policy)
     if (reference := getattr(trainer, "ref_model", None)) is not None:  # of GRPO's KL term
         count_positions(trainer.accelerator.unwrap_model(reference))
-
-
-def computing_dtype(trainer: Any) -> torch.dtype:
-    """Return the coarsest dtype that the trainer's log-probabilities, and those of its sampler, are computed in.
-
-    A vLLM server's is taken for bfloat16.
-    """
-    computes = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(trainer.accelerator.mixed_precision, torch.float32)
-    held = {p.dtype for p in trainer.model.parameters() if p.dtype in TOLERANCE}
-    if torch.backends.cuda.matmul.allow_tf32 and torch.cuda.is_available():
-        held.add(torch.float16)  # TensorFloat-32 has as many digits
-    if trainer.use_vllm:
-        engine = getattr(trainer.vllm_generation, "llm", None)
-        held.add(torch.bfloat16 if engine is None else engine.llm_engine.model_config.dtype)
-    return max(held | {computes}, key=TOLERANCE.__getitem__)
 
 
 def chosen_logps(logits: Tensor, ids: Tensor) -> Tensor:
@@ -195,7 +183,7 @@ class SamplerCheck:
         plain = chosen_logps(logits / trainer.temperature, drawn)
         size = logits.gather(-1, drawn[..., None])[..., 0].abs()
         batch |= {"completion_ids": drawn, "completion_mask": mask.long(), "sampling_per_token_logps": plain}
-        self.observe(trainer.logps_of(batch), batch, last=True, size=size)
+        self.observe(trainer.logps_of(batch), batch, size)
         shaped = _mean((chosen_logps(scores, drawn) - plain).abs(), mask)
         # A cut such as min_p may do nothing to the untrained policy, and more with each step.
         names = {"top_p", "top_k", "min_p", "repetition_penalty", *(trainer.args.generation_kwargs or ())}
@@ -208,19 +196,30 @@ class SamplerCheck:
             )
 
     def allowed(self, size: float = 0.0) -> float:
-        """Return the tolerance in nats per token; logits of this mean size, made in 16 bits, add their spacing."""
+        """Return the tolerance in nats per token; logits of this mean size, made in 16 bits, add their spacing.
+
+        Of the coarsest dtype that the trainer or its sampler computes in; a vLLM server's is taken for bfloat16.
+        """
         if self.tolerance is not None:
             return self.tolerance
-        dtype = computing_dtype(self.trainer)
-        return TOLERANCE[dtype] + size * torch.finfo(dtype).eps
+        trainer, half = self.trainer, {"fp16": torch.float16, "bf16": torch.bfloat16}
+        dtypes = {half.get(trainer.accelerator.mixed_precision, torch.float32)}
+        dtypes |= {p.dtype for p in trainer.model.parameters() if p.dtype in TOLERANCE}
+        if torch.backends.cuda.matmul.allow_tf32 and torch.cuda.is_available():
+            dtypes.add(torch.float16)  # TensorFloat-32 has as many digits
+        if trainer.use_vllm:
+            engine = getattr(trainer.vllm_generation, "llm", None)
+            dtypes.add(torch.bfloat16 if engine is None else engine.llm_engine.model_config.dtype)
+        coarsest = max(dtypes, key=TOLERANCE.__getitem__)
+        return TOLERANCE[coarsest] + size * torch.finfo(coarsest).eps
 
     def _judge(self, totals: Sequence[float], batch: Mapping[str, Tensor], ours: Tensor, mask: Tensor) -> None:
         """Raise OtherPolicy, with the likely cause, if the sums of `observe` say so.
 
         batch: completions of which the cause is sought, with the loss's log-probabilities [B, L], and which count.
         """
-        (difference, loss, sampler, logits), tokens, trainer = totals[:4], max(totals[4], 1.0), self.trainer
-        mean, allowed = difference / tokens, self.allowed(logits / tokens)
+        (difference, loss, sampler, size), tokens, trainer = totals[:4], max(totals[4], 1.0), self.trainer
+        mean, allowed = difference / tokens, self.allowed(size / tokens)
         if mean <= allowed:  # never if it is not a number
             return
         policy = trl_seam.policy(trainer)
@@ -235,7 +234,12 @@ class SamplerCheck:
             # Once is enough.
             self.tolerance = math.inf
             return
-        if (apart := self.from_own_forward(batch, ours, mask)) > allowed / 2:
+        # Of two completions: all logits of a micro-batch may not fit.
+        few = {name: rows[:2] for name, rows in sequences(batch).items()}
+        with torch.no_grad(), trainer.accelerator.autocast():
+            logits = trainer.model_wrapped(**few).logits[:, -ours.size(1) - 1 : -1] / trainer.temperature
+        apart = _mean((ours[:2] - chosen_logps(logits, batch["completion_ids"][:2])).abs(), mask[:2])
+        if apart > allowed / 2:
             cause = (
                 f"the model's own forward differs from the loss by {apart:.3g} nats too, so it changes its hidden "
                 "states or logits after the last layer in a way that gtpo does not know. It cannot be trained here; "
@@ -254,22 +258,12 @@ class SamplerCheck:
             )
         raise OtherPolicy(f"{text}Likely cause: {cause}")
 
-    def from_own_forward(self, batch: Mapping[str, Tensor], ours: Tensor, mask: Tensor) -> float:
-        """Return how far log-probabilities [B, L] of a mask's tokens are from the model's own forward, in nats."""
-        # Of two completions: all logits of a micro-batch may not fit.
-        few, trainer = {name: batch[name][:2] for name in IDS}, self.trainer
-        with torch.no_grad(), trainer.accelerator.autocast():
-            logits = trainer.model_wrapped(**sequences(few)).logits[:, -ours.size(1) - 1 : -1]
-        return _mean((ours[:2] - chosen_logps(logits / trainer.temperature, few["completion_ids"])).abs(), mask[:2])
-
-    def observe(
-        self, logps: Tensor, batch: Mapping[str, Any], *, last: bool | None = None, size: Tensor | None = None
-    ) -> None:
+    def observe(self, logps: Tensor, batch: Mapping[str, Any], size: Tensor | None = None) -> None:
         """Compare the loss's log-probabilities [B, L] of a micro-batch with the sampler's; judge each step as a whole.
 
-        They are compared under the policy that sampled, also if several optimizer steps share a rollout. last: whether
-        it is the last of what is judged together, by default of a step. size: of the tokens' logits, if they are known;
-        else the difference is logged. Raises OtherPolicy beyond the tolerance.
+        They are compared under the policy that sampled, also if several optimizer steps share a rollout. size: of the
+        tokens' logits, of a batch that was drawn to be judged at once, and is not logged. Raises OtherPolicy beyond the
+        tolerance.
         """
         sampled, old, trainer = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps"), self.trainer
         if sampled is None:
@@ -281,8 +275,8 @@ class SamplerCheck:
         if size is None:
             trl_seam.log(trainer, "sampling/logp_difference", sums[0] / max(sums[4], 1.0))
         self._step = [before + now for before, now in zip(self._step, sums, strict=True)]
-        # The few tokens of a micro-batch say little.
-        if trainer.accelerator.sync_gradients if last is None else last:
+        # The few tokens of a micro-batch say little. Before a training begins, gradients count as synchronised.
+        if size is not None or trainer.accelerator.sync_gradients:
             totals, self._step = self._step, [0.0] * 5
             self._judge(totals, batch, ours, known)
 
@@ -292,59 +286,46 @@ def _mean(values: Tensor, mask: Tensor) -> float:
     return float(torch.where(mask.bool(), values, 0.0).sum() / mask.sum().clamp(min=1))
 
 
-def check_first_group(trainer: Any, batch: dict[str, Any]) -> None:
-    """Compare the fused loss of the first group of a scored round with `reference_loss`. All processes take part.
+def check_first_loss(
+    trainer: Any,
+    loss: Callable[[Completions, Tensor, Tensor, Tensor], PolicyLoss],
+    completions: Completions,
+    ids: Tensor,
+    mask: Tensor,
+    hidden: Tensor,
+    head: LMHead,
+) -> None:
+    """Compare a micro-batch's loss, and its gradient, by the fused head and by all logits at once.
 
-    The reference has all logits at once, in float64 (CPU) or float32 (GPU). Raises ValueError if the gradients of the
-    hidden states differ, or the head's log-probabilities from those of the model's own forward.
+    loss: of completions, log-probabilities, entropies and mask [B, L]. hidden [B, L, D]: states that predict ids
+    [B, L]. The logits are in float64 (CPU) or float32 (GPU), so the first rows and tokens are compared. Raises
+    ValueError if the gradients of the hidden states differ.
     """
-    accelerator, group, sampler = trainer.accelerator, trl_seam.group_size(trainer), trainer.sampler
-    rollout = trainer.groups.rollouts[trl_seam.mode(trainer)]
-    ids, mask = rollout.ids[:group, :MAX_TOKENS], rollout.mask[:group, :MAX_TOKENS]
-    rows = {"completion_ids": ids, "completion_mask": mask.long()}
-    for name in ("prompt_ids", "prompt_mask"):
-        rows[name] = accelerator.gather(accelerator.pad_across_processes(batch[name], dim=1, pad_first=True))[:group]
-    shared: dict[str, Any] = {
-        "completion_ids": ids,
-        "completion_mask": mask,
-        "rewards": trainer.groups.total_rewards()[:group],
-        "num_generations": group,
-        "initial_entropy": trainer.initial_entropy,
-        "temperature": trainer.temperature,
-        "truncated": rollout.truncated[:group],
-    }
-    apart = sampler.from_own_forward(rows, trainer.logps_of(rows), mask)
-
-    def losses(hidden: Tensor, head: LMHead) -> tuple[str, bool]:
-        wide = torch.float32 if hidden.is_cuda else torch.float64
-        ours = hidden.detach().clone().requires_grad_()
-        theirs = ours.detach().to(wide).requires_grad_()
-        bias = None if head.bias is None else head.bias.detach().to(wide)
-        exact = head._replace(weight=head.weight.detach().to(wide), bias=bias)
-        with torch.enable_grad():
-            fused = fused_linear_gtpo_loss(trainer.objective, ours, head.weight, **head.transform(), **shared)
-            logits = exact.logits(theirs)
-            reference = reference_loss(trainer.objective, logits, **shared)
-            (found,) = torch.autograd.grad(fused.loss, ours)
-            (wanted,) = torch.autograd.grad(reference.loss, theirs)
-        # If there is no gradient at all, the difference is absolute.
-        norm = float(wanted.norm())
-        gradient = float((found.to(wide) - wanted).norm()) / (norm or 1.0)
-        allowed = sampler.allowed(float(logits.detach().abs().mean()))
-        passed = gradient <= OF_GRADIENT.get(hidden.dtype, 2e-2) and apart <= allowed
-        line = (
-            f"check-loss: the fused loss {'agrees with' if passed else 'DIFFERS from'} the reference on the first "
-            f"group: loss {float((fused.loss - reference.loss).detach().abs()):.1e}, "
-            f"entropy {float((fused.entropy.to(wide) - reference.entropy).abs().max()):.1e}, "
-            f"gradient {gradient:.1e} of its norm, {norm:.1e} (0: equal rewards, or a group that the gate drops); the "
-            f"head's log-probabilities lie {apart:.1e} nats from those of the model's own forward (at most "
-            f"{allowed:.1e})"
-        )
-        return line, passed
-
-    with torch.no_grad():
-        line, passed = policy_forward(trainer, trainer.model_wrapped, rows, losses).value
-    if accelerator.is_main_process:
-        LOG.info(line)
+    few = (slice(ROWS), slice(MAX_TOKENS))
+    given = Completions._make(None if each is None else each[few[: each.dim()]] for each in completions)
+    ids, mask, ours = ids[few], mask[few], hidden[few].detach().clone().requires_grad_()
+    wide = torch.float32 if hidden.is_cuda else torch.float64
+    theirs = ours.detach().to(wide).requires_grad_()
+    exact = LMHead._make(part.detach().to(wide) if isinstance(part, Tensor) else part for part in head)
+    options = trainer.objective.head_options(trainer.temperature)
+    with torch.enable_grad():
+        statistics = token_statistics(ours, ids=ids, mask=mask, **options, **head._asdict())
+        fused = loss(given, *statistics, mask)
+        statistics = reference_statistics(trainer.objective, exact.logits(theirs), ids, mask, trainer.temperature)
+        reference = loss(given, *statistics, mask)
+        (found,) = torch.autograd.grad(fused.loss, ours)
+        (wanted,) = torch.autograd.grad(reference.loss, theirs)
+    # If there is no gradient at all, the difference is absolute.
+    norm = float(wanted.norm())
+    gradient = float((found.to(wide) - wanted).norm()) / (norm or 1.0)
+    passed = gradient <= OF_GRADIENT.get(hidden.dtype, 2e-2)
+    line = (
+        f"check-loss: the fused loss {'agrees with' if passed else 'DIFFERS from'} the reference on the first batch: "
+        f"loss {float((fused.loss - reference.loss).detach().abs()):.1e}, "
+        f"entropy {float((fused.entropy.to(wide) - reference.entropy).abs().max()):.1e}, gradient {gradient:.1e} of "
+        f"its norm, {norm:.1e} (0: equal rewards, or completions that the gate drops)"
+    )
     if not passed:
         raise ValueError(line)
+    if trainer.accelerator.is_main_process:
+        LOG.info(line)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from trl.trainer.utils import pad
 
-from gtpo.completions import Completions, group_advantages, prepare_completions
+from gtpo.completions import Advantages, group_advantages, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text, format_score
 from gtpo.rewards.loading import says
@@ -40,41 +39,12 @@ def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
     return sum(prompts[text] > 1 for text in texts) / len(texts)
 
 
-IDS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-# Field of `Completions` -> key of the batch dict. TRL shuffles and splits these rows with the completions.
-BATCH_ROWS = {x: f"conflict_{x}" for x in ("weights", "forward", "backward", "union")} | {"excluded": "excluded"}
-
-
-@dataclass
-class Rollout:
-    """A round of sampling, gathered over ranks: N completions, rank-major (group = row // G), and what they earned."""
-
-    # This rank's prompts, one per completion.
-    prompts: list[Any]
-    # [N, functions]; NaN if a function gave none.
-    rewards: Tensor
-    # Format reward [N].
-    format: Tensor
-    # Accuracy reward [N]; None if no function computes it.
-    accuracy: Tensor | None
-    # The step it was sampled for, from 1.
-    step: int
-    # Completion tokens [N, L].
-    ids: Tensor
-    # Which of them belong to the completion [N, L] bool.
-    mask: Tensor
-    # Completions that ended without EOS [N] bool.
-    truncated: Tensor
-    # A_i [N].
-    advantages: Tensor
-    # lambda [N, L].
-    weights: Tensor
-    # <H>_i [N] in nats; NaN until the completion has been through the loss.
-    entropy: Tensor
-    # delta_i [N] bool; True until the completion has been through the loss.
-    keep_mask: Tensor
-    # Whether the completions log has it.
-    logged: bool = False
+# Field of `Completions` -> key of the batch dict, whose rows TRL shuffles and splits with the completions.
+BATCH_ROWS = {
+    **{name: f"conflict_{name}" for name in ("weights", "forward", "backward", "union")},
+    **{"advantages": "advantages", "excluded": "excluded", "old_entropy": "behaviour_entropy"},
+    **{"old_logps": "old_per_token_logps", "importance_weights": "importance_sampling_ratio"},
+}
 
 
 def without_empty_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,17 +64,6 @@ def without_empty_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
     return cut
 
 
-def from_batch(batch: Mapping[str, Any]) -> Completions:
-    """Return the completions of a micro-batch."""
-    return Completions(
-        advantages=batch["advantages"],
-        **{field: batch[key] for field, key in BATCH_ROWS.items()},
-        old_entropy=batch.get("behaviour_entropy"),
-        old_logps=batch.get("old_per_token_logps"),
-        importance_weights=batch.get("importance_sampling_ratio"),
-    )
-
-
 class GroupStatistics:
     """Logs `reward/*`, `entropy/*`, `conflict/*`, `groups/*` and `completions/*`.
 
@@ -117,14 +76,17 @@ class GroupStatistics:
         self.objective = objective or PRESETS["grpo"]
         # Whether the objective's advantages are trained with: TRL's if each reward is normalised by itself.
         self.own_advantages = objective is not None and trainer.multi_objective_aggregation == "sum_then_normalize"
-        # The round of sampling in use, by mode (train, eval).
-        self.rollouts: dict[str, Rollout] = {}
+        # The round of sampling in use, by mode (train, eval): N completions of all ranks, group = row // G.
+        #   step       that it was sampled for, from 1
+        #   prompts    this rank's, one per completion
+        #   rewards    [N, functions], NaN if a function gave none; format, advantages [N]
+        #   ids        [N, L]; mask, weights too
+        #   entropy    [N] in nats, and keep_mask [N]: NaN and True until the completion has been through the loss
+        self.rollouts: dict[str, dict[str, Any]] = {}
         # Makes whole rows NaN if a function failed (`gtpo train`); by itself TRL's meaning of None is kept.
         self.mark_unscored: Callable[[Tensor], Tensor] = lambda rewards: rewards
-        # What the round that is being scored has earned: the first fields of its Rollout.
+        # prompts, rewards and format of the round that is being scored.
         self._scores: dict[str, Any] = {}
-
-    # -- sampling and scoring --------------------------------------------------------------------------------------
 
     def score(self, prompts: list[Any], completions: list[Any], rewards: Tensor) -> Tensor:
         """Take in the rewards [N, functions] of a round, gathered over ranks; return them, the unscored as NaN.
@@ -137,26 +99,25 @@ class GroupStatistics:
         form = trainer.accelerator.gather(
             torch.tensor([format_score(completion_text(text)) for text in completions], device=rewards.device)
         )
-        accuracy = self._accuracy(rewards, form)
         trl_seam.log(trainer, "reward/format", form.mean().item())
-        if accuracy is not None:
+        if (accuracy := self.accuracy(rewards, form)) is not None:
             trl_seam.log(trainer, "reward/accuracy", accuracy.nanmean().item())
         trl_seam.log(trainer, "reward/unscored", rewards.isnan().all(dim=1).float().mean().item())
-        self._scores = {"prompts": prompts, "rewards": rewards, "format": form, "accuracy": accuracy}
+        self._scores = {"prompts": prompts, "rewards": rewards, "format": form}
         return rewards
 
-    def _accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
+    def accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
         """Return the accuracy reward [N]: of the first function with `is_accuracy`; `has_format`: less that part."""
         for function, column in zip(self.trainer.reward_funcs, rewards.T, strict=True):
             if says(function, "is_accuracy"):
                 return column - form if says(function, "has_format") else column
         return None
 
-    def total_rewards(self, rewards: Tensor | None = None) -> Tensor:
-        """Return the weighted sum of rewards [N, functions], by default the round's: [N], NaN if there are none."""
-        rewards = self._scores["rewards"] if rewards is None else rewards
+    def advantages(self, rewards: Tensor) -> Advantages:
+        """Return the advantages of the weighted sums of rewards [N, functions]; unscored if all of a row are NaN."""
         total = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(dim=1)
-        return total.masked_fill(rewards.isnan().all(dim=1), math.nan)
+        total = total.masked_fill(rewards.isnan().all(dim=1), math.nan)
+        return group_advantages(self.objective, total, trl_seam.group_size(self.trainer))
 
     def prepare(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a scored round with the conflict weights of its completions, and with the objective's advantages."""
@@ -173,76 +134,72 @@ class GroupStatistics:
         last = ids.gather(1, lengths[:, None] - 1)
         ends = torch.tensor([*trainer.eos_token_ids, trl_seam.tokenizer(trainer).pad_token_id], device=ids.device)
         truncated = ~torch.isin(last, ends).squeeze(1)
-        scored = group_advantages(objective, self.total_rewards(), group)
+        scored = self.advantages(self._scores["rewards"])
         advantages = scored.advantages if self.own_advantages else accelerator.gather(batch["advantages"])
         completions = prepare_completions(
             objective, scored._replace(advantages=advantages), ids, mask, group, truncated=truncated
         )
 
         mine = slice(accelerator.process_index * local, (accelerator.process_index + 1) * local)
-        batch["advantages"] = advantages[mine].to(batch["advantages"].dtype)
-        # Where the loss, which sees shuffled micro-batches, finds its completion in the Rollout again.
-        batch["row"] = torch.arange(len(ids), device=ids.device)[mine]
-        batch |= {key: getattr(completions, field)[mine] for field, key in BATCH_ROWS.items()}
+        own = {field: value[mine] for field, value in completions._asdict().items() if value is not None}
+        batch |= {BATCH_ROWS[field]: value for field, value in own.items()}
         batch["conflict_weights"] = batch["conflict_weights"][:, :length]
+        # Where the loss, which sees shuffled micro-batches, finds its completion in `rollouts` again.
+        batch["row"] = torch.arange(len(ids), device=ids.device)[mine]
 
         trl_seam.log(trainer, "conflict/forward", completions.forward.float().mean().item())
         trl_seam.log(trainer, "conflict/backward", completions.backward.float().mean().item())
         trl_seam.log(trainer, "conflict/fraction", (completions.union.sum() / lengths.sum()).item())
         trl_seam.log(trainer, "groups/zero_variance", scored.zero_variance.float().mean().item())
         trl_seam.log(trainer, "completions/repeated", repeated_across_prompts(ids, mask, group))
-        self.rollouts[trl_seam.mode(trainer)] = Rollout(
-            **self._scores,
-            step=trainer.state.global_step + 1,
-            ids=ids,
-            mask=mask,
-            truncated=truncated,
-            advantages=advantages,
-            weights=completions.weights,
-            entropy=torch.full_like(advantages, math.nan),
-            keep_mask=torch.ones_like(advantages, dtype=torch.bool),
-        )
+        self.rollouts[trl_seam.mode(trainer)] = self._scores | {
+            "step": trainer.state.global_step + 1,
+            "ids": ids,
+            "mask": mask,
+            "advantages": advantages,
+            "weights": completions.weights,
+            "entropy": torch.full_like(advantages, math.nan),
+            "keep_mask": torch.ones_like(advantages, dtype=torch.bool),
+        }
         return batch
 
-    # -- the loss --------------------------------------------------------------------------------------------------
-
-    def log_completions(self, rows: Tensor, entropy: Tensor, keep_mask: Tensor | None) -> None:
-        """Log the entropies [B] of a micro-batch (nats, mean over each completion's tokens) and the gate's choice."""
-        columns = [rows.double(), entropy.double()] + ([keep_mask.double()] if keep_mask is not None else [])
-        table = self.trainer.accelerator.gather(torch.stack(columns, dim=1))
-        finite = table[:, 1][~table[:, 1].isnan()]
-        if len(finite):
-            trl_seam.log(self.trainer, "entropy/mean", finite.mean().item())
-            trl_seam.log(self.trainer, "entropy/above_ln2", (finite > LN2).double().mean().item())
-        rollout = self.rollouts[trl_seam.mode(self.trainer)]
-        where = table[:, 0].long()
-        rollout.entropy[where] = table[:, 1].to(rollout.entropy.dtype)
-        if keep_mask is not None:
-            trl_seam.log(self.trainer, "gate/kept", table[:, 2].mean().item())
-            rollout.keep_mask[where] = table[:, 2].bool()
+    def log_completions(self, batch: Mapping[str, Any], entropies: Tensor, kept: Tensor | None = None) -> None:
+        """Log a micro-batch's entropies, given of tokens [B, L] in nats, by completion, and the gate's choice [B]."""
+        mask = loss_mask(batch)
+        # NaN, and left out, if the policy wrote nothing of it, or TRL has emptied the mask of a truncated one.
+        entropy = (entropies * mask).sum(dim=1) / mask.sum(dim=1)
+        if "behaviour_entropy" in batch:
+            entropy = torch.where(entropy.isnan(), entropy, batch["behaviour_entropy"])
+        columns = [batch["row"], entropy, *([] if kept is None else [kept])]
+        table = self.trainer.accelerator.gather(torch.stack([column.double() for column in columns], dim=1))
+        rollout, where = self.rollouts[trl_seam.mode(self.trainer)], table[:, 0].long()
+        rollout["entropy"][where] = table[:, 1].to(rollout["entropy"].dtype)
+        if kept is not None:
+            rollout["keep_mask"][where] = table[:, 2].bool()
+        if len(written := table[~table[:, 1].isnan()]):
+            trl_seam.log(self.trainer, "entropy/mean", written[:, 1].mean().item())
+            trl_seam.log(self.trainer, "entropy/above_ln2", (written[:, 1] > LN2).double().mean().item())
+            if kept is not None:
+                trl_seam.log(self.trainer, "gate/kept", written[:, 2].mean().item())
 
 
 def draw_again(
     trainer: Any, rows: Sequence[Any], prompts: Sequence[Any], outputs: tuple[Any, ...], rounds: int
-) -> tuple[tuple[Any, ...], Tensor]:
+) -> Tensor:
     """Draw the groups again whose rewards are all equal: none of their completions has an advantage to learn from.
 
-    Returns the round, and its rewards [N, functions] over all ranks. DAPO's dynamic sampling (arXiv 2503.14476, section
-    3.2) draws other prompts; here the same ones are drawn, so the order of the data and the number of groups stay. A
-    group that is equal after the last draw is trained on as it is.
+    Returns the rewards [N, functions] over all ranks. DAPO's dynamic sampling (arXiv 2503.14476, section 3.2) draws
+    other prompts; here the same ones are drawn, so the order of the data and the number of groups stay. A group that is
+    equal after the last draw is trained on as it is.
 
-    rows, prompts: this rank's, one per completion. outputs: what TRL's `_generate` returned for them. All processes
-    call it. Logs `groups/zero_variance_drawn`, of the first draw, and `groups/resampled`, draws again per group.
+    rows, prompts: this rank's, one per completion. outputs: what TRL's `_generate` returned for them; its lists take
+    the new completions. All processes call it. Logs `groups/zero_variance_drawn`, of the first draw, and
+    `groups/resampled`, draws again per group.
     """
     accelerator, group, local = trainer.accelerator, trainer.num_generations, len(prompts)
-    prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = outputs
-
-    def equal_groups() -> Tensor:
-        total = trainer.groups.total_rewards(rewards)
-        return group_advantages(trainer.groups.objective, total, group).zero_variance
-
+    _, completion_ids, _, completions, logprobs, *_ = outputs
     rewards = trainer.rewards_of(rows, prompts, completions, completion_ids)
-    equal, drawn = equal_groups(), 0
+    equal, drawn = trainer.groups.advantages(rewards).zero_variance, 0
     trl_seam.log(trainer, "groups/zero_variance_drawn", equal.float().mean().item())
     for _ in range(rounds):
         if not bool(equal.any()):
@@ -262,30 +219,39 @@ def draw_again(
             completion_ids[place], completions[place] = new_ids[k], texts[k]
             if logprobs is not None:
                 logprobs[place] = new_logprobs[k]
-        equal = equal_groups()
+        equal = trainer.groups.advantages(rewards).zero_variance
     trl_seam.log(trainer, "groups/resampled", drawn * group / len(rewards))
     # TRL has logged these two of the first draw.
     ends = {*trainer.eos_token_ids, trl_seam.tokenizer(trainer).pad_token_id}
     here = [[float(len(ids)), float(ids[-1] not in ends)] for ids in completion_ids]
     means = accelerator.gather(torch.tensor(here, device=accelerator.device)).mean(dim=0).tolist()
     for name, value in zip(("completions/mean_length", "completions/clipped_ratio"), means, strict=True):
-        trl_seam.log_instead(trainer, name, value)
-    return (prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest), rewards
+        trl_seam.log(trainer, name, value, instead=True)
+    return rewards
 
 
-def padded(trainer: Any, rows: Sequence[Sequence[Any]], value: Any, side: str) -> Tensor:
-    """Return rows of different lengths as one tensor on the trainer's device, float32 if the padding is a float."""
-    kind = torch.float32 if isinstance(value, float) else torch.long
-    found: Tensor = pad([torch.tensor(row, dtype=kind) for row in rows], value, side)
-    return found.to(trainer.accelerator.device)
+def padded_batch(
+    trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], tool_mask: Any = None, logps: Any = None
+) -> dict[str, Tensor]:
+    """Return prompts and completions [B, .] under TRL's names, padded as TRL pads a round.
 
+    tool_mask, logps: of the completions' tokens, if there are any; a log-probability may be None.
+    """
 
-def padded_batch(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> dict[str, Tensor]:
-    """Return the ids and masks [B, .] of prompts and their completions, padded as TRL pads a round."""
+    def padded(rows: Sequence[Sequence[Any]], value: Any, side: str = "right") -> Tensor:
+        kind = torch.float32 if isinstance(value, float) else torch.long
+        found: Tensor = pad([torch.tensor(row, dtype=kind) for row in rows], value, side)
+        return found.to(trainer.accelerator.device)
+
     batch = {}
     for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-        batch[f"{name}_ids"] = padded(trainer, rows, trl_seam.tokenizer(trainer).pad_token_id, side)
-        batch[f"{name}_mask"] = padded(trainer, [[1] * len(row) for row in rows], 0, side)
+        batch[f"{name}_ids"] = padded(rows, trl_seam.tokenizer(trainer).pad_token_id, side)
+        batch[f"{name}_mask"] = padded([[1] * len(row) for row in rows], 0, side)
+    if tool_mask:
+        batch["tool_mask"] = padded(tool_mask, 0)
+    if logps:
+        known = [[math.nan if logp is None else logp for logp in row] for row in logps]
+        batch["sampling_per_token_logps"] = padded(known, math.nan)
     return batch
 
 
@@ -297,9 +263,9 @@ def batch_statistics(trainer: Any, model: Any, batch: Mapping[str, Tensor], **op
     """
     size, found = trainer.args.per_device_train_batch_size, []
     for start in range(0, len(batch["completion_ids"]), size):
-        some = {name: batch[name][start : start + size] for name in IDS}
+        some = {name: column[start : start + size] for name, column in batch.items()}
         with torch.no_grad():
             mask = some["completion_mask"].bool()
-            found.append(token_forward(trainer, model, some, mask, lambda *of: of, **options).value)
+            found.append(token_forward(trainer, model, some, mask, lambda *of: of[:2], **options).value)
     logps, entropies = map(torch.cat, zip(*found, strict=True))
     return logps, entropies

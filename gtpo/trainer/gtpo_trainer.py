@@ -26,29 +26,30 @@ from transformers import Trainer
 from trl import GRPOTrainer
 
 from gtpo.common.log import LOG, start_logging
-from gtpo.inputs.model import rounded_away, savable_generation_config, widen_adapters
+from gtpo.completions import Completions
+from gtpo.inputs.model import not_finite, rounded_away, savable_generation_config, widen_adapters
 from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.objective import Objective, PolicyLoss, policy_loss
 from gtpo.trainer import trl_seam
 from gtpo.trainer.adapter_sync import AdapterGeneration
 from gtpo.trainer.calibration import GateCalibration
-from gtpo.trainer.checks import SamplerCheck, check_first_group, check_inputs, prepare
+from gtpo.trainer.checks import SamplerCheck, check_first_loss, check_inputs, prepare
 from gtpo.trainer.group_statistics import (
+    BATCH_ROWS,
     GroupStatistics,
     batch_statistics,
     draw_again,
-    from_batch,
     loss_mask,
     without_empty_columns,
 )
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.policy_head import add_policy_head, sequences, token_forward
+from gtpo.trainer.policy_head import add_policy_head, token_forward
 
-# What stands at the place of a part of a run until it is built.
-_NO_PROGRESS = SimpleNamespace(training=nullcontext, sampling=nullcontext, scoring=nullcontext)
-_NOT_EXACT = SimpleNamespace(
+# What stands at the place of `exact` and of `step_progress` until they are built.
+_NOT_BUILT = SimpleNamespace(
     order=lambda: None, is_over=lambda: False, seed_round=lambda: None, staging=None, saving=nullcontext,
     reading=nullcontext, restore=lambda checkpoint: None,
+    training=nullcontext, sampling=nullcontext, scoring=nullcontext,
 )  # fmt: skip
 
 
@@ -59,9 +60,9 @@ class RunTrainer(Trainer):
     """
 
     # gtpo.run.exact.ExactCheckpoints.
-    exact: Any = _NOT_EXACT
+    exact: Any = _NOT_BUILT
     # gtpo.run.progress.StepProgress.
-    step_progress: Any = _NO_PROGRESS
+    step_progress: Any = _NOT_BUILT
     # gtpo.run.untrained_kl.UntrainedKL.
     untrained_kl: Any = None
     writes_model_card = True
@@ -81,11 +82,9 @@ class RunTrainer(Trainer):
         scaled = self.accelerator.scaler is not None
         if not (math.isfinite(float(whole)) or scaled or self.is_deepspeed_enabled):
             model.zero_grad(set_to_none=True)
-            shards = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
             step = self.state.global_step + 1
-            # Packed weights are bytes.
-            if not all(bool(p.isfinite().all()) for p in shards if p.element_size() > 1):
-                raise ValueError(f"step {step}: weights of the model are not finite")
+            if name := not_finite(model):
+                raise ValueError(f"step {step}: the weight {name} is not finite")
             LOG.warning(f"step {step}: the gradient's norm is {float(whole)}; the step is skipped, the weights stay")
         return norm
 
@@ -148,14 +147,6 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         prepare(self)
         self.sampler = SamplerCheck(self)
 
-    def logps_of(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return log-probabilities [B, L] of a batch's completions by the loss's head, at the sampling temperature."""
-        length = batch["completion_ids"].size(1)
-        with torch.no_grad():
-            found = super()._get_per_token_logps_and_entropies(self.model_wrapped, *sequences(batch).values(), length)
-        logps: Tensor = found[0]
-        return logps
-
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self.exact.seed_round()
         # TRL hands `_generate` the prompts only, and a reward wants the other columns.
@@ -183,7 +174,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         if self.only_samples:
             raise trl_seam.RoundOver(outputs)
         if self.resample_equal_groups and trl_seam.mode(self) == "train":
-            outputs, self._rewards = draw_again(self, self._rows, prompts, outputs, self.resample_equal_groups)
+            self._rewards = draw_again(self, self._rows, prompts, outputs, self.resample_equal_groups)
         return outputs
 
     def set_resampling(self, times: int) -> None:
@@ -208,7 +199,15 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 
 
 _TITLE = "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control"
-_AUTHORS = "Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori"
+_CITATION = f"""\
+@article{{simoni2025gtpo,
+    title  = {{{{{_TITLE}}}}},
+    author = {{Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori}},
+    year   = 2025,
+    eprint = {{arXiv:2508.03772}},
+}}
+
+"""
 
 
 class GTPOTrainer(SampledTrainer):
@@ -217,12 +216,7 @@ class GTPOTrainer(SampledTrainer):
     _tag_names = ["trl", "gtpo"]  # noqa: RUF012  # TRL declares it so
     _name = "GTPO"
     # The model card cites GRPO too: GTPO extends it.
-    _paper = GRPOTrainer._paper | {
-        "title": _TITLE,
-        "id": "2508.03772",
-        "citation": f"@article{{simoni2025gtpo,\n    title  = {{{{{_TITLE}}}}},\n    author = {{{_AUTHORS}}},\n"
-        "    year   = 2025,\n    eprint = {arXiv:2508.03772},\n}\n\n" + GRPOTrainer._paper["citation"],
-    }
+    _paper = {"title": _TITLE, "id": "2508.03772", "citation": _CITATION + GRPOTrainer._paper["citation"]}  # noqa: RUF012
 
     def __init__(
         self,
@@ -253,9 +247,8 @@ class GTPOTrainer(SampledTrainer):
         # Adapters of 4-bit weights are held in float32.
         if getattr(policy, "is_quantized", False):
             widen_adapters(policy)
-        for text in (*rounded_away(args, policy), savable_generation_config(policy)):
-            if text:
-                LOG.warning(text)
+        for text in filter(None, (*rounded_away(args, policy), savable_generation_config(policy))):
+            LOG.warning(text)
         if self.aux_loss_enabled and (obstacle := router_loss_obstacle(policy.config, self.router_aux_loss_coef)):
             raise ValueError(f"GTPOTrainer: {obstacle}")
         add_policy_head(trl_seam.policy(self))
@@ -286,9 +279,6 @@ class GTPOTrainer(SampledTrainer):
             mask = loss_mask(batch)
             entropies = (self._scored_entropies.float() * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
             batch["behaviour_entropy"] = entropies
-        if self._loss_to_check:
-            self._loss_to_check = False
-            check_first_group(self, batch)
         return batch
 
     def _get_per_token_logps_and_entropies(
@@ -310,19 +300,14 @@ class GTPOTrainer(SampledTrainer):
     # -- the loss ------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        return self.policy_loss(model, inputs)
-
-    def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Return the loss (a scalar) of a micro-batch; what a subclass overrides."""
         # They are padded to the longest completion of the round, not of this micro-batch.
         inputs = without_empty_columns(inputs)
         mask, group = loss_mask(inputs).bool(), trl_seam.group_size(self)
+        completions = Completions._make(inputs.get(BATCH_ROWS[field]) for field in Completions._fields)
         micro_batches = self.current_gradient_accumulation_steps if trl_seam.mode(self) == "train" else 1
         loss = functools.partial(
             policy_loss,
             self.objective,
-            from_batch(inputs),
-            mask=mask,
             num_generations=group,
             gate_active=self.gate.active(),
             # The micro-batches of a step add up, the ranks are averaged: B of the step is so many groups per rank.
@@ -330,32 +315,36 @@ class GTPOTrainer(SampledTrainer):
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
         )
+        check = None
+        if self._loss_to_check:
+            check = functools.partial(check_first_loss, self, loss, completions, inputs["completion_ids"], mask)
+            self._loss_to_check = False
         options = self.objective.head_options(self.temperature)
-        output, aux_loss = token_forward(self, model, inputs, mask, loss, **options)
-        self._log(output, inputs)
+        of_tokens = functools.partial(loss, completions)
+        output, aux_loss = token_forward(self, model, inputs, mask, of_tokens, check=check, **options)
+        self._log(output, inputs, mask)
         found: Tensor = output.loss
         if aux_loss is None:
             return found
         trl_seam.log(self, "aux_loss", self.accelerator.gather(aux_loss.detach()).mean().item())
         return found + self.router_aux_loss_coef * aux_loss / micro_batches
 
-    def _log(self, output: PolicyLoss, inputs: dict[str, Any]) -> None:
+    def _log(self, output: PolicyLoss, inputs: dict[str, Any], mask: Tensor) -> None:
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
         if self.objective.temperature(self.temperature) == self.temperature:
             self.sampler.observe(output.logps, inputs)
         elif self.state.global_step == 0 and "sampling_per_token_logps" in inputs:
             # vLLM's are comparable at its own temperature only, which takes a forward more: once is enough.
             self.sampler.observe(self.logps_of(inputs), {**inputs, "old_per_token_logps": None})
-        self.groups.log_completions(inputs["row"], inputs.get("behaviour_entropy", output.entropy), output.kept)
-        mask = loss_mask(inputs).bool()
-        sums = {"tokens": mask, "entropy": output.token_entropies}
+        self.groups.log_completions(inputs, output.token_entropies, output.kept)
+        sums = {"entropy": output.token_entropies}
         if (old := inputs.get("old_per_token_logps")) is not None:
             # Tokens whose policy gradient the clipping takes away, under TRL's names.
             ratio, shaped = (output.logps - old).exp(), output.shaped_advantages[:, None]
             low = mask & (ratio < 1 - self.epsilon_low) & (shaped < 0)
             high = mask & (ratio > 1 + self.epsilon_high) & (shaped > 0)
             sums |= {f"clip_ratio/{x}_mean": of for x, of in (("low", low), ("high", high), ("region", low | high))}
-        here = torch.stack([values.sum().float() for values in sums.values()])
-        totals = self.accelerator.gather(here).view(-1, len(sums)).sum(dim=0)
-        for name, share in list(zip(sums, (totals / totals[0].clamp(min=1)).tolist(), strict=True))[1:]:
+        here = torch.stack([values.sum().float() for values in (mask, *sums.values())])
+        totals = self.accelerator.gather(here).view(-1, len(here)).sum(dim=0)
+        for name, share in zip(sums, (totals[1:] / totals[0].clamp(min=1)).tolist(), strict=True):
             trl_seam.log(self, name, share)

@@ -26,22 +26,18 @@ from gtpo.inputs.model_shape import logit_transform
 
 
 class LMHead(NamedTuple):
-    """The language model head: logits = softcap tanh(scale (h W^T + b) / softcap)."""
+    """The language model head: logits = softcap tanh(scale (h W^T + b) / softcap). Keywords of `gtpo.head`."""
 
     # [V, D], in the dtype of the hidden states.
-    weight: Tensor
+    lm_head: Tensor
     # [V] or None.
     bias: Tensor | None
     logit_scale: float
     softcap: float | None
 
-    def transform(self) -> dict[str, Any]:
-        """Return all but the weight, as keywords of `gtpo.head.head_statistics`."""
-        return {"bias": self.bias, "logit_scale": self.logit_scale, "softcap": self.softcap}
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., V] of hidden states [..., D], all at once."""
-        logits = torch.nn.functional.linear(hidden, self.weight, self.bias) * self.logit_scale
+        logits = torch.nn.functional.linear(hidden, self.lm_head, self.bias) * self.logit_scale
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
@@ -106,45 +102,36 @@ def sequences(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: torch.cat([batch[f"prompt_{x}"], batch[f"completion_{x}"]], dim=1) for key, x in names.items()}
 
 
-def policy_forward(
-    trainer: Any, model: Any, batch: Mapping[str, Any], loss: Callable[[Tensor, LMHead], Any]
-) -> PolicyOutput:
-    """Run a model's forward as its trainer does; return what `loss` makes of the hidden states of the completions.
-
-    batch: prompt_ids, prompt_mask, completion_ids, completion_mask [B, .]; loss: of the hidden states [B, L, D] that
-    predict the completions' tokens.
-    """
-    length = batch["completion_ids"].size(1)
-    router = {"output_router_logits": True} if trainer.aux_loss_enabled else {}
-    with trainer.accelerator.autocast():
-        output: PolicyOutput = model(
-            **sequences(batch),
-            policy_loss=lambda hidden, head: loss(hidden[:, -length - 1 : -1], head),
-            **router,
-        )
-    return output
-
-
 def token_forward(
     trainer: Any,
     model: Any,
     batch: Mapping[str, Any],
     mask: Tensor,
-    loss: Callable[[Tensor, Tensor], Any],
+    loss: Callable[[Tensor, Tensor, Tensor], Any],
+    *,
+    check: Callable[[Tensor, LMHead], None] | None = None,
     **options: Any,
 ) -> PolicyOutput:
-    """Run a model's forward; return what `loss` makes of log-probabilities and entropies [B, L] of the completions.
+    """Run a model's forward as its trainer does; return what `loss` makes of log-probabilities, entropies and the mask.
 
-    mask [B, L] bool: the tokens that are wanted; others have 0. options: temperature, log_clamp and entropy_gradient of
-    `gtpo.head.head_statistics`. Raises ValueError if a statistic is not finite.
+    batch: prompt_ids, prompt_mask, completion_ids, completion_mask [B, .]. mask [B, L] bool: the tokens that are
+    wanted; others have 0. check: called with the hidden states [B, L, D] that predict the completions' tokens, and the
+    head. options: temperature, log_clamp and entropy_gradient of `gtpo.head.head_statistics`.
+
+    Raises ValueError if a statistic is not finite.
     """
+    ids = batch["completion_ids"]
 
     def of_hidden(hidden: Tensor, head: LMHead) -> Any:
-        ids, transform = batch["completion_ids"], head.transform()
-        logps, entropies = token_statistics(hidden, head.weight, ids, mask, **options, **transform)
-        found = loss(logps, entropies)
+        hidden = hidden[:, -ids.size(1) - 1 : -1]
+        if check is not None:
+            check(hidden, head)
+        logps, entropies = token_statistics(hidden, ids=ids, mask=mask, **options, **head._asdict())
+        found = loss(logps, entropies, mask)
         # Last: it waits for the GPU.
-        check_finite(hidden, head.weight, head.bias, logps, entropies)
+        check_finite(hidden, head.lm_head, head.bias, logps, entropies)
         return found
 
-    return policy_forward(trainer, model, batch, of_hidden)
+    router = {"output_router_logits": True} if trainer.aux_loss_enabled else {}
+    with trainer.accelerator.autocast():
+        return cast(PolicyOutput, model(**sequences(batch), policy_loss=of_hidden, **router))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import is_peft_model
@@ -146,8 +147,7 @@ def sample(trainer: Any, rows: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
     try:
         GRPOTrainer._generate_and_score_completions(trainer, filled[share * accelerator.process_index :][:share])
     except RoundOver as over:
-        outputs: tuple[Any, ...] = over.args[0]
-        return outputs
+        return tuple(over.args[0])
     finally:
         trainer.only_samples = False
     raise RuntimeError("TRL scored a round that it did not generate")
@@ -196,17 +196,12 @@ def aside(trainer: Any, seed: int | None = None) -> Iterator[None]:
         trainer.state.num_input_tokens_seen = seen
 
 
-# -- metrics -----------------------------------------------------------------------------------------------------------
-
-
-def log(trainer: Any, name: str, value: float) -> None:
-    """Let the next line of the log have `value` in its mean of `name`."""
-    trainer._metrics[mode(trainer)][name].append(value)
-
-
-def log_instead(trainer: Any, name: str, value: float) -> None:
-    """Replace what was logged last under a name."""
-    trainer._metrics[mode(trainer)][name][-1] = value
+def log(trainer: Any, name: str, value: float, *, instead: bool = False) -> None:
+    """Let the next line of the log have `value` in its mean of `name`; instead: of what was logged last."""
+    values = trainer._metrics[mode(trainer)][name]
+    if instead:
+        values.pop()
+    values.append(value)
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -267,33 +262,21 @@ def round_nothing_in_fsdp2(accelerator: Any) -> None:
         plugin.mixed_precision_policy = replace(policy, output_dtype=None, reduce_dtype=torch.float32)
 
 
-@contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Let a module's name mean something else inside."""
-    plain = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, plain)
-
-
-def scoring_labels_alone() -> AbstractContextManager[None]:
+def scoring_labels_alone() -> AbstractContextManager[Any]:
     """Let TRL's fused head project the positions that have a label inside, on a CPU as on a GPU.
 
     On a CPU TRL 1.16 projects all of them otherwise, those of the prompt and of the padding too; 1.15 did not.
     """
-    if not hasattr(trl_utils, "_use_triton"):
-        return nullcontext()
-    return _replaced(trl_utils, "_use_triton", lambda device: True)  # asked there for this alone
+    # Asked there for this alone; 1.15 does not have it.
+    return patch.object(trl_utils, "_use_triton", lambda device: True, create=True)
 
 
-def sampling_with(engine: type[VLLMGeneration], **fields: Any) -> AbstractContextManager[None]:
+def sampling_with(engine: type[VLLMGeneration], **fields: Any) -> AbstractContextManager[Any]:
     """Let the GRPOTrainer that is built inside sample with an engine of this class; `fields` are set on it."""
-    return _replaced(grpo_trainer, "VLLMGeneration", type(engine.__name__, (engine,), fields))
+    return patch.object(grpo_trainer, "VLLMGeneration", type(engine.__name__, (engine,), fields))
 
 
-def engine_options(options: dict[str, Any]) -> AbstractContextManager[None]:
+def engine_options(options: dict[str, Any]) -> AbstractContextManager[Any]:
     """Let the vLLM engine that is built inside have `options` over what TRL gives it."""
     plain = getattr(vllm_generation, "LLM")  # noqa: B009  # absent without vLLM
-    return _replaced(vllm_generation, "LLM", lambda **given: plain(**given | options))
+    return patch.object(vllm_generation, "LLM", lambda **given: plain(**given | options))

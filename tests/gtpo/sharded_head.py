@@ -27,7 +27,7 @@ def main() -> None:
         return fused_linear_gtpo_loss(
             PRESETS["gtpo-eq7" if frozen else "gtpo-no-filter"],
             hidden[:, :-1],
-            head.weight,
+            head.lm_head,
             ids[:, 1:],
             torch.ones_like(ids[:, 1:]),
             torch.tensor([1.0, 2.0, 3.0, 5.0]),

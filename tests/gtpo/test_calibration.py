@@ -227,6 +227,28 @@ def test_h_ini_is_of_the_tokens_that_the_policy_wrote(tmp_path: Path) -> None:
         assert float(value) == pytest.approx(float(-(logits.exp() * logits).sum()), abs=1e-5)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_completion_of_an_environment_alone_is_in_no_mean(steps: int, tmp_path: Path) -> None:
+    """The gate drops what the policy wrote, and `entropy/mean` is of it; steps: that share a round."""
+    model, tokenizer = tiny_model()
+    settings: dict[str, Any] = {"objective": {"filter": "always", "entropy_threshold": 1e-6}, "logging_steps": 1}
+    trainer = trainer_at(tmp_path, model, tokenizer, [], max_steps=1, num_iterations=steps, **settings)
+    plain = trainer.rollout_func
+
+    def rollouts(prompts: Any, trainer: Any) -> Any:
+        found = plain(prompts, trainer)
+        masks = [[int(row % 2 == 0)] * len(ids) for row, ids in enumerate(found["completion_ids"])]
+        return found | {"env_mask": masks}
+
+    trainer.rollout_func = rollouts
+    trainer.train()
+    log, rollout = trainer.state.log_history[0], trainer.groups.rollouts["train"]
+    assert rollout["entropy"].isnan().tolist() == [False, True]
+    assert log["entropy/mean"] == pytest.approx(float(rollout["entropy"][0]))
+    assert log["entropy/mean"] == pytest.approx(log["entropy"], abs=1e-6)
+    assert log["gate/kept"] == 0
+
+
 def test_another_policy_that_samples_is_found_before_h_ini_is_taken_from_it(tmp_path: Path) -> None:
     """Log-probabilities come with the completions, as vLLM's do: those of the same policy, then of another."""
     model, tokenizer = tiny_model()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from logs import logged
+from safetensors.torch import load_file, save_file
 from test_train_run import MANY_STEPS_A_ROUND, assert_same_run, config_of, crash, metrics, run, whole_run
 
 from gtpo import GTPOTrainer
@@ -186,6 +188,20 @@ def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
     run(tmp_path / "cut", **changes)
     assert sampled_at == [1, 4, 4, 5]
     assert_same_run(tmp_path / "cut/results/train/run", whole)
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_checkpoint_with_weights_that_are_no_numbers_is_refused(method: str, value: float, tmp_path: Path) -> None:
+    crash(5, lambda: run(tmp_path, method=method))
+    weights = tmp_path / "results/train/run/checkpoints/checkpoint-4/model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"][0] = value
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(
+        UserError, match=r"checkpoint-4 holds NaN or infinity in the weight model\.norm\.weight\. Move it"
+    ):
+        run(tmp_path, method=method)
 
 
 def test_round_that_is_missing_from_a_checkpoint_is_refused(tmp_path: Path) -> None:

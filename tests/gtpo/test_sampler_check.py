@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.head import token_statistics
 from gtpo.inputs.model_shape import logit_transform
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.trainers import GRPOBaseline
-from gtpo.trainer import trl_seam
-from gtpo.trainer.checks import TOLERANCE, OtherPolicy, computing_dtype
+from gtpo.trainer import checks, trl_seam
+from gtpo.trainer.checks import TOLERANCE, OtherPolicy
 
 TOKENIZER = build_tokenizer()
 SHAPE: dict[str, Any] = {
@@ -114,7 +115,7 @@ def test_the_check_costs_one_generation_and_one_forward_of_8_x_64_tokens_in_a_ru
 
 
 def test_logits_under_another_name_are_found(tmp_path: Path) -> None:
-    """RecurrentGemma's cap has a name of its own. --check-loss takes its logits from the model too."""
+    """RecurrentGemma's cap has a name of its own."""
     shape = {"block_types": ["recurrent", "attention"], "attention_window_size": 64, "lru_width": 32}
     model = small("RecurrentGemma", **shape, logits_soft_cap=1.0)
     model.get_output_embeddings().weight.data.mul_(20)
@@ -127,10 +128,26 @@ def test_logits_under_another_name_are_found(tmp_path: Path) -> None:
     )
     assert "the tolerance is 0.001" in told
     assert "the model's own forward differs from the loss by" in told
-    trainer = built(tmp_path, model, check_loss=True, initial_entropy=0.1, max_steps=1)
-    trainer.sampler._checked = True  # which would stop it before
-    with pytest.raises(ValueError, match=r"check-loss: the fused loss DIFFERS.*from those of the model's own forward"):
+
+
+def test_check_loss_finds_another_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss, and with it the gradient, of another temperature than the reference's."""
+    trainer = built(tmp_path, small("Llama"), check_loss=True, preset="gtpo-no-filter", max_steps=1)
+    plain = token_statistics
+    monkeypatch.setattr(
+        checks, "token_statistics", lambda *args, **options: plain(*args, **{**options, "temperature": 1.1})
+    )
+    with pytest.raises(ValueError, match="check-loss: the fused loss DIFFERS from the reference on the first batch"):
         trainer.train()
+
+
+def test_null_among_the_end_tokens_ends_nothing(tmp_path: Path) -> None:
+    model = small("Llama")
+    model.generation_config.eos_token_id = [TOKENIZER.eos_token_id, None]
+    trainer = built(tmp_path, model)
+    check(trainer)
+    for found in (trainer.eos_token_ids, trainer.generation_config.eos_token_id, model.generation_config.eos_token_id):
+        assert found == [TOKENIZER.eos_token_id]
 
 
 @pytest.mark.parametrize("kind", [GTPOTrainer, GRPOBaseline])
@@ -211,7 +228,7 @@ def test_ids_beyond_the_embedding_are_named(tmp_path: Path) -> None:
 
 
 def test_the_tolerance_is_that_of_the_coarsest_dtype(tmp_path: Path) -> None:
-    assert computing_dtype(built(tmp_path, small("Llama").to(torch.bfloat16))) is torch.bfloat16
+    assert built(tmp_path, small("Llama").to(torch.bfloat16)).sampler.allowed() == TOLERANCE[torch.bfloat16]
     assert TOLERANCE[torch.float32] < TOLERANCE[torch.float16] < TOLERANCE[torch.bfloat16]
 
 

@@ -15,9 +15,11 @@ import yaml
 from test_train_run import KILLED, STEPS
 from test_train_run import PLAIN as SHORT
 from test_train_run import metrics as logged_metrics
+from vllm_servers import VLLMServer
 
 from gtpo.config import BuiltModel
 from gtpo.config.schema import RolloutSection
+from gtpo.inputs.tiny import build_tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -58,7 +60,10 @@ cli.app()
 def command_of(folder: Path, *flags: str, start: tuple[str, ...] | None = None) -> tuple[list[str], dict[str, str]]:
     root = Path(__file__).resolve().parents[2]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.yaml").write_text(yaml.safe_dump(PLAIN))
+    model = {**PLAIN["model"]}
+    if "--model.model_name" in flags:
+        del model["build"]
+    (folder / "run.yaml").write_text(yaml.safe_dump({**PLAIN, "model": model}))
     (folder / "my_reward.py").write_text(REWARD)
     environment = {
         **os.environ,
@@ -131,6 +136,26 @@ def test_grpo_with_adapters_the_importance_correction_and_equal_groups_drawn_aga
     assert all(row["groups/zero_variance"] <= row["groups/zero_variance_drawn"] for row in rows)
     weights = tmp_path / "results/train/run/final/adapter_model.safetensors"
     assert weights.is_file()
+
+
+def test_adapters_over_a_server(tmp_path: Path) -> None:
+    """A server loads each step's adapter from the run's folder, and samples with it."""
+    for part in build_tiny_model(BuiltModel(**PLAIN["model"]["build"]), max_seq_length=96, seed=0):
+        part.save_pretrained(tmp_path / "model")
+    arguments = ["--model", str(tmp_path / "model"), "--enable-lora", "--max-lora-rank", "8"]
+    arguments += ["--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill"]
+    environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    server = VLLMServer(arguments, tmp_path / "server.log", os.environ | environment)
+    try:
+        server.wait()
+        gtpo(tmp_path, "--model.model_name", str(tmp_path / "model"), "--model.lora_rank", "4", "--rollout.engine",
+             "vllm_server", "--rollout.server_port", str(server.port))  # fmt: skip
+    finally:
+        server.kill()
+    rows = metrics(tmp_path)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert all(0 < row["sampling/logp_difference"] < 1e-4 for row in rows), "both compute in float32"
 
 
 def test_runs_that_start_at_once_take_a_port_each(tmp_path: Path) -> None:
