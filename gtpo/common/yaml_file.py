@@ -121,7 +121,7 @@ def in_words(annotation: Any, rules: Iterable[Any] = ()) -> str:
         elif origin is list and within:
             words.append(f"a list, each {in_words(within[0])}")
         elif isinstance(origin, type) and issubclass(origin, BaseModel):
-            words.append("a mapping")
+            words.append(f"a mapping of {', '.join(origin.model_fields)}")
         elif origin is not NoneType:
             words.append(_WORDS.get(origin, getattr(origin, "__name__", str(origin))))
     limits = [(sign, getattr(rule, key, None)) for rule in rules for key, sign in _BOUNDS.items()]

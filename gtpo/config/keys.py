@@ -56,7 +56,8 @@ class ConfigKey:
     @property
     def choices(self) -> tuple[str, ...]:
         """The words that it, or each value of it, may be, if they are listed."""
-        return get_args(get_args(self.kinds[0])[0] if self.many else self.kinds[0])
+        words = get_args(get_args(self.kinds[0])[0] if self.many else self.kinds[0])
+        return tuple(word for word in words if isinstance(word, str))
 
     @property
     def default(self) -> Any:

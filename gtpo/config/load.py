@@ -77,9 +77,12 @@ def to_config(document: Document, errors: Iterable[str] = ()) -> TrainConfig:
 def _sentence(document: Document, error: Mapping[str, Any]) -> str:
     """Turn one pydantic error into one sentence: place, key as typed, what is expected, what was found."""
     loc, found = tuple(str(part) for part in error["loc"] if not isinstance(part, int)), error["input"]
+    # What is wrong within an entry of a list is said of the list.
+    if within := next((loc[:end] for end in range(2, len(loc)) if ".".join(loc[:end]) in keys()), None):
+        loc, found = within, document.at(within).value
     setting, name = document.at(loc), ".".join(loc)
     key = keys().get(name)
-    if error["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden" and not within:
         return unknown_key(setting)
     if name in sections():
         return f"{setting} must be a mapping, found {found!r}"

@@ -42,6 +42,7 @@ _TRLS_NAMES = {"optimizer": "optim", "warmup_ratio": "warmup_steps"}
 # Fields of a sampler that the trainer sets itself.
 _OF_A_GROUP = (
     *("n", "num_return_sequences", "max_tokens", "max_new_tokens", "max_length", "do_sample", "logprobs"),
+    "return_dict_in_generate",
     # Beams are no draws from the policy.
     "num_beams",
 )

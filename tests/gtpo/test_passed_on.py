@@ -90,6 +90,7 @@ def test_every_field_of_trl_is_read_back_or_refused_with_a_reason(tmp_path: Path
         ("gtpo", {"loss_type": "dapo"}, "run.yaml:5: training.loss_type: remove it: the objective is GTPO's"),
         ("gtpo", {"top_p": "much"}, "run.yaml:5: training.top_p must be a number; found 'much'"),
         ("grpo", {"bf16": True}, "training.bf16: the key is model.dtype"),
+        ("gtpo", {"hub_token": "hf_x"}, "training.hub_token: it would be kept in the run folder"),
         ("grpo", {"neftune_noise_alpha": 5.0}, "training.neftune_noise_alpha contradicts method grpo"),
         ("sft", {"delta": 2.0}, "training.delta: a setting of GRPO, which SFT does not have"),
         ("grpo", {"lr_scheduler_type": "cosin"}, "run.yaml:5: training.lr_scheduler_type must be one of linear,"),
@@ -194,6 +195,12 @@ def test_a_reward_with_arguments_is_called_with_them_or_made_by_them(tmp_path: P
     assert says(scored, "is_accuracy")
     assert says(partial(final_reward), "has_format")
     assert not says(partial(format_reward), "is_accuracy")
+    for wrong in ({"path": "a.b"}, [{"path": "a.b", "arg": {}}]):
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump({"trainer": {"reward_funcs": wrong}}))
+        with pytest.raises(
+            UserError, match=r"yaml:\d+: trainer\.reward_funcs must be a list, each text or a mapping of"
+        ):
+            load_config(tmp_path / "run.yaml")
     with pytest.raises(UserError, match="with args"):
         load_reward("trl.rewards.get_soft_overlong_punishment", {"length": 4})
     text = {"model": {"model_name": "o/m"}, "trainer": {"reward_funcs": [{"path": "a.b", "args": {"x": 1}}, "c.d"]}}
