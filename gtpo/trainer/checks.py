@@ -114,6 +114,13 @@ def prepare(trainer: Any) -> None:
             raise OtherPolicy("generation_kwargs has do_sample False: completions of a prompt would all be one text")
         if (several := asked.num_return_sequences or 1) > 1:
             raise OtherPolicy(f"generation_kwargs has num_return_sequences {several}: set the argument num_generations")
+        ends = asked.eos_token_id if isinstance(asked.eos_token_id, list) else [asked.eos_token_id]
+        if asked.stop_strings or not {*ends} <= {None, *trainer.eos_token_ids}:
+            raise OtherPolicy(
+                "generation_kwargs (rollout) has eos_token_id or stop_strings: TRL cuts completions only at the end tokens "
+                f"of the model ({trainer.eos_token_ids}), and what `generate` pads behind others would be trained on. Set "
+                "eos_token_id in the model's generation_config.json"
+            )
         if found := drop_leaks(policy.generation_config, asked):
             LOG.warning(f"the model's generation_config does not act: {found} (generation_kwargs sets it on purpose)")
     if trainer.args.disable_dropout and (acting := list(dropouts(policy))):
