@@ -117,8 +117,8 @@ def prepare(trainer: Any) -> None:
         ends = asked.eos_token_id if isinstance(asked.eos_token_id, list) else [asked.eos_token_id]
         if asked.stop_strings or not {*ends} <= {None, *trainer.eos_token_ids}:
             raise OtherPolicy(
-                "generation_kwargs (rollout) has eos_token_id or stop_strings: TRL cuts completions only at the model's end "
-                f"tokens ({trainer.eos_token_ids}), and what `generate` pads behind others would be trained on. Set "
+                "generation_kwargs (rollout) has eos_token_id or stop_strings: TRL cuts completions at the model's "
+                f"end tokens ({trainer.eos_token_ids}), and what `generate` pads behind others is trained on. Set "
                 "eos_token_id in the model's generation_config.json"
             )
         if found := drop_leaks(policy.generation_config, asked):

@@ -210,7 +210,7 @@ def test_sampling_parameters_of_the_user_act_and_are_said(tmp_path: Path) -> Non
         built(tmp_path, small("Llama"), generation_kwargs={"do_sample": False})
     with pytest.raises(ValueError, match=r"temperature 0\.5, and the loss is taken at 1\.0: set the argument"):
         built(tmp_path, small("Llama"), generation_kwargs={"temperature": 0.5})
-    with pytest.raises(ValueError, match="what `generate` pads behind others would be trained on"):
+    with pytest.raises(ValueError, match="what `generate` pads behind others is trained on"):
         built(tmp_path, small("Llama"), generation_kwargs={"eos_token_id": 7})
     with pytest.raises(ValueError, match="num_return_sequences 2: set the argument num_generations"):
         built(tmp_path, small("Llama"), generation_kwargs={"num_return_sequences": 2})
