@@ -181,6 +181,15 @@ def lora_settings(config: TrainConfig, *own: str) -> dict[str, Any]:
     return checked(config, "lora", fields_of(LoraConfig), "LoraConfig", decided)
 
 
+def lora_targets(section: ModelSection, model: Any) -> list[str]:
+    """Return model.target_modules; for peft's word all-linear the names of all linear layers beside the head."""
+    if section.target_modules != ["all-linear"]:
+        return section.target_modules
+    head = model.get_output_embeddings()
+    linear = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head)
+    return sorted({name.rpartition(".")[2] for name in linear})
+
+
 def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
     """Return the LoraConfig of the published setting (alpha = rank unless set) with what `lora` changes, or None.
 
@@ -192,15 +201,16 @@ def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
         return None
     from peft import LoraConfig
 
+    targets = lora_targets(section, model)
     layers = {name: module for name, module in model.named_modules() if not any(module.children())}
     head = next((name for name, layer in layers.items() if layer is model.get_output_embeddings()), "lm_head")
-    if head.rpartition(".")[2] in section.target_modules:
+    if head.rpartition(".")[2] in targets:
         raise UserError(
             f"model.target_modules {head}: the loss reads its weight, so an adapter on it would not be trained"
         )
     named = {
         target: {name: layer for name, layer in layers.items() if f".{name}".endswith(f".{target}")}
-        for target in section.target_modules
+        for target in targets
     }
     absent = [target for target, found in named.items() if not found]
     if absent:
@@ -225,7 +235,7 @@ def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
     return LoraConfig(
         r=section.lora_rank,
         lora_alpha=section.lora_alpha or section.lora_rank,
-        target_modules=list(section.target_modules),
+        target_modules=targets,
         task_type="CAUSAL_LM",
         **lora_settings(config, "task_type"),
     )
@@ -507,7 +517,7 @@ def _load_unsloth(config: TrainConfig, weights: Weights) -> LoadedModel:
             model,
             r=section.lora_rank,
             lora_alpha=section.lora_alpha or section.lora_rank,
-            target_modules=list(section.target_modules),
+            target_modules=lora_targets(section, model),
             **{"lora_dropout": 0, "bias": "none"} | lora_settings(config),
             use_gradient_checkpointing="unsloth" if config.training.gradient_checkpointing else False,
             random_state=section.random_seed,

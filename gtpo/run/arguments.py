@@ -108,6 +108,8 @@ def sampling_arguments(config: TrainConfig, engine: str) -> dict[str, Any]:
     else:  # the server runs on another machine
         return config.rollout.passed_on
     decided = {entry.name: f"the key is training.{entry.name}" for entry in fields(GRPOConfig)}
+    # Of the trainer it is another setting; some models sample right only without.
+    del decided["use_cache"]
     here = "gtpo train sets it (training.num_generations, training.max_completion_length)"
     return checked(config, "rollout", known, whose, decided | dict.fromkeys(_OF_A_GROUP, here))
 

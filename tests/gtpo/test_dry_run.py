@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
+from gtpo.inputs.model import lora_config
 from gtpo.inputs.model_shape import find_weights
 from gtpo.plan.dry_run import GIB, MEASURED, memory, model_on_meta
 from gtpo.run.advice import memory_advice
@@ -55,11 +56,15 @@ def test_parameters_and_adapters_are_counted_on_the_models_own_architecture() ->
 
 
 def test_adapters_are_those_of_peft_and_experts_count_too() -> None:
-    config = recipe(model__lora_rank=4, model__target_modules=["q_proj", "v_proj", "down_proj"])
-    model = LlamaForCausalLM(SMALL)
-    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
-    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    assert items(config)["adapters"] == 4 * trained / GIB
+    for targets in (["q_proj", "v_proj", "down_proj"], "all-linear"):
+        config, model = recipe(model__lora_rank=4, model__target_modules=targets), LlamaForCausalLM(SMALL)
+        given = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
+        ours = get_peft_model(model, lora_config(config, model, []))
+        names = {name for name, weight in ours.named_parameters() if weight.requires_grad}
+        adapted = get_peft_model(LlamaForCausalLM(SMALL), given)
+        trained = {name: p.numel() for name, p in adapted.named_parameters() if p.requires_grad}
+        assert names == trained.keys()
+        assert items(config)["adapters"] == 4 * sum(trained.values()) / GIB
     mixture = MixtralConfig(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
                             num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)  # fmt: skip
     whole = recipe(model__lora_rank=0, model__load_in_4bit=False)
