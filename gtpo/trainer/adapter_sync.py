@@ -111,6 +111,8 @@ class AdapterGeneration(VLLMGeneration):
     adapter: str | None = None
     # A folder that both the trainer and vLLM can read.
     scratch: Path
+    # The adapter of the last synchronisation, in there: a server reads it again with each request.
+    written: tempfile.TemporaryDirectory[str] | None = None
 
     def _init_vllm(self) -> None:
         """Start the engine with its LoRA layers, if it takes the adapter by itself."""
@@ -191,10 +193,13 @@ class AdapterGeneration(VLLMGeneration):
         if self.mode == "colocate" or self.accelerator.is_main_process:
             targets, rank = sorted({name.split(".")[-3] for name in tensors}), len(next(iter(tensors.values())))
             about = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": targets}
-            with tempfile.TemporaryDirectory(prefix="vllm-adapter-", dir=self.scratch.resolve()) as folder:
-                save_file(tensors, Path(folder, "adapter_model.safetensors"))
-                Path(folder, "adapter_config.json").write_text(json.dumps(about))
-                self._load(folder, rank)
+            before, self.written = self.written, tempfile.TemporaryDirectory(prefix="vllm-adapter-", dir=self.scratch)
+            folder = Path(self.written.name).resolve()
+            save_file(tensors, folder / "adapter_model.safetensors")
+            (folder / "adapter_config.json").write_text(json.dumps(about))
+            self._load(str(folder), rank)
+            if before is not None:
+                before.cleanup()
         self.accelerator.wait_for_everyone()
 
     def _load(self, folder: str, rank: int) -> None:
