@@ -300,6 +300,10 @@ class GTPOTrainer(SampledTrainer):
     # -- the loss ------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        return self.policy_loss(model, inputs)
+
+    def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Return the loss (a scalar) of a micro-batch; what a subclass overrides."""
         # They are padded to the longest completion of the round, not of this micro-batch.
         inputs = without_empty_columns(inputs)
         mask, group = loss_mask(inputs).bool(), trl_seam.group_size(self)
@@ -322,14 +326,14 @@ class GTPOTrainer(SampledTrainer):
         options = self.objective.head_options(self.temperature)
         of_tokens = functools.partial(loss, completions)
         output, aux_loss = token_forward(self, model, inputs, mask, of_tokens, check=check, **options)
-        self._log(output, inputs, mask)
+        self._log(output, inputs)
         found: Tensor = output.loss
         if aux_loss is None:
             return found
         trl_seam.log(self, "aux_loss", self.accelerator.gather(aux_loss.detach()).mean().item())
         return found + self.router_aux_loss_coef * aux_loss / micro_batches
 
-    def _log(self, output: PolicyLoss, inputs: dict[str, Any], mask: Tensor) -> None:
+    def _log(self, output: PolicyLoss, inputs: dict[str, Any]) -> None:
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
         if self.objective.temperature(self.temperature) == self.temperature:
             self.sampler.observe(output.logps, inputs)
@@ -337,6 +341,7 @@ class GTPOTrainer(SampledTrainer):
             # vLLM's are comparable at its own temperature only, which takes a forward more: once is enough.
             self.sampler.observe(self.logps_of(inputs), {**inputs, "old_per_token_logps": None})
         self.groups.log_completions(inputs, output.token_entropies, output.kept)
+        mask = loss_mask(inputs).bool()
         sums = {"entropy": output.token_entropies}
         if (old := inputs.get("old_per_token_logps")) is not None:
             # Tokens whose policy gradient the clipping takes away, under TRL's names.
