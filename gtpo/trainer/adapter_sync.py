@@ -209,7 +209,7 @@ class AdapterGeneration(VLLMGeneration):
             self.llm.reset_prefix_cache()
             return
         client = self.vllm_client
-        loading = {"lora_name": NAME, "lora_path": folder, "load_inplace": True}
+        loading: Any = {"lora_name": NAME, "lora_path": folder, "load_inplace": True}
         for path, body in (("v1/load_lora_adapter", loading), ("reset_prefix_cache", None)):
             answer = client.session.post(f"{client.base_url}/{path}", json=body)
             if answer.status_code != 200:
