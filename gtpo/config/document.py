@@ -243,6 +243,10 @@ def read(path: Path, flags: Mapping[str, Any]) -> Document:
     for flag, text in flags.items():
         name = full_name(flag)
         document = document.put(name, read_scalar(text) if is_passed_on(name) else text, Setting(None, "", f"--{flag}"))
+    for name, key in keys().items():
+        # One word is a list of one.
+        if key.many and isinstance(word := document.at(name).value, str):
+            document = document.put(name, [word])
     return document if document.at("run_name").value is not None else document.put("run_name", path.stem)
 
 

@@ -84,15 +84,13 @@ def _values(document: Document, found: Findings) -> Document:
         found.notices.append(f'{groups} "{groups.value}": taking {several[1]}')
         document = document.put("training.num_generations", int(several[1]))
     rewards = document.at("trainer.reward_funcs")
-    if isinstance(rewards.value, str | list):
-        paths = [rewards.value] if isinstance(rewards.value, str) else rewards.value
-        ours = [REWARDS.get(str(path).replace(":", "."), (path, "")) for path in paths]
-        changed = [(path, *new) for path, new in zip(paths, ours, strict=True) if new[1]]
+    if isinstance(rewards.value, list):
+        ours = [REWARDS.get(str(path).replace(":", "."), (path, "")) for path in rewards.value]
+        changed = [(path, *new) for path, new in zip(rewards.value, ours, strict=True) if new[1]]
         found.notices += [f"{rewards} {path} -> {name} ({why})" for path, name, why in changed]
         document = document.put("trainer.reward_funcs", [name for name, _ in ours])
-    trackers = document.at("training.report_to").value
-    if isinstance(trackers, str) or trackers == ["none"]:  # transformers' word for no tracker
-        document = document.put("training.report_to", [] if "none" in trackers else [trackers])
+    if document.at("training.report_to").value == ["none"]:  # transformers' word for no tracker
+        document = document.put("training.report_to", [])
     return document
 
 

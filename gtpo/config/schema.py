@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, create_model
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model
 
 from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
@@ -114,9 +114,7 @@ class ModelSection(Section):
     """Rank of the LoRA adapters. 0 trains all weights."""
     lora_alpha: int | None = Field(None, ge=1)
     """LoRA alpha. Unset: equal to the rank (the published setting)."""
-    target_modules: Annotated[
-        list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
-    ] = [*("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")]
+    target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     """Linear layers that get adapters; all-linear: all but the head."""
     load_in_4bit: bool = False
     """Store the frozen base weights in 4 bits (bitsandbytes, NF4). Needs `lora_rank` > 0."""

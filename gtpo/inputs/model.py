@@ -24,6 +24,9 @@ from gtpo.config.resolve import LARGEST_8BIT_BETA
 from gtpo.inputs.model_shape import Weights, router_loss_obstacle
 from gtpo.rewards.data.problem import plain_chat_template
 
+# peft's word in model.target_modules for all linear layers but the head.
+ALL_LINEAR = "all-linear"
+
 _PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")
 
 
@@ -181,15 +184,6 @@ def lora_settings(config: TrainConfig, *own: str) -> dict[str, Any]:
     return checked(config, "lora", fields_of(LoraConfig), "LoraConfig", decided)
 
 
-def lora_targets(section: ModelSection, model: Any) -> list[str]:
-    """Return model.target_modules; for peft's word all-linear the names of all linear layers beside the head."""
-    if section.target_modules != ["all-linear"]:
-        return section.target_modules
-    head = model.get_output_embeddings()
-    linear = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head)
-    return sorted({name.rpartition(".")[2] for name in linear})
-
-
 def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
     """Return the LoraConfig of the published setting (alpha = rank unless set) with what `lora` changes, or None.
 
@@ -201,7 +195,8 @@ def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
         return None
     from peft import LoraConfig
 
-    targets = lora_targets(section, model)
+    everywhere = section.target_modules == [ALL_LINEAR]
+    targets = [] if everywhere else section.target_modules
     layers = {name: module for name, module in model.named_modules() if not any(module.children())}
     head = next((name for name, layer in layers.items() if layer is model.get_output_embeddings()), "lm_head")
     if head.rpartition(".")[2] in targets:
@@ -235,7 +230,7 @@ def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
     return LoraConfig(
         r=section.lora_rank,
         lora_alpha=section.lora_alpha or section.lora_rank,
-        target_modules=targets,
+        target_modules=ALL_LINEAR if everywhere else list(targets),
         task_type="CAUSAL_LM",
         **lora_settings(config, "task_type"),
     )
@@ -517,7 +512,7 @@ def _load_unsloth(config: TrainConfig, weights: Weights) -> LoadedModel:
             model,
             r=section.lora_rank,
             lora_alpha=section.lora_alpha or section.lora_rank,
-            target_modules=lora_targets(section, model),
+            target_modules=ALL_LINEAR if section.target_modules == [ALL_LINEAR] else section.target_modules,
             **{"lora_dropout": 0, "bias": "none"} | lora_settings(config),
             use_gradient_checkpointing="unsloth" if config.training.gradient_checkpointing else False,
             random_state=section.random_seed,

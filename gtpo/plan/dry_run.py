@@ -71,7 +71,7 @@ def model_on_meta(config: TrainConfig, source: str) -> Any:
 def memory(config: TrainConfig, model: Any) -> list[Item]:
     """Return what one training process holds on a GPU, by item. model: from `model_on_meta`."""
     from gtpo.head import GPU
-    from gtpo.inputs.model import lora_targets
+    from gtpo.inputs.model import ALL_LINEAR
 
     section, training, text = config.model, config.training, model.config.get_text_config()
     frozen, items = section.lora_rank > 0, list[Item]()
@@ -91,7 +91,7 @@ def memory(config: TrainConfig, model: Any) -> list[Item]:
     item("weights", packed * NF4_BYTES + (parameters - packed) * size, f"{parameters:,} parameters, {kind} bits")
     trained = parameters
     if frozen:
-        ends = tuple(f".{target}" for target in lora_targets(section, model))
+        ends = tuple("" if target == ALL_LINEAR else f".{target}" for target in section.target_modules)
         adapted = [layer for name, layer in linear.items() if f".{name}".endswith(ends)]
         trained = section.lora_rank * sum(layer.in_features + layer.out_features for layer in adapted)
         item("adapters", 4 * trained, f"{trained:,} parameters, rank {section.lora_rank}, float32")

@@ -219,12 +219,12 @@ class ExactCheckpoints(TrainerCallback):
             check_checkpoint(folder, self.trainer.accelerator.num_processes)
         with readable(checkpoint):
             yield
-        if name := not_finite(self.trainer.model):
-            raise damaged(checkpoint, f"holds NaN or infinity in the weight {name}")
 
     def restore(self, checkpoint: str) -> None:
         """Take up what a checkpoint of TRL's own would not hold."""
         trainer = self.trainer
+        if name := not_finite(trainer.model):
+            raise damaged(checkpoint, f"holds NaN or infinity in the weight {name}")
         self._resumed_from = Path(checkpoint)
         self.restored, now = read_state(checkpoint), self._follows_from()
         before = self.restored.get("follows_from", {})

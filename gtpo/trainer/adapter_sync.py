@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from accelerate.utils import is_peft_model
@@ -123,8 +122,10 @@ class AdapterGeneration(VLLMGeneration):
         self.adapter = self._own_adapter()
         if self.adapter is not None and self.mode == "server":
             # No weights pass over NCCL, so no GPU is needed here.
-            with patch.object(VLLMClient, "init_communicator", lambda client, device: None):
-                super()._init_vllm()
+            if self.accelerator.is_main_process:
+                url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+                self.vllm_client = VLLMClient(base_url=url, connection_timeout=self.server_timeout)
+            self.accelerator.wait_for_everyone()
             return
         # TRL takes 29500 if it is free, and so does another run that starts at the same time.
         os.environ.setdefault("MASTER_PORT", str(get_open_port()))

@@ -8,11 +8,10 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from accelerate.utils import is_peft_model
@@ -262,21 +261,33 @@ def round_nothing_in_fsdp2(accelerator: Any) -> None:
         plugin.mixed_precision_policy = replace(policy, output_dtype=None, reduce_dtype=torch.float32)
 
 
-def scoring_labels_alone() -> AbstractContextManager[Any]:
+@contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Let a module's name mean something else inside."""
+    plain = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, plain)
+
+
+def scoring_labels_alone() -> AbstractContextManager[None]:
     """Let TRL's fused head project the positions that have a label inside, on a CPU as on a GPU.
 
     On a CPU TRL 1.16 projects all of them otherwise, those of the prompt and of the padding too; 1.15 did not.
     """
-    # Asked there for this alone; 1.15 does not have it.
-    return patch.object(trl_utils, "_use_triton", lambda device: True, create=True)
+    if not hasattr(trl_utils, "_use_triton"):
+        return nullcontext()
+    return _replaced(trl_utils, "_use_triton", lambda device: True)  # asked there for this alone
 
 
-def sampling_with(engine: type[VLLMGeneration], **fields: Any) -> AbstractContextManager[Any]:
+def sampling_with(engine: type[VLLMGeneration], **fields: Any) -> AbstractContextManager[None]:
     """Let the GRPOTrainer that is built inside sample with an engine of this class; `fields` are set on it."""
-    return patch.object(grpo_trainer, "VLLMGeneration", type(engine.__name__, (engine,), fields))
+    return _replaced(grpo_trainer, "VLLMGeneration", type(engine.__name__, (engine,), fields))
 
 
-def engine_options(options: dict[str, Any]) -> AbstractContextManager[Any]:
+def engine_options(options: dict[str, Any]) -> AbstractContextManager[None]:
     """Let the vLLM engine that is built inside have `options` over what TRL gives it."""
     plain = getattr(vllm_generation, "LLM")  # noqa: B009  # absent without vLLM
-    return patch.object(vllm_generation, "LLM", lambda **given: plain(**given | options))
+    return _replaced(vllm_generation, "LLM", lambda **given: plain(**given | options))
