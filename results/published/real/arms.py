@@ -1,8 +1,9 @@
 """Make the runs of README.md beside this file, side by side on one GPU: arms/ holds what they record.
 
-    python arms.py all MODEL DATA OUT --runs a-s3 b-s3 ... [--until SECONDS]
+    python arms.py all MODEL DATA OUT --runs a-s7 b-s7 ... [--until SECONDS] [--at-once 16]
 
-A process a run: `gtpo train`, whose completions `Sampler` draws; as the last one ends, `gtpo eval` of its checkpoints.
+A process a run: `gtpo train`, whose completions `Sampler` draws. As one ends, the next of --runs starts if the time
+left is 1.2 times that of the longest so far; after the last, `gtpo eval` of their checkpoints.
 OUT/arms.tar, written again and again, holds the records, OUT/unfinished.tar what the runs that were cut off sampled.
 gtpo and the folder of this file are on the PYTHONPATH; ARMS_COMMIT is the commit, the one that brings this file.
 """
@@ -231,7 +232,8 @@ def train(name: str, model: str, data: str, *flags: str, kind: Any = Sampler) ->
     import torch
 
     if torch.cuda.is_available():  # a run gives back what it does not use before it takes another one's part
-        torch.cuda.set_per_process_memory_fraction(float(os.environ.get("ARMS_SHARE", "1")))
+        share = float(os.environ.get("ARMS_SHARE", "1")) * (1.6 if name[0] == "f" else 1)  # TRL keeps all logits
+        torch.cuda.set_per_process_memory_fraction(min(share, 1))
     Path("arms.yaml").write_text(CONFIG)
     sample_here(Path(f"{name}.jsonl.gz"), 528, kind)  # the longest prompt has 268 tokens
     from gtpo.cli import app
@@ -319,44 +321,45 @@ def steps(name: str) -> int:
     return lines.read_text().count("\n") if lines.is_file() else 0
 
 
-def all_runs(names: list[str], model: str, data: str, out: Path, until: float, flags: list[str]) -> None:
-    """Make the runs at the same time, then their evaluations, as far as the time reaches."""
+def all_runs(names: list[str], model: str, data: str, out: Path, until: float, width: int, flags: list[str]) -> None:
+    """Make the runs, `width` at the same time, then their evaluations, as far as the time reaches."""
     began = time.monotonic()
     Path("arms").mkdir(exist_ok=True)
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ARMS_SHARE": str(0.93 / len(names))}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ARMS_SHARE": str(0.93 / width)}
 
     def left() -> float:
         return until - (time.monotonic() - began)
 
-    def start(log: str, *words: str) -> subprocess.Popen[bytes]:
-        with open(log, "ab") as handle:
-            return subprocess.Popen([sys.executable, *words], stdout=handle, stderr=subprocess.STDOUT, env=environment)
-
-    def wait(running: dict[str, subprocess.Popen[bytes]], every: float) -> None:
-        shown = time.monotonic()
-        while any(process.poll() is None for process in running.values()) and left() > 12:
+    def queue(jobs: dict[str, list[str]], first: float) -> None:
+        """Work through the jobs; none starts later than `first` seconds, or 1.2 times the longest, before the end."""
+        waiting, longest, shown = list(jobs), first, time.monotonic()
+        running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+        while running or (waiting and left() > longest):
+            while waiting and len(running) < width and left() > longest:
+                name = waiting.pop(0)
+                with open(f"{name}.log", "ab") as handle:
+                    words = [sys.executable, *jobs[name]]
+                    process = subprocess.Popen(words, stdout=handle, stderr=subprocess.STDOUT, env=environment)
+                running[name] = process, time.monotonic()
             time.sleep(1)
-            if time.monotonic() - shown > every:
+            for name, (process, start) in list(running.items()):
+                if process.poll() is None and left() > 12:
+                    continue
+                process.kill()  # does nothing to a process that has ended
+                longest = max(longest, 1.2 * (time.monotonic() - start))
+                print(f"{time.monotonic() - start:4.0f} s {name}: exit code {process.wait()}", flush=True)
+                del running[name]
+            if time.monotonic() - shown > 20:
                 shown = time.monotonic()
-                print(f"{shown - began:4.0f} s", *(f"{n}:{steps(n)}" for n in names), flush=True)
+                print(f"{shown - began:4.0f} s", *(f"{n}:{steps(n)}" for n in names if steps(n)), flush=True)
                 pack(names, out)
-        for name, process in running.items():
-            if process.poll() is None:
-                print(f"{name}: the time is over", flush=True)
-                process.kill()
-            elif process.returncode:
-                print(f"{name}: exit code {process.returncode}", flush=True)
 
-    wait({name: start(f"{name}.log", __file__, "one", model, data, name, *flags) for name in names}, 20)
+    queue({name: [__file__, "one", model, data, name, *flags] for name in names}, 0)
     ended = pack(names, out)
     print(f"{time.monotonic() - began:.0f} s: {len(ended)} of {len(names)} runs ended", flush=True)
     checks = [(name, step) for step in reversed(CHECKED) for name in ended]
-    width = min(len(names), os.cpu_count() or 1)
-    for at in range(0, len(checks), width):
-        if left() > 45:
-            part = checks[at : at + width]
-            wait({f"{n}-{s}": start(f"{n}-{s}.log", "-m", "gtpo", *evaluation(n, s, data)) for n, s in part}, 10)
-            pack(names, out)
+    queue({f"{name}-{step}": ["-m", "gtpo", *evaluation(name, step, data)] for name, step in checks}, 40)
+    pack(names, out)
     print(f"{time.monotonic() - began:.0f} s: packed", flush=True)
 
 
@@ -366,13 +369,14 @@ def main() -> None:
     made.add_argument("model")
     made.add_argument("data")
     made.add_argument("out", help="of `one`: the run's name")
-    made.add_argument("--runs", nargs="+", default=[], help="a-s3 ...")
+    made.add_argument("--runs", nargs="+", default=[], help="a-s7 ...")
     made.add_argument("--until", type=float, default=500, help="seconds after which nothing runs any more")
+    made.add_argument("--at-once", type=int, default=16)
     given, flags = made.parse_known_args()
     if given.command == "one":
         train(given.out, given.model, given.data, *flags)
     else:
-        all_runs(given.runs, given.model, given.data, Path(given.out), given.until, flags)
+        all_runs(given.runs, given.model, given.data, Path(given.out), given.until, given.at_once, flags)
 
 
 if __name__ == "__main__":
