@@ -85,8 +85,12 @@ class UntrainedKL(TrainerCallback):
                 now = model(**batch, policy_loss=lambda hidden, head: hidden).value
                 with trainer.accelerator.unwrap_model(model).disable_adapter():
                     # Both have one head: an adapter on it is refused.
+                    # accelerate gives what a forward returns in float32.
                     found = model(
-                        **batch, policy_loss=lambda hidden, head: summed_kl(now, head, hidden, head, mask, temperature)
+                        **batch,
+                        policy_loss=lambda before, head: summed_kl(
+                            now.to(before.dtype), head, before, head, mask, temperature
+                        ),
                     )
             else:
                 # One forward inside the other: a sharded head is whole only in its own.

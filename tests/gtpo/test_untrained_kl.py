@@ -11,6 +11,7 @@ from test_train_run import STEPS, config_of, crash, metrics, run
 from torch.nn.functional import kl_div
 
 from gtpo.common.errors import UserError
+from gtpo.inputs.tiny import build_tiny_model
 from gtpo.run import session, untrained_kl
 from gtpo.run.untrained_kl import METRIC, UntrainedKL, summed_kl, token_kl
 from gtpo.trainer.policy_head import LMHead
@@ -59,6 +60,18 @@ def test_it_starts_at_nothing_grows_and_leaves_the_training_alone(case: str, tmp
     assert kl[-1] > 1e-6
     if case == "gtpo":
         assert logged == metrics(run(tmp_path / "off", **changes))
+
+
+def test_it_is_measured_beside_bfloat16_weights_too(tmp_path: Path) -> None:
+    # accelerate returns in float32 what the first of the two forwards gives in bfloat16.
+    base = config_of(tmp_path)
+    assert base.model.build is not None
+    for part in build_tiny_model(base.model.build, max_seq_length=base.model.max_seq_length, seed=1):
+        (part.bfloat16() if isinstance(part, torch.nn.Module) else part).save_pretrained(tmp_path / "base")
+    given = {"model.build": None, "model.model_name": str(tmp_path / "base"), "model.dtype": "bfloat16"}
+    changes = {"model.lora_rank": 4, "training.max_steps": 4, "training.learning_rate": 0.1, "training.log_kl_steps": 1}
+    found = [row[METRIC] for row in metrics(run(tmp_path, method="gtpo", **given, **changes))]
+    assert found[0] == 0 < found[-1]
 
 
 def test_resumed_run_measures_from_where_the_first_session_started(tmp_path: Path) -> None:
