@@ -24,7 +24,7 @@ from scipy import stats
 
 OUT = Path(__file__).resolve().parent / "arms"
 LN2 = float(np.log(2))
-SEEDS = {**dict.fromkeys("abcd", range(3, 13)), "e": range(3, 11), "f": (3, 4, 5, 7, 8, 9)}
+SEEDS = {**dict.fromkeys("abcd", range(3, 13)), "e": range(3, 11), "f": (3, 4, 5, 7, 8, 9, 13, 14, 15)}
 WINDOW = slice(25, 35)
 """Steps 26 to 35, of which the primary measure takes the mean."""
 MARGIN = 0.22
@@ -39,7 +39,7 @@ def order() -> list[str]:
     """Return the runs in their order: of each seed (a), (b), (d), (e), then of each (c), (f); shuffled by the seed."""
     names = []
     for arms in ("abde", "cf"):
-        for seed in range(3, 13):
+        for seed in range(3, 16):
             mine = [arm for arm in arms if seed in SEEDS[arm]]
             random.Random(f"arms {arms} {seed}").shuffle(mine)
             names += [f"{arm}-s{seed}" for arm in mine]
