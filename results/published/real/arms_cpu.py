@@ -1,6 +1,6 @@
 """Make the runs of a seed of README.md beside this file on a CPU, at the same time: arms/ holds what they record.
 
-    python arms_cpu.py SEED MODEL DATA ARMS [--arms abde]
+    python arms_cpu.py SEED[,SEED] MODEL DATA ARMS [--arms abde]
 
 A process a run: `gtpo train` as arms.py starts it. This process draws the completions of all of them at once: a token
 costs the reading of all weights, for 16 rows as for 64. Two runs at a time compute a gradient: more would not fit in the
@@ -220,13 +220,13 @@ def main() -> None:
         arms.train(name, model, data, *flags, kind=Remote)
         return
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("seed", type=int)
+    made.add_argument("seeds")
     for name in ("model", "data", "out"):
         made.add_argument(name)
     made.add_argument("--arms", default="abde")
     made.add_argument("--threads", type=int, default=1, help="of the process that draws, while the others wait")
     given, flags = made.parse_known_args()
-    names = [f"{arm}-s{given.seed}" for arm in given.arms]
+    names = [f"{arm}-s{seed}" for seed in given.seeds.split(",") for arm in given.arms]
     runs(names, given.model, given.data, Path(given.out), given.threads, flags)
 
 
