@@ -1,5 +1,6 @@
 """Compute the marks of the predictions in README.md beside this file, from the records in arms/ alone.
 
+    python marks.py gather         move what arms.py and arms_cpu.py recorded into arms/completions.parquet
     python marks.py selection      stage 0: selection on log length, from arms/untrained.parquet
     python marks.py null           the primary test where nothing is to be found
     python marks.py lengths        stage 1 so far, without a test: tokens of each run, and the figure (matplotlib)
@@ -12,13 +13,17 @@ samples the untrained model; arms.py beside this file makes the runs.
 from __future__ import annotations
 
 import argparse
+import collections
+import functools
 import gzip
+import itertools
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy import stats
 
@@ -50,11 +55,40 @@ def recorded() -> list[str]:
     return [name for name in order() if (OUT / f"{name}.json").is_file()]
 
 
+def gather() -> dict[str, Any]:
+    """Move each run's completions into one file; of a run that was cut off it has the lengths only."""
+    whole, tables = OUT / "completions.parquet", []
+    if whole.is_file():
+        tables.append(pq.read_table(whole))
+    made = sorted(OUT.glob("?-s*.parquet"))
+    tables += [pq.read_table(path).append_column("run", pa.array([path.stem] * pq.read_metadata(path).num_rows))
+               for path in made]  # fmt: skip
+    logs = sorted((OUT / "unfinished").glob("*.jsonl.gz"))
+    for log in logs:
+        # No step followed the last round, or the step that drew it had lost the weights.
+        rounds = [json.loads(line)["ids"] for line in gzip.decompress(log.read_bytes()).splitlines()][:-1]
+        rows = [{"step": at, "group": row // 8, "index": row % 8, "tokens": len(ids)}
+                for at, each in enumerate(rounds, 1) for row, ids in enumerate(each)]  # fmt: skip
+        tables.append(pa.Table.from_pylist([row | {"run": log.name.partition(".")[0]} for row in rows]))
+    table = pa.concat_tables(tables, promote_options="default").sort_by([("step", "ascending"), ("run", "ascending")])
+    codes = [name for name in table.column_names if name != "text"]
+    pq.write_table(table, whole, compression="zstd", compression_level=19, use_dictionary=codes, data_page_size=2**26)
+    for path in (*made, *logs):
+        path.unlink()
+    return dict(collections.Counter(sorted(table["run"].to_pylist())))
+
+
+@functools.cache
+def all_tokens(folder: Path) -> dict[str, np.ndarray]:
+    """Return the mean tokens of each step of each run, also of those that were cut off."""
+    found = pq.read_table(folder / "completions.parquet").group_by(["run", "step"]).aggregate([("tokens", "mean")])
+    rows = sorted(zip(*(found[key].to_pylist() for key in ("run", "step", "tokens_mean")), strict=True))
+    return {run: np.array([row[2] for row in its]) for run, its in itertools.groupby(rows, key=lambda row: row[0])}
+
+
 def step_tokens(name: str) -> np.ndarray:
     """Return the mean tokens of each step of a run."""
-    table = pq.read_table(OUT / f"{name}.parquet", columns=["step", "tokens"])
-    step, tokens = (np.array(table[key].to_pylist()) for key in ("step", "tokens"))
-    return np.array([tokens[step == at].mean() for at in np.unique(step)])
+    return all_tokens(OUT)[name]
 
 
 def holm(p: list[float]) -> list[float]:
@@ -146,27 +180,24 @@ def lengths() -> dict[str, Any]:
     """Return the tokens of each run, also of those that were cut off, and draw them."""
     from matplotlib import pyplot as plt
 
-    curves = {name: step_tokens(name) for name in recorded()}
-    for path in sorted((OUT / "unfinished").glob("*.jsonl.gz")):
-        rounds = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-        trained = rounds[:-1]  # the last round was drawn by weights that are no numbers any more
-        curves[path.name.partition(".")[0]] = np.array([np.mean([len(ids) for ids in each["ids"]]) for each in trained])
-    names = {"a": "(a) grpo", "b": "(b) gtpo", "d": "(d) gate alone", "e": "(e) grpo, format 10 or 0"}
-    figure, axes = plt.subplots(1, 4, figsize=(11, 2.6), sharey=True)
-    for axis, (arm, label) in zip(axes, names.items(), strict=True):
-        for name, found in curves.items():
+    names = {"a": "(a) grpo", "b": "(b) gtpo", "c": "(c) conflict weights", "d": "(d) gate",
+             "e": "(e) grpo, format 10 or 0", "f": "(f) dr_grpo"}  # fmt: skip
+    figure, axes = plt.subplots(2, 3, figsize=(9, 4.6), sharex=True, sharey=True)
+    for axis, (arm, label) in zip(axes.flat, names.items(), strict=True):
+        for name, found in all_tokens(OUT).items():
             if name[0] == arm:
-                style = "-" if name in recorded() else ":"
-                axis.plot(
-                    range(1, len(found) + 1), found, style, color=f"C{int(name[3:]) - 3}", label=f"seed {name[3:]}"
-                )
-        axis.set(title=label, xlabel="step", xlim=(1, 40), ylim=(0, 250))
-    axes[0].set_ylabel("tokens a completion")
-    axes[1].legend(fontsize=7, frameon=False)
+                # Seeds of one machine have one colour.
+                colour = "C0" if int(name[3:]) < 7 else "C1" if int(name[3:]) < 13 else "C2"
+                axis.plot(range(1, len(found) + 1), found, "-" if name in recorded() else ":", color=colour, lw=1.2)
+        axis.set(title=label, xlim=(1, 40), ylim=(0, 260))
+    for axis in axes[1]:
+        axis.set_xlabel("step")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("tokens a completion")
     figure.tight_layout()
-    figure.savefig(OUT / "lengths.png", dpi=90, metadata={"Software": None})
+    figure.savefig(OUT / "lengths.png", dpi=75, metadata={"Software": None})
     return {name: {"steps": len(found), "tokens at 26 to 35": found[WINDOW].mean() if len(found) >= 35 else None,
-                   "tokens at the last five": found[-5:].mean()} for name, found in sorted(curves.items())}  # fmt: skip
+                   "tokens at the last five": found[-5:].mean()} for name, found in all_tokens(OUT).items()}  # fmt: skip
 
 
 def rejections(d: np.ndarray) -> dict[str, float]:
@@ -193,7 +224,7 @@ def null() -> dict[str, Any]:
     apart = (runs[:2, None, :, None] - runs[None, 2:, None, :]).ravel()
     noise = (runs - runs.mean(1, keepdims=True)).ravel()
     out: dict[str, Any] = {}
-    for n in range(4, 9):
+    for n in range(4, 11):
         size = (20000, n)
         drawn = {"labels": rng.choice(runs.ravel(), size) - rng.choice(runs.ravel(), size)}
         drawn["skewed"] = rng.choice(apart - apart.mean(), size)
@@ -210,13 +241,14 @@ def null() -> dict[str, Any]:
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("command", choices=("selection", "null", "lengths", "tests"))
+    made.add_argument("command", choices=("gather", "selection", "null", "lengths", "tests"))
     made.add_argument("--closed", action="store_true", help="no run will be added")
     given = made.parse_args()
-    run = {"selection": selection_of_untrained, "null": null, "lengths": lengths}
+    run = {"selection": selection_of_untrained, "null": null, "lengths": lengths, "gather": gather}
     run["tests"] = lambda: tests(closed=given.closed)
     text = json.dumps(run[given.command](), indent=1, default=lambda number: round(float(number), 5)) + "\n"
-    (OUT / f"{given.command}.json").write_text(text, encoding="utf-8")
+    if given.command != "gather":
+        (OUT / f"{given.command}.json").write_text(text, encoding="utf-8")
     print(text)
 
 
