@@ -251,9 +251,17 @@ def test_the_page_on_a_real_model(root: Path, published: Any) -> None:
         assert "{:+.3f} ({:+.3f} to {:+.3f})".format(*weights[rule]["less grpo"]) in page
     assert f"GRPO's {weights['grpo']['selection'][0]:.3f}" in page
     tokens = {name: run["tokens at 26 to 35"] for name, run in runs.items() if run["steps"] == 40}
-    assert f"{len(tokens)} of {len(runs)} runs" in page
-    told = "GRPO {a-s4:.0f} and {a-s6:.0f}; only the gate {d-s4:.0f}, {d-s5:.0f} and {d-s6:.0f};".format(**tokens)
-    assert f"{told} GRPO whose format pays 10 or 0, {tokens['e-s3']:.0f} and {tokens['e-s4']:.0f}." in page
+    for arm, label in {"a": "GRPO", "b": "GTPO", "c": "only the conflict weights", "d": "only the gate"}.items():
+        cells = " | ".join("{:.0f}".format(tokens[f"{arm}-s{seed}"]) for seed in range(7, 11))
+        assert f"| {label} | {cells} |" in page
+    assert f"{tokens['e-s3']:.0f} and {tokens['e-s4']:.0f} tokens in its two runs | failed" in page
+    tests, results = published("real/arms/tests"), " ".join((root / "docs/results.md").read_text().split())
+    for pair in ("b - a", "d - c", "c - a"):
+        assert not tests[pair]["held"]
+        assert not tests[pair]["equivalent"]
+        assert "| {:+.2f} ({:+.2f} to {:+.2f}) | failed |".format(*tests[pair]["mean, 95 %"]) in page
+        if pair != "c - a":
+            assert "{:.2f} [{:.2f}, {:.2f}] times".format(*np.exp(tests[pair]["mean, 95 %"])) in results
 
 
 def test_dynamic_sampling_on_a_real_model(root: Path, published: Any) -> None:

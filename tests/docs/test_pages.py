@@ -83,7 +83,7 @@ COMPUTED = ("+5.0 [+2.5, +7.6]",)
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/tutorial.md", "docs/results.md"])
 def test_intervals_in_a_page_are_those_of_the_evidence(page):
-    files = ("demo/comparison", "demo/gtpo-against-grpo", "claims/tests", "real/runs")
+    files = ("demo/comparison", "demo/gtpo-against-grpo", "claims/tests", "real/runs", "real/arms")
     evidence = "".join((ROOT / f"results/published/{name}.md").read_text() for name in files)
     evidence = re.sub(r"\\|\*\*| ±\d+\.\d", "", evidence)
     text = re.sub(r"`[^`\n]*`", "", (ROOT / page).read_text(encoding="utf-8"))
