@@ -200,7 +200,7 @@ def runs(names: list[str], model: str, data: str, out: Path, threads: int, flags
             log.symlink_to((unfinished / log).resolve())
             with open(f"{name}.log", "ab") as handle:
                 words = [sys.executable, __file__, "run", name, f"slot{number % 2}", address, model, data, *flags]
-                environment = os.environ | ENVIRONMENT
+                environment = os.environ | ENVIRONMENT | ({"OMP_NUM_THREADS": "2"} if len(names) == 1 else {})
                 processes[name] = subprocess.Popen(words, stdout=handle, stderr=subprocess.STDOUT, env=environment)
         serve([listener.accept() for _ in names], base)
     for name, process in processes.items():
