@@ -172,6 +172,10 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
     known |= {name: known[theirs] for name, theirs in _TRLS_NAMES.items()}
     settings = checked(config, "training", known, kind.__name__, decided)
     settings = {_TRLS_NAMES.get(name, name): value for name, value in settings.items()}
+    idle = next((name for name in settings if name.startswith("vllm_importance_sampling_")), None)
+    if idle and not config.rollout.importance_sampling_correction:
+        needed = "rollout.importance_sampling_correction: true"
+        raise UserError(f"{config.setting(f'training.{idle}')} does nothing without {needed}")
     # TRL checks what only it knows, such as which schedules there are.
     try:
         made = kind(**arguments | settings)

@@ -103,6 +103,8 @@ def prepare(trainer: Any) -> None:
         )
     # In place: TRL's generation_config has the same list. null in a model's ends nothing.
     trainer.eos_token_ids[:] = [each for each in trainer.eos_token_ids if each is not None]
+    if trainer.args.neftune_noise_alpha:
+        raise OtherPolicy("neftune_noise_alpha: the loss would be of another policy than what sampled. Remove it")
     if not trainer.use_vllm:
         asked = trainer.generation_config
         if asked.temperature != trainer.temperature:
@@ -112,6 +114,8 @@ def prepare(trainer: Any) -> None:
             )
         if asked.do_sample is False:
             raise OtherPolicy("generation_kwargs has do_sample False: completions of a prompt would all be one text")
+        if asked.return_dict_in_generate:
+            raise OtherPolicy("generation_kwargs has return_dict_in_generate: TRL takes the ids only. Remove it")
         if (several := asked.num_return_sequences or 1) > 1:
             raise OtherPolicy(f"generation_kwargs has num_return_sequences {several}: set the argument num_generations")
         ends = asked.eos_token_id if isinstance(asked.eos_token_id, list) else [asked.eos_token_id]

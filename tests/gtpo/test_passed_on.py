@@ -92,6 +92,7 @@ def test_every_field_of_trl_is_read_back_or_refused_with_a_reason(tmp_path: Path
         ("grpo", {"bf16": True}, "training.bf16: the key is model.dtype"),
         ("gtpo", {"hub_token": "hf_x"}, "training.hub_token: it would be kept in the run folder"),
         ("grpo", {"neftune_noise_alpha": 5.0}, "training.neftune_noise_alpha contradicts method grpo"),
+        ("grpo", {"vllm_importance_sampling_mode": "token_mask"}, "_mode does nothing without rollout.importance"),
         ("sft", {"delta": 2.0}, "training.delta: a setting of GRPO, which SFT does not have"),
         ("grpo", {"lr_scheduler_type": "cosin"}, "run.yaml:5: training.lr_scheduler_type must be one of linear,"),
         ("sft", {"optimizer": "adamw_toch"}, "run.yaml:5: training.optimizer must be one of adamw_torch, "),
