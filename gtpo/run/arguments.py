@@ -114,7 +114,7 @@ def sampling_arguments(config: TrainConfig, engine: str) -> dict[str, Any]:
     return checked(config, "rollout", known, whose, decided | dict.fromkeys(_OF_A_GROUP, here))
 
 
-def _grpo_faults(arguments: Any) -> Iterator[tuple[str, str]]:
+def grpo_faults(arguments: Any) -> Iterator[tuple[str, str]]:
     """Yield (key, why) for what TRL's GRPO takes, and then ends at its first loss or trains otherwise than it says."""
     loss, high, level = arguments.loss_type, arguments.epsilon_high, arguments.importance_sampling_level
     # inspect.getsource would parse it for half a second.
@@ -183,7 +183,7 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         # transformers' own checks; TypeError: a key of a mapping among the values.
         raise UserError(f"{_named_in(str(error), config)}: {error}") from error
     if config.method == "grpo":
-        for name, why in _grpo_faults(made):
+        for name, why in grpo_faults(made):
             raise UserError(f"{config.setting(f'training.{name}')} {why}")
     return made
 

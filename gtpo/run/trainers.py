@@ -25,6 +25,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
 from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
+from gtpo.run.arguments import grpo_faults
 from gtpo.trainer import GTPOTrainer, RunTrainer, SampledTrainer
 from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.policy_head import sequences
@@ -39,11 +40,14 @@ class SFTBaseline(RunTrainer, SFTTrainer):
 class GRPOBaseline(SampledTrainer):
     """TRL's GRPOTrainer, with its own loss: what it logs of a group has GTPOTrainer's names.
 
-    The parts of a run can be added to it (`gtpo.callbacks`).
+    The parts of a run can be added to it (`gtpo.callbacks`). Raises ValueError for what TRL would train otherwise than
+    the arguments say.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        for name, why in grpo_faults(self.args):
+            raise ValueError(f"GRPOConfig: {name} {why}")
         self.groups = GroupStatistics(self)
         self._micro_batch: dict[str, Any] = {}
 

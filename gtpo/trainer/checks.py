@@ -103,8 +103,6 @@ def prepare(trainer: Any) -> None:
         )
     # In place: TRL's generation_config has the same list. null in a model's ends nothing.
     trainer.eos_token_ids[:] = [each for each in trainer.eos_token_ids if each is not None]
-    if trainer.args.neftune_noise_alpha:
-        raise OtherPolicy("neftune_noise_alpha: the loss would be of another policy than what sampled. Remove it")
     if not trainer.use_vllm:
         asked = trainer.generation_config
         if asked.temperature != trainer.temperature:

@@ -97,6 +97,10 @@ class GTPOConfig(GRPOConfig):
                 f"{self.temperature}, with the objective's at 1 (entropy_temperature 'one'): set temperature=1.0, "
                 "objective={'entropy_temperature': 'sampling'} or vllm_importance_sampling_correction=False"
             )
+        # TRL corrects by default; a script that comes from there may say how, and lose the correction in silence.
+        for name in defaults if not self.vllm_importance_sampling_correction else ():
+            if name.startswith("vllm_importance_sampling_") and getattr(self, name) != defaults[name]:
+                raise ValueError(f"GTPOConfig: {name} does nothing without vllm_importance_sampling_correction=True")
         self.scale_rewards = objective.scale_rewards
         # The objective's `mask_truncated` leaves them out of the loss.
         self.mask_truncated_completions = False

@@ -255,6 +255,17 @@ def test_the_page_on_a_real_model(root: Path, published: Any) -> None:
         cells = " | ".join("{:.0f}".format(tokens[f"{arm}-s{seed}"]) for seed in range(7, 11))
         assert f"| {label} | {cells} |" in page
     assert f"{tokens['e-s3']:.0f} and {tokens['e-s4']:.0f} tokens in its two runs | failed" in page
+    last = [run["tokens at the last five"] for run in runs.values() if run["steps"] == 40]
+    rows = pq.read_table(root / "results/published/real/arms/completions.parquet").to_pylist()
+    means = [
+        [np.mean([row["format"] for row in its if lowest <= row["step"] < lowest + 5]) for lowest in (1, 36)]
+        for name in tokens if (its := [row for row in rows if row["run"] == name])
+    ]  # fmt: skip
+    assert f"to {min(last):.0f} to {max(last):.0f}, while the format reward rose from 1 to 9 or 10" in page
+    assert all(0.5 < first < 1.6 and 8.9 < end <= 10 for first, end in means)
+    norms = [published(f"real/arms/{arm}-s{seed}")["curves"]["grad_norm"] for arm in "abcd" for seed in range(7, 11)]
+    assert sum(map(len, norms)) == 640
+    assert not any(None in norm for norm in norms)
     least = published("real/arms/tests")["f"]["least mean of 5 steps"]["f-s13"]
     assert f"| {least:.0f}, the least mean of five steps in its one run (a CPU) | held |" in page
     tests, results = published("real/arms/tests"), " ".join((root / "docs/results.md").read_text().split())

@@ -174,6 +174,8 @@ def test_importance_weights_between_two_temperatures_are_refused(tmp_path: Path)
     arguments(tmp_path, **vllm)
     with pytest.raises(ValueError, match=r"vllm_importance_sampling_correction .* at temperature 0.9"):
         arguments(tmp_path, **vllm, temperature=0.9)
+    with pytest.raises(ValueError, match="_mode does nothing without vllm_importance_sampling_correction=True"):
+        arguments(tmp_path, vllm_importance_sampling_mode="token_mask")
 
 
 def test_gate_needs_the_calibration(folder: Path, tmp_path: Path) -> None:
