@@ -39,7 +39,6 @@ def inspect_scorer() -> Any:
     """Return a scorer for inspect_ai: `Task(dataset=…, solver=…, scorer=inspect_scorer())`."""
     from inspect_ai.scorer import CORRECT, INCORRECT, Score, accuracy, scorer, stderr
 
-    @scorer(metrics=[accuracy(), stderr()])
     def gtpo_verifier() -> Any:
         async def score(state: Any, target: Any) -> Any:
             text = state.output.completion
@@ -50,7 +49,7 @@ def inspect_scorer() -> Any:
 
         return score
 
-    return gtpo_verifier()
+    return scorer(metrics=[accuracy(), stderr()])(gtpo_verifier)()
 
 
 def lm_eval_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:

@@ -81,6 +81,16 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+class Phrases:
+    """Regular expressions by name, as attributes, from a table of `name = pattern`."""
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        self.__dict__.update({name: re.compile(pattern) for name, pattern in table.items()})
+
+    def __getattr__(self, name: str) -> re.Pattern[str]:
+        raise AttributeError(f"the table has no phrase {name}")
+
+
 _NO_GOLD = frozenset(TABLES["golds"]["none"])
 _DRESSED = re.compile(r"[\[\](){}.?!…。]+")
 

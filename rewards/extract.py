@@ -9,10 +9,9 @@ Everything here is linear-time string work: no model text reaches a parser.
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Literal
 
-from gtpo.rewards.completions import words
+from gtpo.rewards.completions import Phrases, words
 from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOXES, MAX_TEXT, VALUE_REACH
 from gtpo.rewards.thoughts import TABLES, plain, without_thoughts
 
@@ -176,7 +175,7 @@ _FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf 
 ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 
 _HASHES = re.compile(r"####[^\S\n]*(\S[^\n]*)")
-_SAYS = SimpleNamespace(**{name: re.compile(pattern) for name, pattern in TABLES["phrases"].items()})
+_SAYS = Phrases(TABLES["phrases"])
 # The words are looked for by themselves first: the pattern costs as much as all else that is done with an English text.
 _ANSWER_WORDS, _COPULA, _SCRIPT = (TABLES["languages"][name] for name in ("answer", "copula", "other_script"))
 _LEAD_IN_ELSEWHERE = re.compile(
@@ -262,10 +261,10 @@ def _formulas(text: str) -> list[tuple[int, int, str]]:
 def _last_value(text: str) -> str | None:
     """Return the last number of a text, widened to the formula or fraction it is part of."""
     formulas = _formulas(text)
-    fractions = []
+    fractions: list[tuple[int, int, str]] = []
     for needed, pattern in _PLAIN_VALUES:
         if needed in text:
-            fractions += [(*m.span(1), m[1].strip()) for m in pattern.finditer(text)]
+            fractions += [(m.start(1), m.end(1), m[1].strip()) for m in pattern.finditer(text)]
     numbers = [match for pattern in (_NUMBER, _DECIMAL_COMMA) for match in [*pattern.finditer(text)][-1:]]
     last = max(numbers, key=lambda match: (match.end(), -match.start()), default=None)
     fractions = [f for f in fractions if not any(start <= f[0] < end for start, end, _ in formulas)]

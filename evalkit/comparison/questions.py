@@ -58,7 +58,8 @@ class Shared:
 
     @cached_property
     def _least(self) -> NDArray[np.int32]:
-        return np.minimum.reduce([part.n for parts in self.parts.values() for part in parts])
+        least: NDArray[np.int32] = np.minimum.reduce([part.n for parts in self.parts.values() for part in parts])
+        return least
 
     def bounds(self, name: str, metric: str, k: int) -> tuple[float, float] | None:
         """A method's mean if every missing sample were wrong, and if it were right; None if none is missing."""

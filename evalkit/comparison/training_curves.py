@@ -115,7 +115,8 @@ def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     total = np.cumsum(np.concatenate([[0.0], values]))
     ends = np.arange(1, values.size + 1)
     starts = np.maximum(ends - window, 0)
-    return (total[ends] - total[starts]) / (ends - starts)
+    means: NDArray[np.float64] = (total[ends] - total[starts]) / (ends - starts)
+    return means
 
 
 def summary(train: TrainFolder) -> dict[str, float | None]:

@@ -123,7 +123,8 @@ def checked(
     Raises UserError with a line per key that the library does not have, that is decided, or whose value has another
     type.
     """
-    values, errors = getattr(config, section).passed_on, []
+    values: dict[str, Any] = getattr(config, section).passed_on
+    errors: list[str] = []
     for name, value in values.items():
         setting = config.setting(f"{section}.{name}")
         if name in decided:

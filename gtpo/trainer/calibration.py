@@ -98,7 +98,7 @@ class GateCalibration(TrainerCallback, ExportableState):
         if trainer.use_vllm:
             return len(rows)
         longest = max((str(row.get("prompt", "")) for row in rows), key=len)
-        tokens = len(trl_seam.tokenizer(trainer)(longest)["input_ids"]) + trainer.max_completion_length
+        tokens: int = len(trl_seam.tokenizer(trainer)(longest)["input_ids"]) + trainer.max_completion_length
         step = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
         return max(int(step), TOKENS // tokens)
 

@@ -108,6 +108,7 @@ class GroupStatistics:
 
     def accuracy(self, rewards: Tensor, form: Tensor) -> Tensor | None:
         """Return the accuracy reward [N]: of the first function with `is_accuracy`; `has_format`: less that part."""
+        column: Tensor
         for function, column in zip(self.trainer.reward_funcs, rewards.T, strict=True):
             if says(function, "is_accuracy"):
                 return column - form if says(function, "has_format") else column
@@ -198,7 +199,7 @@ def draw_again(
     """
     accelerator, group, local = trainer.accelerator, trainer.num_generations, len(prompts)
     _, completion_ids, _, completions, logprobs, *_ = outputs
-    rewards = trainer.rewards_of(rows, prompts, completions, completion_ids)
+    rewards: Tensor = trainer.rewards_of(rows, prompts, completions, completion_ids)
     equal, drawn = trainer.groups.advantages(rewards).zero_variance, 0
     trl_seam.log(trainer, "groups/zero_variance_drawn", equal.float().mean().item())
     for _ in range(rounds):

@@ -72,7 +72,8 @@ class RunTrainer(Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Train on a micro-batch."""
         with self.step_progress.training():
-            return super().training_step(*args, **kwargs)
+            loss: Tensor = super().training_step(*args, **kwargs)
+        return loss
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Return the gradient's norm; if it is not finite, the step that follows changes nothing."""

@@ -67,13 +67,12 @@ def main() -> None:
     import hydra
     from verl.trainer import main_ppo
 
-    @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
     def run(config: Any) -> None:
         with explained():
             check_config(config)
         main_ppo.main.__wrapped__(config)
 
-    run()
+    hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)(run)()
 
 
 if __name__ == "__main__":

@@ -158,7 +158,8 @@ class GTPOTrainerSync(PPOTrainerSync):
         """Return which completions [N] bool end at the length limit without EOS."""
         lengths = mask.sum(dim=1)
         last = ids.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1)
-        return (lengths >= self.settings.max_completion_length) & (last != self.tokenizer.eos_token_id)
+        ended: Tensor = last == self.tokenizer.eos_token_id
+        return (lengths >= self.settings.max_completion_length) & ~ended
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)

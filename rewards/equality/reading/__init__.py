@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gtpo.rewards.completions import words
+from gtpo.rewards.completions import Phrases, words
 
 # Data in a file of data: who adds a unit or a spelling reads no code.
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
@@ -20,4 +20,4 @@ def patterns(table: str) -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(pattern), value) for pattern, value in TABLES[table].items()]
 
 
-SAYS = SimpleNamespace(**{name: re.compile(pattern) for name, pattern in TABLES["phrases"].items()})  # Phrases
+SAYS = Phrases(TABLES["phrases"])

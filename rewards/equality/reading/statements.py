@@ -154,8 +154,8 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
         return
     if first == 0 or not _leads_to(before, asked):
         return
-    named = SAYS.named.search(before.strip())
-    inner = f"{named[1]} = {inner}" if named is not None and named[1].isascii() else inner
+    name = SAYS.named.search(before.strip())
+    inner = f"{name[1]} = {inner}" if name is not None and name[1].isascii() else inner
     tail = after.strip(" .!")
     following = tail.lower().split(" ")[0]
     if tail and scale_of(following) is None and following in WORDS.changes_meaning - WORDS.prepositions:

@@ -17,7 +17,8 @@ from gtpo.rewards.equality.terms import Term
 from gtpo.rewards.limits import UNIT_WORDS
 
 _CANONICAL = {spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()}
-_COMPOUND, _PLURALS = TABLES["compound measures"], TABLES["plurals"]
+_COMPOUND: dict[str, str] = TABLES["compound measures"]
+_PLURALS: dict[str, str] = TABLES["plurals"]
 NUMBER_WORDS, _TENS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "tens", "parts", "scales"))
 # Words before a unit of length that make it one of area or volume.
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
