@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Each job imports torch and TRL: no more jobs than cores.
 TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 
-.PHONY: help install docs demo publish-demo publish-first-steps publish-real clean-demo lint check test test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench clean
+.PHONY: help install docs demo publish-demo publish-first-steps publish-real clean-demo lint check test golden test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -141,6 +141,10 @@ check: lint  ## lint, then the test files that differ from main or have the name
 	@names=$$(git diff --name-only main -- '*.py' | sed -E 's#.*/(test_)?##' | sort -u); \
 	  files=$$(for name in $$names; do find tests -name "test_$$name"; done); \
 	  test -z "$$files" || $(BIN)/$(PYTEST) -q -m "not slow and $(ELSEWHERE)" $$files || [ $$? = 5 ]
+
+golden: $(VENV)/.installed-dev  ## write the approved outputs in tests/golden anew; read the difference before you commit it
+	@GTPO_GOLDEN=write $(BIN)/python -m pytest -q tests/test_golden.py
+	@git --no-pager diff --stat -- tests/golden
 
 test-all: test  ## what `make test` runs, then the slow tests: several processes, other libraries, whole runs
 	@$(MAKE) --no-print-directory slow-tests
