@@ -1,4 +1,7 @@
-"""results/published: the records give the answers, the pages say what the files say, each folder says what it is."""
+"""What `make docs` checks of the pages: what they name exists, and their numbers are those of the files.
+
+It runs under pytest, but is no test of the product: a page may be worded as its writer likes.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,136 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
+import yaml
 from scipy import stats
 
 from bench import loss
+from gtpo.common.files import read_json
+from gtpo.config import HealthSection
+from gtpo.run.health import Health
 
-FOLDERS = ("bench", "claims", "collapse", "demo", "gpu", "real", "verl")
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 LARGEST = 6_000_000
 
 
-def test_every_folder_says_who_made_it_when_and_at_which_commit(root: Path) -> None:
-    published = root / "results/published"
-    assert sorted(path.name for path in published.iterdir()) == sorted(FOLDERS)
-    for folder in FOLDERS:
-        text = (published / folder / "README.md").read_text()
-        assert "the gtpo developers" in text, folder
-        assert re.search(r"\b[0-9a-f]{7}\b", text), folder
-        assert re.search(r"2[1-9](?: and \d+)? Nov", text), folder
-    assert sum(path.stat().st_size for path in published.rglob("*") if path.is_file()) <= LARGEST
+@pytest.fixture
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture
+def published() -> Callable[[str], Any]:
+    """Name below results/published, without its end -> what the JSON holds."""
+    return lambda name: read_json(ROOT / f"results/published/{name}.json")
+
+
+# -- what pages name ---------------------------------------------------------------------------------------------------
+
+
+def is_defined(path: str, name: str) -> bool:
+    """Return whether a Python file defines `function`, `Class`, `Class.method` or a constant."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    return all(
+        re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^\s*{part}\s*(?::[^=\n]+)?=", source, re.MULTILINE)
+        for part in name.split(".")
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_places_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for path, name in re.findall(r"`((?:[\w-]+/)+[\w.-]+\.py)::([\w.]+)`", text):
+        assert (ROOT / path).is_file(), path
+        assert is_defined(path, name), f"{path}::{name}"
+
+
+def test_recipes_of_the_readme_exist() -> None:
+    recipes = set(re.findall(r"configs/[\w./-]+\.yaml", (ROOT / "README.md").read_text()))
+    assert [name for name in sorted(recipes) if not (ROOT / name).exists()] == []
+
+
+def test_a_machine_finds_every_page() -> None:
+    listed = re.findall(r"\]\((\S+\.md)\)", (ROOT / "docs/llms.txt").read_text())
+    assert listed == re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+
+
+def test_versions_agree() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    assert f"\n## {version}," in (ROOT / "CHANGELOG.md").read_text()
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_published_is_small() -> None:
+    files = (path for path in (ROOT / "results/published").rglob("*") if path.is_file())
+    assert sum(path.stat().st_size for path in files) <= LARGEST
+
+
+COMPUTED = ("+5.0 [+2.5, +7.6]",)
+"""Intervals that another check computes from records."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/tutorial.md", "docs/results.md"])
+def test_intervals_in_a_page_are_those_of_the_evidence(page: str) -> None:
+    files = ("demo/comparison", "demo/gtpo-against-grpo", "claims/tests", "real/runs", "real/arms")
+    evidence = "".join((ROOT / f"results/published/{name}.md").read_text() for name in files)
+    evidence = re.sub(r"\\|\*\*| ±\d+\.\d", "", evidence)
+    text = re.sub(r"`[^`\n]*`", "", (ROOT / page).read_text(encoding="utf-8"))
+    intervals = re.findall(r"[+-]?\d+\.\d+(?: points)? \[[+-]?\d[^\]]*\]", text)
+    assert intervals
+    known = [number.replace(" points", "") for number in intervals]
+    assert [number for number in known if number not in evidence and not in_points(number, evidence)] == []
+
+
+def in_points(number: str, evidence: str) -> bool:
+    """Return whether a difference in points stands in the evidence as a fraction, or is computed elsewhere."""
+    parts = [float(part) for part in re.findall(r"[+-]?\d+\.\d+", number)]
+    rows = re.findall(r"([+-]\d\.\d{3}) \[([+-]\d\.\d{3}), ([+-]\d\.\d{3})\]", evidence)
+    return number in COMPUTED or any(
+        all(abs(100 * float(there) - here) < 0.051 for there, here in zip(row, parts, strict=True)) for row in rows
+    )
+
+
+def test_the_collapse_is_the_published_one() -> None:
+    rows = [json.loads(line) for line in (ROOT / "results/published/collapse/metrics.jsonl").read_text().splitlines()]
+    tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    assert f"says so: {rows[-1]['completions/repeated']:.2f}." in tutorial
+    health = Health(HealthSection())
+    sentence = next(filter(None, (health.observe(row["step"], row).collapsed for row in rows)))
+    assert f"collapse: {sentence} (health.on_collapse: warn)" in " ".join(tutorial.split())
+
+
+def test_the_demo_on_file_took_what_is_said() -> None:
+    minutes, seconds = re.search(
+        r"^demo: (\d+):(\d+)$", (ROOT / "results/published/demo/time.txt").read_text(), re.MULTILINE
+    ).groups()
+    assert f"compares them: about {minutes} minutes" in (ROOT / "README.md").read_text()
+    assert f"{minutes}:{seconds} on an" in (ROOT / "docs/index.md").read_text()
+
+
+def test_the_cost_of_the_harness_is_that_of_its_files() -> None:
+    text = (ROOT / "results/published/bench/eval.md").read_text()
+    rows = re.findall(r"\| ([\d,]+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \(.*?/(eval\w*\.json)\) \|", text)
+    assert len(rows) == 4
+    for samples, tokens, alone_ms, ratio, name in rows:
+        measured = json.loads((ROOT / "results/published/bench" / name).read_text())
+        assert int(samples.replace(",", "")) == measured["samples"]
+        assert int(tokens) == round(measured["tokens"] / measured["samples"])
+        bare = measured["seconds"]["bare"]
+        assert float(alone_ms) == round(1e3 * sum(bare) / len(bare) / measured["samples"], 1)
+        assert float(ratio) == round(measured["ratio_median"], 2)
 
 
 def recomputed(folder: Path) -> subprocess.CompletedProcess[str]:
