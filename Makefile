@@ -202,8 +202,8 @@ VLLM_TESTS ?= vllm
 test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, in one process and on Ray, in an environment of its own
 	@$(VLLM_VENV)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal $(LONG) -m "$(VLLM_TESTS)" $$(grep -rl mark.vllm tests --include='*.py')
 
-# verl wants torch 2.11 and transformers < 5.11: an environment of its own. Not in CI: results/published/verl/ holds
-# what these tests printed, and the tests of the settings and of the advantages run in `make test`.
+# verl wants torch 2.11 and transformers < 5.11: an environment of its own. CI runs these each week; the tests of
+# the settings and of the advantages run in `make test`.
 $(VERL_VENV)/.installed: pyproject.toml setup.py constraints-verl.txt
 	@echo "==> installing verl into $(VERL_VENV) (5.6 GB, five minutes)"
 	@test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
@@ -211,7 +211,7 @@ $(VERL_VENV)/.installed: pyproject.toml setup.py constraints-verl.txt
 	@touch $@
 
 test-verl: $(VERL_VENV)/.installed  ## the tests that drive real verl on a local Ray, in an environment of its own
-	@$(VERL_VENV)/bin/python -m pytest -m verl -s tests/gtpo/test_verl_training.py
+	@$(VERL_VENV)/bin/python -m pytest -m verl -s tests/gtpo/test_verl_loss.py tests/gtpo/test_verl_training.py
 
 $(VENV)/.installed-bench: $(VENV)/.installed
 	@$(BIN)/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
