@@ -162,7 +162,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed-dev
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/.installed-docs types  ## the documentation site in site/index.html; its links, numbers, code blocks and notebook are checked
 	@$(BIN)/python -m mkdocs build --quiet --strict
-	@$(BIN)/python -m pytest -q -p no:cacheprovider docs/tools/check_pages.py
+	@$(BIN)/python -m pytest -q -p no:cacheprovider $(wildcard docs/tools/check_*.py)
 	@$(BIN)/$(PYTEST) -m docs tests/docs/run_blocks.py $(wildcard tests/docs/test_*.py) tests/test_examples.py
 	@echo "==> site/index.html"
 

@@ -1,10 +1,11 @@
-"""docs/method.md and docs/paper_vs_code.md say what the code does: presets, every number, every switch."""
+"""What `make docs` checks of docs/method.md and docs/paper_vs_code.md: presets, numbers and switches are the code's."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
+import os
 import re
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -199,9 +200,11 @@ def test_default_values_in_the_table_are_the_defaults() -> None:
         assert str(keys()[name].default) == value, name
 
 
-@pytest.mark.shared
-def test_figures_from_the_logged_steps(shared_dir: Path) -> None:
-    steps = json.loads((shared_dir / "golden/published_steps.json").read_text(encoding="utf-8"))
+def test_figures_from_the_logged_steps() -> None:
+    file = Path(os.environ.get("GTPO_SHARED_DIR", ROOT.parent / "shared")) / "golden/published_steps.json"
+    if not file.exists():
+        pytest.skip(f"no {file}")
+    steps = json.loads(file.read_text(encoding="utf-8"))
     completions = [completion for step in steps for completion in step["completions"]]
     norms = [max(1, completion["prefix"], completion["suffix"]) for completion in completions]
     norm_of_gradient = [float(step["logged_grad_norm_preclip"]) for step in steps if step["logged_grad_norm_preclip"]]
