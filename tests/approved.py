@@ -18,66 +18,30 @@ GOLDEN = Path(__file__).parent / "golden"
 RENEW = "make golden"
 # Lines of a difference that a failure shows.
 SHOWN = 60
-# Pattern -> placeholder of what says when, where and how fast something ran.
+# Pattern -> placeholder of what says when, where and how fast something ran, or has more digits than are exact.
 VOLATILE = {
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z| UTC)?": "<time>",
     r"\b[0-9a-f]{40}\+?": "<commit>",
     r"sha256-[\w+/]+=*": "<hash>",
-    r"\b(?<!\w )\d+:\d\d(:\d\d)?(?= *$)": "<duration>",
     r"\(\d+ s left\)": "(<seconds> s left)",
-    r" in \d+\.\d s\b": " in <seconds> s",
+    r"(?<= in )\d+\.\d s\b": "<seconds> s",
+    r"(?<=: )\d+\.\d s, \d+\.\d %(?= of the run)": "<seconds> s, <share> %",
+    r"(?<= after )\d+:\d\d(:\d\d)?": "<duration>",
+    r"(?<=standard error )[\d.e-]+": "<number>",
+    r"(?<=  )(loss|H|kl) -?\d+\.\d+": r"\1 <number>",
 }
 # Keys of JSON whose value depends on the machine, the time or the versions of packages.
-VOLATILE_KEYS = [
-    "wall_seconds",
-    "wall_time_s",
-    "seconds",
-    "share_of_session",
-    "peak_memory_bytes",
-    "memory_bytes",
-    "cpu",
-    "cpus",
-    "machine",
-    "system",
-    "hardware",
-    "python",
-    "packages",
-    "versions",
-    "git_commit",
-    "created",
-    "started",
-    "time",
-    "torch_threads",
-    "written",
-    "processor",
-    "version",
-    "fingerprint",
-    "weights",
-    "tokenizer",
-    "generation_config",
-    "chat_template_hash",
-]
+VOLATILE_KEYS = frozenset({
+    "wall_seconds", "wall_time_s", "seconds", "share_of_session", "peak_memory_bytes", "created", "started", "time",
+    "written", "hardware", "python", "packages", "versions", "git_commit", "fingerprint", "weights", "tokenizer",
+    "generation_config", "standard_error", "nats",
+})  # fmt: skip
 # Objects of JSON whose keys are names: their values are of one kind.
-NAMED = [
-    "benchmarks",
-    "pass@k",
-    "pass^k",
-    "maj@k",
-    "verdicts",
-    "unscored_reasons",
-    "lacking",
-    "agree",
-    "versions",
-    "packages",
-    "averages",
-    "seed_means",
-    "training",
-    "settings",
-    "unverifiable",
-    "too_long",
-    "abilities",
-    "machine",
-]
+NAMED = frozenset({
+    "benchmarks", "pass@k", "pass^k", "maj@k", "verdicts", "unscored_reasons", "lacking", "agree", "versions",
+    "packages", "averages", "seed_means", "training", "settings", "unverifiable", "too_long", "abilities", "machine",
+    "hardware", "texts",
+})  # fmt: skip
 
 
 def check(name: str, text: str) -> None:
@@ -105,16 +69,16 @@ def check_schema(name: str, documents: list[Any], version: int | None) -> None:
     found: dict[str, set[str]] = {}
     for document in documents:
         _describe(document, "", found)
-    now = {"schema_version": version, "keys": {key: " or ".join(sorted(found[key])) for key in sorted(found)}}
+    keys = {key: " or ".join(sorted(found[key])) for key in sorted(found)}
     path = GOLDEN / name
     approved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if approved and approved["keys"] != now["keys"] and approved["schema_version"] == version:
-        changed = sorted({*approved["keys"].items()} ^ {*now["keys"].items()})
+    if approved and approved["keys"] != keys and approved["schema_version"] == version:
+        changed = sorted({*approved["keys"].items()} ^ {*keys.items()})
         raise AssertionError(
             f"tests/golden/{name}: keys or types changed ({', '.join(dict.fromkeys(key for key, _ in changed))}), but "
             f"the schema version is still {version}. Programs read it by its version: raise it, then {RENEW}"
         )
-    check(name, json.dumps(now, indent=1) + "\n")
+    check(name, json.dumps({"schema_version": version, "keys": keys}, indent=1) + "\n")
 
 
 def _describe(value: Any, place: str, found: dict[str, set[str]]) -> None:
@@ -142,18 +106,26 @@ def _rounded(value: float) -> str:
     return "0.0" if abs(value) < 1e-9 else f"{value:.6g}"
 
 
-def plain_json(value: Any, depth: int = 0) -> str:
-    """Return JSON with placeholders for what is volatile; a list or object of plain values in one line if it is short."""
+def plain_json(value: Any) -> str:
+    """Return JSON with placeholders for what is volatile; what is short stands in one line."""
+    return _laid_out(_without_volatile(value), 0) + "\n"
+
+
+def _without_volatile(value: Any) -> Any:
     if isinstance(value, Mapping):
-        value = {key: f"<{key}>" if key in VOLATILE_KEYS and inner else inner for key, inner in value.items()}
-    elif not isinstance(value, list):
-        return json.dumps(value, ensure_ascii=False)
+        return {
+            key: f"<{key}>" if key in VOLATILE_KEYS and inner else _without_volatile(inner)
+            for key, inner in value.items()
+        }
+    return [_without_volatile(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _laid_out(value: Any, depth: int) -> str:
     line = json.dumps(value, ensure_ascii=False)
-    if len(line) < 100 or not value:
+    if len(line) < 100 or not isinstance(value, Mapping | list):
         return line
     indent = "\n" + " " * (depth + 1)
     if isinstance(value, list):
-        rows = [plain_json(inner, depth + 1) for inner in value]
-        return f"[{indent}{f',{indent}'.join(rows)}{indent[:-1]}]"
-    rows = [f"{json.dumps(key)}: {plain_json(inner, depth + 1)}" for key, inner in value.items()]
+        return f"[{indent}{f',{indent}'.join(_laid_out(inner, depth + 1) for inner in value)}{indent[:-1]}]"
+    rows = [f"{json.dumps(key)}: {_laid_out(inner, depth + 1)}" for key, inner in value.items()]
     return f"{{{indent}{f',{indent}'.join(rows)}{indent[:-1]}}}"

@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 from approved import GOLDEN, check, check_schema, plain_json
 from commands import command_line
+from servers import Reply, Server, completion
 
 from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.report.payload import payload, write_page
+from gtpo.evalkit.view import Runs, samples
+from gtpo.rewards.data.arithmetic import arithmetic_problems
+from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION
 from gtpo.runs.find import find_runs
+from gtpo.runs.train_run import SCHEMA_VERSION
+
+ROOT = GOLDEN.parents[1]
+GOLDS = {problem.problem: problem.answer for split in ("test", "hard") for problem in arithmetic_problems(split, 7)}
+on_a_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="approved outputs are those of a CPU")
 
 ALL = "base sft grpo-s1 grpo-s2 grpo-s3 gtpo-s1 gtpo-s2 gtpo-s3"
 
@@ -29,31 +39,127 @@ PRINTED = {
     "compare-latex.txt": f"compare {ALL} --format latex",
     "compare-csv.txt": "compare base grpo-s1 gtpo-s2 --format csv",
     "compare-json.txt": f"compare {ALL} --format json",
+    "eval-list.txt": "eval --list",
+    "eval-check.txt": "eval --check problems.jsonl",
+    "configs.txt": "configs",
+    "configs-one.txt": "configs demo/gtpo",
+}
+TINY = "--training.optimizer adamw_torch --training.max_steps 2 --training.eval_steps 2"
+# The same of commands that write; the sooner ones make what the later ones read.
+WRITING = {
+    "eval-recorded.txt": "eval --completions recorded.jsonl --k 3 --out new-recorded",
+    "eval-rescore.txt": "eval results/eval/server --rescore",
+    "train-dry-run.txt": f"train run.yaml --dry-run {TINY}",
+    "train-dry-run-verbose.txt": f"train run.yaml --dry-run --verbose {TINY}",
+    "train-dry-run-json.txt": f"train run.yaml --dry-run --json {TINY}",
+    "train-gtpo.txt": f"train run.yaml --run-name new-gtpo {TINY}",
+    "train-sft.txt": "train run.yaml --run-name new-sft --method sft --training.optimizer adamw_torch",
+    "train-json.txt": f"train run.yaml --run-name new-gtpo --json {TINY}",
 }
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fixture of runs, in a folder in which commands may write."""
     home = tmp_path_factory.mktemp("golden") / "home"
     shutil.copytree(GOLDEN / "runs", home)
-    yield home
+    return home
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
 def printed(words: str, home: Path) -> str:
     """Return a command with what it writes to stdout and stderr, and its exit code."""
     done = command_line(*words.split(), cwd=home, COLUMNS="120", LANG="C.UTF-8", TZ="UTC", NO_COLOR=None)
     out = done.stdout
-    if out.startswith("{\n"):
-        out = plain_json(json.loads(out)) + "\n"
+    if out.startswith("{"):
+        out = plain_json(json.loads(out))
     parts = [f"$ gtpo {words}\n{out}"]
     parts += [f"--- stderr\n{done.stderr}"] * bool(done.stderr) + [f"--- exit code {done.returncode}\n"]
-    return "".join(parts).replace(str(home), "<home>")
+    return "".join(parts).replace(str(home), "<home>").replace(str(ROOT), "<checkout>")
 
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_output(name: str, home: Path) -> None:
     check(name, printed(PRINTED[name], home))
+
+
+def answer(payload: dict[str, Any], times: int) -> Reply:
+    """Answer one seed in three rightly, one wrongly, one without tags; odd seeds are cut off."""
+    gold, seed = GOLDS[payload["messages"][-1]["content"]], payload["seed"]
+    texts = f"<answer>{gold}</answer>", f"<answer>{gold}0</answer>", f"It is {gold}"
+    reply = completion(payload, content=texts[seed % 3])
+    reply.body["choices"][0]["finish_reason"] = "length" if seed % 2 else "stop"
+    return reply
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A project of 0.2 in which more is evaluated and trained: its folder, and what the commands printed."""
+    home = tmp_path_factory.mktemp("golden") / "project"
+    shutil.copytree(GOLDEN / "0.2", home)
+    server = Server(answer)
+    words = "eval m --benchmarks arithmetic,arithmetic_hard --limit 7 --k 8 --max-tokens 7 --engine openai --quiet"
+    told = {"eval-server.txt": printed(f"{words} --out new-server --base-url {server.url}", home)}
+    told["eval-server.txt"] = told["eval-server.txt"].replace(server.url, "<url>")
+    server.close()
+    told |= {name: printed(words, home) for name, words in WRITING.items()}
+    return home, told
+
+
+@on_a_cpu
+@pytest.mark.parametrize("name", ["eval-server.txt", *WRITING])
+def test_output_of_what_writes(name: str, project: tuple[Path, dict[str, str]]) -> None:
+    check(name, project[1][name])
+
+
+@on_a_cpu
+def test_eval_json(project: tuple[Path, dict[str, str]]) -> None:
+    check("eval-json.txt", plain_json(read(project[0] / "new-recorded/eval.json")))
+    runs = ("new-recorded", "new-server", "results/eval/server")
+    check_schema("schema-eval.json", [read(project[0] / run / "eval.json") for run in runs], EVAL_SCHEMA_VERSION)
+
+
+@on_a_cpu
+def test_files_of_a_training(project: tuple[Path, dict[str, str]]) -> None:
+    runs = [project[0] / f"results/train/{name}" for name in ("new-gtpo", "new-sft")]
+    check_schema("schema-run.json", [read(run / "run.json") for run in runs], SCHEMA_VERSION)
+    lines = [json.loads(line) for run in runs for line in (run / "metrics.jsonl").read_text().splitlines()]
+    check_schema("schema-metrics.json", lines, SCHEMA_VERSION)
+    check_schema("schema-best.json", [read(run / "best/best.json") for run in runs], SCHEMA_VERSION)
+
+
+@on_a_cpu
+def test_columns_of_tables(project: tuple[Path, dict[str, str]]) -> None:
+    home, columns = project[0], {}
+    for place in ("new-server/samples", "new-server/questions.parquet", "new-server/problems.parquet",
+                  "new-server/prompts.parquet", "results/train/new-gtpo/completions"):  # fmt: skip
+        path = next(iter(sorted((home / place).glob("*.parquet"))), home / place)
+        columns[Path(place).stem] = {field.name: str(field.type) for field in pq.read_schema(path)}
+    check("columns.txt", json.dumps(columns, indent=1))
+
+
+@on_a_cpu
+def test_doctor(tmp_path: Path) -> None:
+    """Its numbers and packages are this machine's: what it says of them is approved."""
+    text = printed("doctor --out doctor.json", tmp_path)
+    text = re.sub(r"(?<=by )\S+(?= on )", "<number>", text)
+    text = re.sub(r"(?<=^  )(.{16}) .+$", r"\1 <value>", text, flags=re.MULTILINE)
+    check("doctor.txt", re.sub(r"(?<=^packages\n)(  .*\n)+", "  <packages>\n", text, flags=re.MULTILINE))
+    report = read(tmp_path / "doctor.json")
+    check_schema("schema-doctor.json", [report], report["schema_version"])
+
+
+def test_view(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    runs = Runs(["gtpo-s2"])
+    shown = {"state": runs.state({})}
+    for folder, run in shown["state"]["runs"].items():
+        if run["kind"] == "eval":
+            shown["samples"] = samples(Path(folder), {"benchmark": "hard", "verdict": "INCORRECT"})
+    check("view-payload.txt", plain_json(shown).replace(str(home), "<home>"))
 
 
 @pytest.fixture(scope="module")
