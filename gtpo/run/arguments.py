@@ -18,7 +18,7 @@ from transformers import GenerationConfig, Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.packages import installed
+from gtpo.common.packages import installed, lacks_package, require
 from gtpo.config import TrainConfig
 from gtpo.config.load import checked, fields_of
 from gtpo.config.published import RENAMED
@@ -38,6 +38,10 @@ _OWN = TrainingSection.model_fields.keys() - TrlDefaults.model_fields.keys() - {
 
 # Published name -> TRL's. A warm-up below 1 is a share of all steps; a warmup_steps that is set comes later and wins.
 _TRLS_NAMES = {"optimizer": "optim", "warmup_ratio": "warmup_steps"}
+
+# Setting of TRL -> the package that it needs, and the extra that brings it. What transformers looks for itself it says
+# in its own words, or when the model is loaded.
+_NEEDED = {"deepspeed": ("deepspeed", "deepspeed"), "use_liger_kernel": ("liger_kernel", "liger-kernel")}
 
 # Fields of a sampler that the trainer sets itself.
 _OF_A_GROUP = (
@@ -176,12 +180,17 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
     if idle and not config.rollout.importance_sampling_correction:
         needed = "rollout.importance_sampling_correction: true"
         raise UserError(f"{config.setting(f'training.{idle}')} does nothing without {needed}")
+    for name, (package, extra) in _NEEDED.items():
+        if settings.get(name):
+            require(str(config.setting(f"training.{name}")), package, extra=extra)
     # TRL checks what only it knows, such as which schedules there are.
     try:
         made = kind(**arguments | settings)
-    except (ValueError, TypeError) as error:
+    except Exception as error:
         # transformers' own checks; TypeError: a key of a mapping among the values.
-        raise UserError(f"{_named_in(str(error), config)}: {error}") from error
+        if not (isinstance(error, ValueError | TypeError) or lacks_package(error)):
+            raise
+        raise UserError(f"{_named_in(str(error), config)}: {' '.join(str(error).split())}") from error
     if config.method == "grpo":
         for name, why in grpo_faults(made):
             raise UserError(f"{config.setting(f'training.{name}')} {why}")

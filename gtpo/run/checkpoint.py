@@ -16,8 +16,8 @@ import torch
 from transformers import TrainerState
 from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 
-from gtpo.common.errors import UserError
-from gtpo.common.files import DISK_FULL, read_json, write_json
+from gtpo.common.errors import DISK_FULL, UserError
+from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel
 from gtpo.runs.train_run import PARTIAL, TrainFolder, last_checkpoint
@@ -108,7 +108,11 @@ def out_of_space(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return any(
-        words in text for words in ("no space left", "disk quota", "failed writing", "writing file", "os error 28")
+        words in text
+        for words in (
+            *("no space left", "disk quota", "file too large", "failed writing", "writing file"),
+            *(f"os error {number}" for number in DISK_FULL),
+        )
     )
 
 
@@ -118,7 +122,7 @@ def no_room(checkpoints: Path, what: str) -> UserError:
     return UserError(
         f"no room on disk {what}. "
         + (f"{kept.name} is whole: " if kept else "There is no checkpoint yet: ")
-        + "free some space; the same command resumes the run"
+        + "free some space (or raise ulimit -f, if it is set); the same command resumes the run"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import typing
 from dataclasses import fields
 from functools import partial
@@ -103,6 +104,62 @@ def test_what_cannot_be_passed_on_is_refused(tmp_path: Path, method: str, traini
     with pytest.raises(UserError) as refused:
         trainer_arguments(loaded(tmp_path, method, **training), tmp_path, "float32")
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "package", "mend"),
+    [
+        ("gtpo", "deepspeed", "deepspeed", "pip install 'gtpo[deepspeed]'"),
+        ("sft", "deepspeed", "deepspeed", "pip install 'gtpo[deepspeed]'"),
+        ("grpo", "use_liger_kernel", "liger_kernel", "pip install liger-kernel"),
+    ],
+)
+def test_a_setting_whose_package_is_absent_is_one_sentence(
+    method: str, key: str, package: str, mend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> Any:
+        if name == package:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known(name)
+
+    known = importlib.metadata.metadata
+    monkeypatch.setattr(importlib.metadata, "metadata", absent)
+    monkeypatch.setattr("gtpo.common.packages.installed", lambda name: name != package)
+    (tmp_path / "ds.json").write_text("{}")
+    value = str(tmp_path / "ds.json") if key == "deepspeed" else True
+    with pytest.raises(UserError) as refused:
+        trainer_arguments(loaded(tmp_path, method, **{key: value}), tmp_path, "float32")
+    assert str(refused.value) == f"run.yaml:5: training.{key} needs {package}, which is not installed: {mend}".replace(
+        "run.yaml", str(tmp_path / "run.yaml")
+    )
+
+
+def lazily() -> None:
+    """Raise as transformers' lazy modules do."""
+    try:
+        raise ModuleNotFoundError("No module named 'apex'")
+    except ModuleNotFoundError as error:
+        raise RuntimeError("Failed to import transformers.integrations.x because of the following error") from error
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("top_p wants apex"), importlib.metadata.PackageNotFoundError("apex"), lazily]
+)
+def test_whatever_transformers_raises_for_an_absent_package_is_one_sentence(
+    error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any) -> None:
+        if callable(error):
+            error()
+        raise error
+
+    monkeypatch.setattr(GTPOConfig, "__post_init__", refuse)
+    with pytest.raises(UserError, match="apex|because of the following error") as refused:
+        trainer_arguments(loaded(tmp_path, "gtpo", top_p=0.9), tmp_path, "float32")
+    assert "\n" not in str(refused.value)
+    monkeypatch.setattr(GTPOConfig, "__post_init__", lambda self: {}["a fault of ours"])
+    with pytest.raises(KeyError):
+        trainer_arguments(loaded(tmp_path, "gtpo"), tmp_path, "float32")
 
 
 def test_an_absent_tracker_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,3 +93,13 @@ def test_pairs_from_the_shell(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"{file}:1: expected an object" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "00", "1.5", "two", "", "²"])
+def test_a_count_of_workers_that_is_none_is_one_sentence(count: str, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"prediction": "1", "gold": "1"}\n')
+    command = [sys.executable, "-m", "gtpo.rewards", str(file), f"--workers={count}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert f'--workers must be a whole number from 1 on, found "{count}"' in done.stderr

@@ -1,0 +1,85 @@
+"""A disk, a quota or a limit on the size of files that is used up: one sentence wherever it happens, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gtpo.common.errors import DISK_FULL, explained
+from gtpo.common.files import lock_folder
+
+ROW = {"id": "1", "problem": "1 + 1?", "gold": "2", "completions": ["<answer>2</answer>", "<answer>3</answer>"]}
+
+
+def limited(*words: str, cwd: Path, size: int = 1024) -> subprocess.CompletedProcess[str]:
+    """Run a module of gtpo in a process whose files may have `size` bytes, as after `ulimit -f`."""
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=cwd, capture_output=True, text=True, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.jsonl").write_text(json.dumps(ROW) + "\n")
+    return tmp_path
+
+
+def test_a_limit_on_the_size_of_files_is_told_in_a_sentence(mine: Path) -> None:
+    command = ("gtpo", "eval", "--completions", "mine.jsonl", "--k", "2", "--out", "run")
+    done = limited(*command, cwd=mine)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert "ulimit -f" in done.stderr
+    assert limited(*command, cwd=mine, size=10**8).returncode == 0
+    page = limited("gtpo", "compare", "run", "--html", "page.html", cwd=mine)
+    assert (page.returncode, page.stderr.count("\n")) == (2, 1), page.stderr
+    assert "page.html" in page.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_behind_standard_output(mine: Path) -> None:
+    (mine / "pairs.jsonl").write_text('{"prediction": "1", "gold": "1"}\n')
+    for command in (("gtpo.rewards", "pairs.jsonl"), ("gtpo", "doctor", "--json")):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([sys.executable, "-m", *command], cwd=mine, stdout=full, stderr=subprocess.PIPE,
+                                  text=True, timeout=120)  # fmt: skip
+        assert done.returncode != 0, command
+        assert "the disk is full" in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr, command
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_each_kind_is_known_to_commands_runs_and_locks(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gtpo.run.checkpoint import out_of_space
+
+    assert number in DISK_FULL
+    error = OSError(number, os.strerror(number), "results/run/file")
+    assert out_of_space(error)
+    # As a library tells it that keeps the text only.
+    assert out_of_space(RuntimeError(f"I/O error: {os.strerror(number)} (os error {number})"))
+    with pytest.raises(SystemExit) as end, explained():
+        raise error
+    told = capsys.readouterr().err
+    assert (end.value.code, told.count("\n")) == (2, 1)
+    assert "results/run/file" in told
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="results/run/file"):
+
+        def full(*args: object, **kwargs: object) -> None:
+            raise error
+
+        patched.setattr(Path, "mkdir", full)
+        lock_folder(tmp_path / "run")
+
+
+def test_other_errors_of_the_system_keep_their_traceback() -> None:
+    with pytest.raises(PermissionError), explained():
+        raise PermissionError(errno.EACCES, "no")
