@@ -150,8 +150,6 @@ def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
     """Load or build the model of `config`. Raises UserError if it cannot be read or this machine cannot hold it."""
     section = config.model
     check_backend(config)
-    # Its backward with a mask may be NaN on an H100 or H200, torch's default there (pytorch/pytorch#196678).
-    torch.backends.cuda.enable_cudnn_sdp(False)
     if section.build is not None:
         from gtpo.inputs.tiny import build_tiny_model
 

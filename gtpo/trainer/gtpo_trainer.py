@@ -67,6 +67,11 @@ class RunTrainer(Trainer):
     untrained_kl: Any = None
     writes_model_card = True
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Its backward with a mask may be NaN on an H100 or H200, torch's default there (pytorch/pytorch#196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        super().__init__(*args, **kwargs)
+
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -16,7 +16,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
-from gtpo.callbacks import Advice, CollapseWatch, ExactCheckpoints, GRPOBaseline, RunLog, UntrainedKL, Validation
+from gtpo.callbacks import (
+    Advice,
+    CollapseWatch,
+    ExactCheckpoints,
+    GRPOBaseline,
+    RunLog,
+    SFTBaseline,
+    UntrainedKL,
+    Validation,
+)
 from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel
 from gtpo.evalkit.comparison.compare import compare
@@ -28,6 +37,7 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.run.health import Health, Judgement
 from gtpo.runs.eval_record import Interval
 from gtpo.runs.find import find_runs
+from gtpo.trainer import RunTrainer
 
 TWO_STEPS_A_ROUND = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "learning_rate": 1e-2}
 
@@ -346,3 +356,20 @@ def test_a_generation_config_that_cannot_be_saved_is_dropped() -> None:
     )  # without do_sample, as Llama 2 has it
     assert "its sampling defaults are dropped" in savable_generation_config(model)
     assert savable_generation_config(model) == ""
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
+def test_a_script_trains_without_attention_of_cudnn(method: str, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    """The trainers switch it off, so that a script has what `gtpo train` has; its first forward knows it."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        if method == "sft":
+            settings = SFTConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+            rows = Dataset.from_dict({"prompt": ["1 + 1?"], "completion": ["2"]})
+            trainer: Any = SFTBaseline(str(folder), settings, train_dataset=rows)
+        else:
+            trainer = trainer_of(method, folder, tmp_path)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert isinstance(trainer, RunTrainer)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
