@@ -55,8 +55,9 @@ SEEDS_NEEDED = 3
 # Common seeds from which on they are paired. With fewer, runs of which some collapse look too often (2^-S) as if two
 # methods never differed.
 PAIRS_NEEDED = 5
-# What a difference speaks of: methods, trained anew with other seeds, or these very sets of weights.
-METHODS, WEIGHTS = "methods", "weights"
+# What a difference speaks of: methods, trained anew with other seeds; these very sets of weights; or, if nobody knows
+# whether the runs of a side were trained apart, these very outputs.
+METHODS, WEIGHTS, OUTPUTS = "methods", "weights", "outputs"
 # The prior of V_Q above: the least that keeps wrong equivalence at 6 % if one model loses a few of many questions. It
 # shows a difference of 0/1 scores from 6 questions to none on, as McNemar's exact test does.
 UNSEEN = 2.25
@@ -114,22 +115,26 @@ class PairedDifference(NamedTuple):
     seeds_paired: bool
     # Level of the interval.
     level: float = LEVEL
+    # False: a side has several runs that are not known to be trained apart.
+    known: bool = True
 
     @property
     def scope(self) -> str:
-        """METHODS or WEIGHTS: METHODS if both sides were trained, with SEEDS_NEEDED seeds each."""
+        """METHODS if both sides were trained, with SEEDS_NEEDED seeds each; OUTPUTS if that is not known of a side."""
+        if not self.known:
+            return OUTPUTS
         return METHODS if min(self.seeds) >= SEEDS_NEEDED else WEIGHTS
 
     @property
     def missing_seeds(self) -> tuple[int, int]:
         """Training seeds that each of two trained sides lacks for a statement about methods."""
-        a, b = (max(SEEDS_NEEDED - count, 0) if all(self.seeds) else 0 for count in self.seeds)
+        a, b = (max(SEEDS_NEEDED - count, 0) if self.known and all(self.seeds) else 0 for count in self.seeds)
         return a, b
 
     @property
     def judged(self) -> bool:
-        """False if both sides were trained, and one with too few seeds to say anything about methods."""
-        return self.scope == METHODS or 0 in self.seeds
+        """False if training is not known, or both sides were trained and one has too few seeds to speak of methods."""
+        return self.scope == METHODS or (self.known and 0 in self.seeds)
 
     @property
     def se(self) -> Array:
@@ -226,13 +231,14 @@ def differences(
     *,
     paired: bool = False,
     trained: tuple[bool, bool] = (True, True),
+    known: bool = True,
     clusters: ArrayLike | None = None,
 ) -> PairedDifference:
     """Compare two methods, T times at once. a: [T, S_a, Q], b: [T, S_b, Q], without NaN.
 
     paired: seed s of a and seed s of b were trained alike; used from PAIRS_NEEDED seeds on. trained: whether each is
-    the result of training, which another seed could have made otherwise. clusters: as in `paired_difference`. Raises
-    ValueError if the questions, or the numbers of paired seeds, differ.
+    the result of training, which another seed could have made otherwise. known: as in PairedDifference. clusters: as in
+    `paired_difference`. Raises ValueError if the questions, or the numbers of paired seeds, differ.
     """
     if a.shape[2] != b.shape[2] or a.shape[0] != b.shape[0]:
         raise ValueError(f"a and b must score the same questions, got shapes {a.shape} and {b.shape}")
@@ -253,7 +259,7 @@ def differences(
         difference=mean, variance=np.full_like(mean, np.nan), freedom=np.zeros_like(mean),
         of_questions=np.full_like(mean, np.nan),
         of_training=np.zeros_like(mean), questions=questions, only_a=(wins > 0).sum(axis=1),
-        only_b=(wins < 0).sum(axis=1), seeds=(seeds[0], seeds[1]), seeds_paired=paired,
+        only_b=(wins < 0).sum(axis=1), seeds=(seeds[0], seeds[1]), seeds_paired=paired, known=known,
     )  # fmt: skip
     if questions < 2:
         return found
@@ -264,7 +270,7 @@ def differences(
     spread = np.square(d - weight * mean[:, None]).sum(axis=1) + UNSEEN * alike * (squares + 1) / (different + 1)
     of_questions = spread / (questions - 1) / questions
     # Given weights do not vary: only other questions and samples could change it.
-    if found.scope == WEIGHTS:
+    if found.scope != METHODS:
         return found._replace(
             variance=of_questions, of_questions=of_questions, freedom=np.full_like(mean, questions - 1.0)
         )

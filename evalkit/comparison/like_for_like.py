@@ -7,6 +7,7 @@ versions, hardware, is compared key by key: what differs is named, nothing diffe
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from operator import attrgetter
@@ -107,14 +108,25 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
 
 
 def _evaluated_alike(runs: list[EvalRun], problems: list[str]) -> str:
-    """Return the command that evaluates the last run as the first; nothing for completions that were recorded."""
+    """Return the commands that score older runs again, or else evaluate the last run as the first.
+
+    Nothing for completions that were recorded, and by one judge.
+    """
     if all(problem.startswith("verifier ") for problem in problems):
-        return ". To mend it: gtpo eval RUN --rescore for each of them"
+        newest = max(map(_rules_version, runs))
+        older = [run for run in runs if _rules_version(run) < newest] or runs
+        return f". To mend it: {' && '.join(f'gtpo eval {shlex.quote(str(run.folder))} --rescore' for run in older)}"
     first, last = runs[0], runs[-1]
     if last.record.engine.name == "recorded":  # nobody can sample them again
         return ""
     model = last.record.model.train_run or last.record.model.source
     return f". To mend it: gtpo eval {model} --like {first.name} --out results/eval/{last.name}-like-{first.name}"
+
+
+def _rules_version(run: EvalRun) -> int:
+    """Return the version of the rules that judged a run; -1 for another judge, and if it is not known."""
+    version = str(settings(run)["verifier"])
+    return int(version) if version.isascii() and version.isdigit() else -1
 
 
 def _other_differences(runs: list[EvalRun]) -> list[str]:

@@ -9,6 +9,7 @@ which setting; `--group-by` and `--label` merge what they are told to, and the n
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,13 @@ class Member:
         """Which weights of its train run were evaluated: best, final or a checkpoint; None if unknown."""
         return self.run.record.model.checkpoint if self.run is not None else None
 
+    def same_training(self, other: Member) -> bool:
+        """Return whether two members of known seeds are of one train run, or of a copy of it."""
+        if self.train is None or other.train is None:
+            return False
+        alike = self.seed == other.seed and self.settings() == other.settings()
+        return alike or self.train.root.resolve() == other.train.root.resolve()
+
     def settings(self) -> dict[str, Any] | None:
         """What must be equal within a method; None if it is unknown."""
         if self.config is None:
@@ -79,8 +87,29 @@ class Method:
 
     @property
     def trains(self) -> list[TrainFolder]:
-        """Its train runs."""
-        return [member.train for member in self.members if member.train is not None]
+        """Its train runs, each once."""
+        return list({m.train.root.resolve(): m.train for m in self.members if m.train is not None}.values())
+
+    @cached_property
+    def doubt(self) -> str:
+        """Why its runs are not known to be trained apart; empty if they are, and for a single run."""
+        members = [member for member in self.members if member.run is not None] or list(self.members)
+        if len(members) < 2:
+            return ""
+        for what, unknown in (("train run", [m for m in members if m.train is None]),
+                              ("seed", [m for m in members if m.seed is None])):  # fmt: skip
+            if unknown:
+                return f"no {what} is known of {', '.join(member.name for member in unknown)}"
+        for one, other in itertools.combinations(members, 2):
+            if one.same_training(other):
+                return f"{one.name} and {other.name} are of one training"
+        return ""
+
+    @property
+    def counted(self) -> str:
+        """`3 seeds`, or `3 runs` if they are not known to be trained apart; empty for one."""
+        count = len(self.runs) or len(self.trains)
+        return f"{count} {'runs' if self.doubt else 'seeds'}" if count > 1 else ""
 
     @property
     def preset(self) -> str:
@@ -249,7 +278,7 @@ def _note_inside(method: Method, *, chosen: bool, notes: list[str]) -> None:
     if differing:
         listed = "; ".join(f"{key}: {', '.join(map(str, values))}" for key, values in differing.items())
         notes.append(f"{method.name}: its runs differ in more than the seed ({listed})")
-    if any(member.config is None for member in method.members):
+    if not method.doubt and any(member.config is None for member in method.members):
         notes.append(f"{method.name}: not every run has a config.yaml, so what else differs in it is unknown")
     packages = [member.train.run().get("packages") if member.train else None for member in method.members]
     versions = [found if isinstance(found, dict) else {} for found in packages]
@@ -260,6 +289,8 @@ def _note_inside(method: Method, *, chosen: bool, notes: list[str]) -> None:
     if len(set(weights.values())) > 1:
         listed = ", ".join(f"{name}: {kind}" for name, kind in weights.items())
         notes.append(f"{method.name}: its runs are of different checkpoints ({listed})")
+    if method.doubt:
+        notes.append(f"{method.name}: {method.doubt}, so its runs are no seeds: their mean is shown as one run")
     seeds = [member.seed for member in method.members if member.seed is not None]
     if chosen and len(set(seeds)) < len(seeds):
         notes.append(f"{method.name}: a training seed occurs twice ({', '.join(seeds)})")
@@ -284,8 +315,8 @@ def _note_near(methods: list[Method], notes: list[str]) -> None:
                 reason = f"they are of different checkpoints ({', '.join(kinds)})"
             else:
                 reason = "they have the same seed"
-            notes.append(
-                f"{other.name} and {method.name} are both {first.preset} and shown apart: {reason}. "
-                "--label NAME=RUN,RUN takes them as one method"
-            )
+            mend = "which is one training and not two seeds"
+            if not Method("", (first, second)).doubt:
+                mend = "--label NAME=RUN,RUN takes them as one method"
+            notes.append(f"{other.name} and {method.name} are both {first.preset} and shown apart: {reason}. {mend}")
             break

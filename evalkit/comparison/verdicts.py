@@ -74,13 +74,17 @@ class Cell:
 
 
 def scores(shared: Shared, method: str, column: Column) -> NDArray[np.float64]:
-    """[S, Q] per-question scores of one column, one row per training seed, of the questions that have k samples."""
+    """[S, Q] per-question scores of one column, one row per training seed, of the questions that have k samples.
+
+    Runs that are not known to be trained apart are one row, their mean.
+    """
     rows = shared.having(max(column.k, 1))
-    return np.stack([
+    found = np.stack([
         (part.format_ok / part.n if column.metric == FORMAT
         else np.clip((part.pass_at_k if column.metric == PASS else part.maj_at_k)[:, column.k - 1], 0.0, 1.0))[rows]
         for part in shared.parts[method]
     ])  # fmt: skip
+    return found.mean(axis=0, keepdims=True) if shared.by_name[method].doubt else found
 
 
 def clusters(shared: Shared, column: Column) -> NDArray[np.int64] | None:
@@ -93,6 +97,8 @@ def pairing(a: Method, b: Method, benchmark: str) -> tuple[list[int], list[int]]
 
     They do if at least PAIRS_NEEDED seeds are common, each once, and these are at least half of either method's.
     """
+    if a.doubt or b.doubt:
+        return None
     of_a, of_b = ([m.seed for m in method.members if m.run and benchmark in m.run.benchmarks] for method in (a, b))
     if any(None in of or len(set(of)) < len(of) for of in (of_a, of_b)):
         return None
@@ -133,7 +139,7 @@ def differ(shared: Shared, a: str, b: str, columns: Sequence[Column]) -> list[Pa
         found.append(
             differences(
                 left[None], right[None], paired=pair is not None, trained=(first.trained, second.trained),
-                clusters=clusters(shared, column),
+                known=not (first.doubt or second.doubt), clusters=clusters(shared, column),
             ).at(0)
         )  # fmt: skip
     return found

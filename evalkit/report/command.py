@@ -17,8 +17,8 @@ from gtpo.common.terminal import stdout_console
 if TYPE_CHECKING:
     from gtpo.evalkit.comparison.compare import MethodComparison
 
-# Exit code if --fail-if-worse fails.
-WORSE = 5
+# Exit codes of --fail-if-worse: it fails, or nothing can be said because training is not known.
+WORSE, UNKNOWN = 5, 6
 
 
 class CompareSettings(Options):
@@ -63,7 +63,8 @@ class CompareSettings(Options):
     )  # fmt: skip
     fail_if_worse: float | None = option(
         None, "[POINTS]: exit code 5 if one is shown to be worse than the baseline; with POINTS, if one is not shown "
-        "to be at most so many points worse.", ge=0.0, lt=100.0, about={"unit": "points"},
+        "to be at most so many points worse; 6 if training is not known of several runs of a side.", ge=0.0, lt=100.0,
+        about={"unit": "points"},
     )  # fmt: skip
     figures: Path | None = option(None, "Write figures to this folder, as PDF, SVG and PNG (extra: report).")
     html: Path | None = option(None, "Write one self-contained page: tables, curves, completions.")
@@ -137,6 +138,7 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
     from gtpo.evalkit.comparison.verdicts import Column
     from gtpo.evalkit.report.latex import as_latex
     from gtpo.evalkit.report.records import as_csv, as_json
+    from gtpo.evalkit.report.summary import TRAINING_UNKNOWN, answer
     from gtpo.evalkit.report.tables import as_markdown, as_rich
     from gtpo.evalkit.report.text import visible
 
@@ -165,7 +167,7 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
     sys.stdout.flush()
     # A file of numbers has no place for them.
     if settings.format == "csv":
-        for note in comparison.all_notes:
+        for note in (*comparison.all_notes, *(text for _, text in answer(comparison) if TRAINING_UNKNOWN in text)):
             print(f"note: {visible(note)}", file=sys.stderr)
     if settings.html is not None:
         from gtpo.evalkit.report.payload import write_page
@@ -188,17 +190,24 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
 def _gate(comparison: MethodComparison, margin: float) -> int:
     """Return WORSE if a method is shown to be worse, or with a margin, not shown to be at most that much worse.
 
+    UNKNOWN if that cannot be said of one, because training is not known.
+
     It speaks of the runs as they are: of methods from three seeds of each on, else of these weights.
     """
+    from gtpo.evalkit.report.summary import TRAINING_UNKNOWN
     from gtpo.evalkit.report.text import difference, points, visible
 
-    found, tested = [], 0
+    found, unknown, tested = [], [], 0
     for table in comparison.benchmarks:
         for name in table.methods:
             cell = table.cells[name, comparison.metrics[0]]
             if cell.paired is None:
                 continue
             tested += 1
+            if not cell.paired.known:
+                against = f"{visible(name)} against {visible(str(table.baseline))} on {visible(table.benchmark)}"
+                unknown.append(f"{against}: {TRAINING_UNKNOWN}")
+                continue
             # Shown to be worse: even if the missing samples speak for the method.
             failed = cell.paired.high + cell.moved[1] < 0
             what = f"is worse than {visible(str(table.baseline))}"
@@ -210,6 +219,6 @@ def _gate(comparison: MethodComparison, margin: float) -> int:
                 found.append(f"{visible(name)} {what} on {visible(table.benchmark)}: {difference(cell.paired)}")
     if not tested:
         raise UserError("--fail-if-worse: there is nothing to compare; give two runs on the same benchmark")
-    for line in found:
+    for line in (*found, *unknown):
         print(f"gate: {line}", file=sys.stderr)
-    return WORSE if found else 0
+    return WORSE if found else UNKNOWN if unknown else 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.comparison.verdicts import EQUIVALENT, UNDECIDED, Cell
-from gtpo.evalkit.report.summary import legend, sentences
+from gtpo.evalkit.report.summary import is_judged, legend, sentences
 from gtpo.evalkit.report.tables import Grid, detail_grids, paper_grids
 from gtpo.evalkit.report.text import bounds, difference, interval, percent, spread, visible
 
@@ -40,7 +40,7 @@ def as_latex(comparison: MethodComparison, *, details: bool = False) -> str:
     lines += [f"% note: {visible(note)}" for note in comparison.all_notes]
     lines += [f"% verdict: {one.text}" for one in sentences(comparison)]
     words = " ".join(legend(comparison)).replace("▲ better or ▼ worse", "* better or † worse")
-    if comparison.baseline is not None:
+    if is_judged(comparison):
         equal = "≈ equivalent; " * (comparison.margin is not None)
         stars = f"* better, † worse: corrected p <= 0.05; doubled for p <= 0.01, tripled for 0.001; {equal}? undecided."
         words = f"{stars} {words}"

@@ -61,7 +61,7 @@ def _differences(comparison: MethodComparison, table: Table, columns: list[Colum
             row.append({
                 "d": float(d.difference), "low": float(d.low), "high": float(d.high), "p": float(d.p_value),
                 "holm": cell.p_corrected, "level": _short(d.level, 4), "covers": covers(d), "shown": cell.direction,
-                "verdict": cell.verdict, "pe": cell.p_equivalent, "judged": d.judged,
+                "verdict": cell.verdict, "pe": cell.p_equivalent, "judged": d.judged, "about": d.scope,
             })  # fmt: skip
             one = verdict_sentence(comparison, table, name) if cell.verdict else None
             row[-1] |= {"said": [one.head, f"{one.rest}.", one.advice]} if one else {}
@@ -170,9 +170,7 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
         },
         "benchmarks": benchmarks,
         "training": [
-            _method(method)
-            | {"seeds": [[visible(m.name), m.seed] for m in method.members if m.train is not None]}
-            | training_payload(method.trains)
+            _method(method) | {"trains": len(method.trains)} | training_payload(method.trains)
             for method in comparison.trained
         ],
         "groups": groups,
@@ -196,6 +194,7 @@ def _method(method: Any) -> dict[str, Any]:
         "name": method.name,
         "label": visible(method.name),
         "preset": visible(method.preset),
+        "counted": method.counted,
         "trained": method.trained,
         "runs": [[visible(m.name), m.seed] for m in method.members if m.run is not None],
         "collapsed": sum(train.collapsed for train in method.trains),

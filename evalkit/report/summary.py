@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell, Column
 from gtpo.evalkit.report.text import covers, difference, p_text, points, visible
-from gtpo.evalkit.statistics import METHODS, SEEDS_NEEDED, WEIGHTS, PairedDifference
+from gtpo.evalkit.statistics import METHODS, OUTPUTS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 
+# What is said if a side has several runs that are not known to be trained apart.
+TRAINING_UNKNOWN = "training is not known, so this says nothing about methods"
 # Without a margin: the half width of an interval that an undecided comparison is told how to reach.
 TARGET = 0.02
 
@@ -56,8 +59,14 @@ def listed(names: Iterable[str]) -> str:
 
 
 def _about_weights(found: Iterable[tuple[str, str, PairedDifference]]) -> list[str]:
-    """Say why differences (method, baseline, difference) are about weights, if another seed could have changed them."""
+    """Say of differences (method, baseline, difference) that are not about methods what they are about, and why."""
     found = list(found)
+    of_outputs = dict.fromkeys(a for a, _, d in found if d.scope == OUTPUTS)
+    if of_outputs:
+        rest = [one for one in found if one[0] not in of_outputs]
+        what = f"What is said of {listed(of_outputs)}" if rest else "This"
+        unknown = f"{what} is about these outputs; {TRAINING_UNKNOWN}."
+        return [unknown, *_about_weights(rest)]
     of_weights = [(a, b, d) for a, b, d in found if d.scope == WEIGHTS and any(d.seeds)]
     if not of_weights:
         return []
@@ -131,7 +140,7 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
     lines += [("", text) for text in about]
     advice: dict[str, list[str]] = {}
     for one in found:
-        if one.advice and " is about these weights" not in one.advice:
+        if one.advice and not re.search(" is about these (weights|outputs)", one.advice):
             advice.setdefault(one.advice, []).append(visible(one.method))
     several = len({one.method for one in found}) > 1
     for text, names in advice.items():
@@ -156,10 +165,16 @@ def short_legend(comparison: MethodComparison) -> str:
     text = f"[a, b]: 95 % over {over}."
     if any(cell.bounds for cell in cells):
         text += " {a, b}: if all missing samples were wrong, or right."
-    if found:
+    if is_judged(comparison):
         text += " ▲ better, ▼ worse" + ", ≈ equivalent" * (comparison.margin is not None)
         text += " (Holm)" * (len(comparison.benchmarks) > 1 or comparison.margin is not None) + "."
     return text
+
+
+def is_judged(comparison: MethodComparison) -> bool:
+    """Return whether any primary comparison can be given a mark."""
+    cells = [cell for table in comparison.benchmarks for cell in table.cells.values() if cell.primary]
+    return any(cell.paired is not None and cell.paired.judged for cell in cells)
 
 
 def legend(comparison: MethodComparison) -> list[str]:
@@ -174,15 +189,20 @@ def legend(comparison: MethodComparison) -> list[str]:
     if not comparison.baseline:
         return lines
     primary = comparison.metrics[0].label
+    against = (
+        f"Baseline: {visible(comparison.baseline)} ({comparison.baseline_reason}). Differences are paired by question"
+    )
+    if not is_judged(comparison):
+        lines.append(f"{against}. None of them is tested: what is known of training allows no verdict.")
+        return lines
     equal = ""
     if comparison.margin is not None:
         equal = f", ≈ equivalent within ±{points(comparison.margin)} points (the interval lies within)"
     lines.append(
-        f"Baseline: {visible(comparison.baseline)} ({comparison.baseline_reason}). Differences are paired by question "
-        f"and tested with t over questions and training seeds. {primary} of each method against the baseline is tested "
-        f"on every benchmark, Holm-corrected over the benchmarks: ▲ better or ▼ worse if p <= {ALPHA} after correction"
-        f"{equal}; the intervals are at the level of that correction. Everything else is undecided: neither shown nor "
-        "excluded. Other differences are not tested: their own 95 % interval, never marked."
+        f"{against} and tested with t over questions and training seeds. {primary} of each method against the "
+        "baseline is tested on every benchmark, Holm-corrected over the benchmarks: ▲ better or ▼ worse if "
+        f"p <= {ALPHA} after correction{equal}; the intervals are at the level of that correction. Everything else is "
+        "undecided: neither shown nor excluded. Other differences are not tested: their own 95 % interval, never marked."
     )
     if any(method.given for method in comparison.methods):
         lines[-1] += " All other runs began from the baseline, so that its own training seed does not matter."

@@ -85,11 +85,12 @@ def _test_grid(comparison: MethodComparison) -> Grid:
                 continue
             d = cell.paired
             given = [str(count) if count else "given" for count in d.seeds]
+            seeds = f"{given[0]} against {given[1]}{', paired' * d.seeds_paired}" if d.known else "not known"
             rows.append([
                 visible(method.name), visible(table.benchmark), cell.verdict, difference(d),
                 *("–" if p is None else p_text(p).removeprefix("p ").removeprefix("= ")
                   for p in (cell.p_corrected, float(d.p_value), cell.p_equivalent)),
-                covers(d), f"{d.freedom:.1f}", f"{given[0]} against {given[1]}{', paired' * d.seeds_paired}",
+                covers(d), f"{d.freedom:.1f}", seeds,
             ])  # fmt: skip
     return Grid("tests", "Primary comparisons: what each test covers", head, rows)
 
@@ -132,8 +133,7 @@ def name_text(comparison: MethodComparison, method: str, *, baseline: bool = Tru
     label = visible(method)
     if found.preset and found.preset.lower() not in method.lower():
         label += f" ({visible(found.preset)})"
-    if len(found.runs) > 1:
-        label += f" · {len(found.runs)} seeds"
+    label += f" · {found.counted}" * bool(found.counted)
     lost = sum(train.collapsed for train in found.trains)
     label += f" · {lost} collapsed" * bool(lost)
     return label + ("  (baseline)" if baseline and method == comparison.baseline else "")

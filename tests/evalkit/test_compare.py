@@ -6,8 +6,11 @@ import csv
 import io
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,17 @@ from run_folders import write_eval, write_train
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import choose_ks, compare
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE, Column
+from gtpo.evalkit.evaluation.scoring import RULES_VERSION
 from gtpo.evalkit.report.summary import legend
-from gtpo.evalkit.statistics import METHODS, WEIGHTS, differences, holm_factors, mean_interval, paired_difference
+from gtpo.evalkit.statistics import (
+    METHODS,
+    OUTPUTS,
+    WEIGHTS,
+    differences,
+    holm_factors,
+    mean_interval,
+    paired_difference,
+)
 from gtpo.runs.find import find_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -566,7 +578,7 @@ def test_other_settings_are_refused_by_name(setting: str, changes: dict[str, Any
     write_eval(tmp_path / "one", method="grpo", benchmarks={"arithmetic": 20})
     write_eval(tmp_path / "two", skill=1, benchmarks={"arithmetic": 20}, **changes)
     ran = gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path)
-    mend = "--rescore for each" if setting == "verifier" else "--like one"
+    mend = "--rescore" if setting == "verifier" else "--like one"
     assert_refused(ran, f"{setting} differs (one: ", "two: ", "--allow-mismatch", "To mend it: gtpo eval ", mend)
     runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "two")])
     allowed = compare(runs, trains, allow_mismatch=True)
@@ -574,6 +586,143 @@ def test_other_settings_are_refused_by_name(setting: str, changes: dict[str, Any
     if setting.startswith("n "):
         ran = gtpo("compare", tmp_path / "one", tmp_path / "two", "--allow-mismatch", cwd=tmp_path)
         assert "note: not like for like: n of arithmetic differs (one: 8; two: 4)" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "older"),
+    [
+        ({"version": 15}, {"version": RULES_VERSION}, ["one"]),
+        ({"version": str(RULES_VERSION)}, {"version": "9"}, ["two"]),
+        ({"version": RULES_VERSION}, {"version": None}, ["two"]),
+        ({"version": 15, "math_verify": "0.9.0"}, {"version": RULES_VERSION}, ["one"]),
+        ({"version": 15, "math_verify": "0.9.0"}, {"version": 15, "math_verify": "0.8.0"}, ["one", "two"]),
+    ],
+)
+def test_runs_of_two_judges_are_mended_by_the_line_that_is_named(
+    one: dict[str, Any], two: dict[str, Any], older: list[str], tmp_path: Path
+) -> None:
+    """The refusal names the commands for the older runs; they are typed as they stand, and then it compares."""
+    home = tmp_path / "a folder"
+    home.mkdir()
+    for right, (name, verifier) in enumerate((("one", one), ("two", two))):
+        rows = [{"id": str(i), "gold": "4", "completion": f"<answer>{4 * (i < 3 + right)}</answer>"} for i in range(6)]
+        (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        made = gtpo("eval", "--completions", f"{name}.jsonl", "--out", home / name, cwd=home)
+        assert made.returncode == 0, made.stderr
+        record = json.loads((home / name / "eval.json").read_text())
+        (home / name / "eval.json").write_text(json.dumps(record | {"verifier": verifier}))
+    refused = gtpo("compare", home / "one", home / "two", cwd=home)
+    assert_refused(refused, "verifier differs")
+    line = refused.stderr.partition("To mend it: ")[2].strip()
+    commands = [shlex.split(command) for command in line.split(" && ")]
+    assert [Path(words[2]).name for words in commands] == older
+    for words in commands:
+        assert (words[:2], words[3:]) == (["gtpo", "eval"], ["--rescore"])
+        ran = gtpo(*words[1:], cwd=home)
+        assert ran.returncode == 0, ran.stderr
+    ran = gtpo("compare", home / "one", home / "two", cwd=home)
+    assert ran.returncode == 0, ran.stderr
+
+
+# --- runs that are not known to be trained apart ---------------------------------------------------------------
+
+UNKNOWN = "training is not known, so this says nothing about methods"
+PAIR = {"A": ("A1", "A2", "A3"), "B": ("B1", "B2", "B3")}
+LABELS = ("--label", "A=A*", "--label", "B=B*")
+
+
+def side_by_side(home: Path, case: str, effect: Callable[[str, int], float], questions: int = 60) -> list[str]:
+    """Write three evaluations a side, and what is known of their training; return the words of the command."""
+    for side, names in PAIR.items():
+        folder = home / f"results/train/{side}-run"
+        if case != "files":
+            write_train(folder, method="gtpo" if side == "A" else "grpo", steps=20, seed=1)
+        for i, name in enumerate(names):
+            train, kind = None, None
+            if case != "files":
+                train, kind = str(folder), ("best", "final", "checkpoint-10")[i] if case == "checkpoints" else "best"
+            if case == "copies":
+                train = str(home / f"results/train/{name}-copy")
+                shutil.copytree(folder, train)
+            write_eval(home / f"results/eval/{name}", method=None, train_run=train, skill=effect(side, i), n=4,
+                       model__checkpoint=kind, benchmarks={"arithmetic": questions}, seed=ord(name[0]) * 9 + i,
+                       )  # fmt: skip
+    return [*PAIR["A"], *PAIR["B"], *LABELS]
+
+
+CASES = ("files", "evaluations", "checkpoints", "copies")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_runs_that_are_not_known_to_be_trained_apart_say_nothing_of_methods(case: str, tmp_path: Path) -> None:
+    """In every output: what it is about, no mark, no verdict; although the outputs differ by far."""
+    words = side_by_side(tmp_path, case, lambda side, i: 2.0 if side == "B" else 0.0)
+    marks = re.compile(r"[▲▼≈]|\\dagger|\^\{\*|\b(better|worse|equivalent) (than|to)\b|· 3 seeds|\\cdot\$ 3 seeds")
+    for form in ("table", "markdown", "latex", "csv", "json"):
+        ran = gtpo("compare", *words, "--format", form, "--margin", "50", "--details", cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        text = ran.stdout + ran.stderr
+        assert UNKNOWN in text, form
+        assert "about these outputs" in text, form
+        assert not marks.search(text), (form, marks.search(text))
+    document = json.loads(gtpo("compare", *words, "--format", "json", cwd=tmp_path).stdout)
+    judged = [record for record in document["records"] if record["verdict"]]
+    assert [(r["verdict"], r["speaks_of"], r["judged"], r["p_holm"], r["significant"]) for r in judged] == [
+        (UNDECIDED, OUTPUTS, False, None, False)
+    ]
+    assert max(judged[0]["difference_low"], -judged[0]["difference_high"]) > 0.1
+    assert {(r["covers_training"], r["seed_sd"]) for r in document["records"]} == {(False, None)}
+    ran = gtpo("compare", *words, "--html", "page.html", cwd=tmp_path)
+    core = json.loads(
+        re.search(r'<script[^>]*id="core"[^>]*>(.*?)</script>', (tmp_path / "page.html").read_text(), re.S)[1]
+    )
+    told = core["benchmarks"][0]["versus"][core["baseline"]]
+    (cell,) = [cell for row in told.values() for cell in row if cell and cell["verdict"]]
+    assert (cell["verdict"], cell["shown"], cell["judged"], cell["about"]) == (UNDECIDED, 0, False, OUTPUTS)
+    assert UNKNOWN in cell["said"][2]
+    assert [method["counted"] for method in core["methods"]] == ["3 runs", "3 runs"]
+
+
+@pytest.mark.parametrize("gate", ["--fail-if-worse", "--fail-if-worse=90"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_gate_neither_passes_nor_fails_what_is_not_known(case: str, gate: str, tmp_path: Path) -> None:
+    words = side_by_side(tmp_path, case, lambda side, i: 2.0 if side == "A" else 0.0, questions=30)
+    ran = gtpo("compare", *words, "--baseline", "A", gate, cwd=tmp_path)
+    assert ran.returncode == 6, ran.stderr
+    assert ran.stderr.splitlines()[-1] == f"gate: B against A on arithmetic: {UNKNOWN}"
+
+
+def test_equal_methods_of_unknown_training_are_never_marked(tmp_path: Path) -> None:
+    """A null: two methods that are equal, three files a side that vary as trained weights do."""
+    rng = np.random.default_rng(20261128)
+    apart = 0
+    for draw in range(12):
+        effects = {(side, i): rng.normal(0, 0.45) for side in PAIR for i in range(3)}
+        side_by_side(tmp_path / str(draw), "files", lambda side, i, of=effects: of[side, i])
+        names = [*PAIR["A"], *PAIR["B"]]
+        (table,) = compared(tmp_path / str(draw), *names, labels=["A=A*", "B=B*"], margin=0.1).tables
+        cell = table.cells["B", Column("pass@k", 1)]
+        assert (cell.verdict, cell.direction, cell.p_corrected) == (UNDECIDED, 0, None)
+        assert cell.paired is not None
+        apart += not cell.paired.low <= 0 <= cell.paired.high
+    assert apart, "in none of these pairs would the outputs have looked like methods"
+
+
+def test_runs_that_are_known_to_be_trained_apart_keep_their_verdict_under_a_label(seeds_home: Path) -> None:
+    plain = json.loads(gtpo("compare", *ALL, "--format", "json", cwd=seeds_home).stdout)
+    labelled = ("--label", "gtpo=gtpo-s*", "--label", "grpo=grpo-s*")
+    again = json.loads(gtpo("compare", *ALL, *labelled, "--format", "json", cwd=seeds_home).stdout)
+    assert again["records"] == plain["records"]
+    assert {r["speaks_of"] for r in again["records"] if r["verdict"]} == {METHODS}
+
+
+def test_no_note_recommends_a_label_for_runs_of_one_training(tmp_path: Path) -> None:
+    side_by_side(tmp_path, "checkpoints", lambda side, i: 0.0, questions=10)
+    side_by_side(tmp_path / "again", "evaluations", lambda side, i: 0.0, questions=10)
+    for home in (tmp_path, tmp_path / "again"):
+        notes = [note for note in compared(home, *PAIR["A"]).notes if "shown apart" in note]
+        assert notes
+        assert not any("--label" in note for note in notes), notes
 
 
 def assert_refused(ran: subprocess.CompletedProcess[str], *words: str) -> None:

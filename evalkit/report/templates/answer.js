@@ -25,7 +25,7 @@ function valueCell(table, name, i) {
     el("small", {}, `[${percent(low)}, ${percent(high)}]`), bounds && el("small", {}, `missing samples: {${percent(bounds[0])}, ${percent(bounds[1])}}`)];
 }
 function changeText(d) {
-  return d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, `[${signed(d.low)}, ${signed(d.high)}]`), el("small", {}, d.judged ? shownP(d) : "these weights only"));
+  return d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, `[${signed(d.low)}, ${signed(d.high)}]`), el("small", {}, d.judged ? shownP(d) : `these ${d.about} only`));
 }
 /** Methods x benchmarks, one metric: what a paper prints. */
 function paperTable(metric) {
@@ -38,7 +38,7 @@ function paperTable(metric) {
       return tipped(el("td", { tabindex: 0 }, valueCell(table, m.name, i), changeText(versus(table)?.[m.name]?.[i])), table, m.name, i);
     });
     const mean = data.averages[m.name]?.[metric];
-    return el("tr", {}, el("th", { scope: "row" }, swatch(m.name), m.label, el("small", {}, [m.name === state.baseline ? "baseline" : "", seedsText(m.runs.length)].filter(Boolean).join(", "))),
+    return el("tr", {}, el("th", { scope: "row" }, swatch(m.name), m.label, el("small", {}, [m.name === state.baseline ? "baseline" : "", m.counted].filter(Boolean).join(", "))),
       cells, average ? el("td", {}, mean ? el("span", { class: "v" }, percent(mean[0])) : "–", mean && mean[1] !== null ? el("span", { class: "soft" }, ` ±${percent(mean[1])}`) : null) : null);
   });
   return el("div", { class: "scroll" }, el("table", { class: "numbers paper" },

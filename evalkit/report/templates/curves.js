@@ -35,5 +35,5 @@ function drawTraining() {
   const gates = runs.filter((t) => t.initial_entropy.length);
   if (gates.length) root.append(el("p", { class: "soft small" }, "Entropy before training, in nats: ", gates.map((t) => `${t.label} ${t.initial_entropy.map((v) => v.toFixed(3)).join(", ")}${t.gate ? ` (gate ${t.gate})` : ""}`).join("; "),
     `. A gate set to auto is on if that lies below ln 2 = ${data.ln2.toFixed(3)}.`));
-  trainingPanels(root, () => runs.map((t) => ({ ...t, run: t.name, name: t.label, note: t.seeds.length > 1 ? `${t.seeds.length} seeds` : "" })), () => data.curve_metrics);
+  trainingPanels(root, () => runs.map((t) => ({ ...t, run: t.name, name: t.label, note: t.trains > 1 ? t.counted : "" })), () => data.curve_metrics);
 }

@@ -3,19 +3,18 @@ function drawHeader() {
   const row = byId("runs");
   for (const name of order) {
     const m = info.get(name);
-    const count = (m.runs.length || m.seeds?.length || 1);
     const chip = el("button", { type: "button", class: `chip ${colour(name)}`, "aria-pressed": "true", title: "Show or hide in curves and completions",
       onclick: () => {
         if (!state.hidden.delete(name)) state.hidden.add(name);
         chip.setAttribute("aria-pressed", String(!state.hidden.has(name)));
         changed("hidden");
-      } }, el("i", {}), m.label, count > 1 ? el("em", {}, seedsText(count)) : null, m.collapsed ? el("em", { class: "lost" }, `${m.collapsed} collapsed`) : null, name === data.baseline ? el("em", {}, "baseline") : null);
+      } }, el("i", {}), m.label, m.counted ? el("em", {}, m.counted) : null, m.collapsed ? el("em", { class: "lost" }, `${m.collapsed} collapsed`) : null, name === data.baseline ? el("em", {}, "baseline") : null);
     row.append(chip);
   }
   if (!data.benchmarks.length) byId("notes").append(...data.notes.map((note) => el("p", { class: "note" }, note)));
   const settings = Object.entries(data.settings).map(([key, value]) => `${key}: ${value === "" ? "none" : value}`);
   const seeds = data.methods.filter((m) => m.runs.length > 1).map((m) => `${m.label}: ${m.runs.map(([run, seed]) => `${run}${seed ? ` (seed ${seed})` : ""}`).join(", ")}`);
-  byId("legend").append(el("details", { open: innerWidth > 760 }, el("summary", {}, "How to read this"), ...data.legend.map((line) => el("p", {}, line)), ...(seeds.length ? [el("p", {}, `Training seeds: ${seeds.join("; ")}.`)] : []),
+  byId("legend").append(el("details", { open: innerWidth > 760 }, el("summary", {}, "How to read this"), ...data.legend.map((line) => el("p", {}, line)), ...(seeds.length ? [el("p", {}, `Runs of a method: ${seeds.join("; ")}.`)] : []),
     settings.length ? el("p", {}, `All runs share ${settings.join("; ")}.`) : ""), el("p", { class: "soft" }, `Made ${data.created} by gtpo compare.`));
 }
 // On a phone every section but the answer starts folded; printing and links open what they need.
