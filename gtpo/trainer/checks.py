@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
@@ -39,6 +40,18 @@ ROWS, WIDTH, DRAWN = 8, 64, 16
 # Mean difference in nats per token up to which two computations with the same weights may differ, by the coarsest
 # dtype (docs/scale.md): a pretrained model of 135 million parameters in bfloat16 differs by 0.04 from its vLLM.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+# Parameters of vLLM's sampler that do not change which tokens are likely.
+_NOT_OF_VLLM_SAMPLING = {
+    *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "include_stop_str_in_output"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "detokenize", "output_kind", "truncate_prompt_tokens"),
+    *("logprobs", "prompt_logprobs", "flat_logprobs", "extra_args", "skip_clone"),
+}
+
+_OTHER_WEIGHTS = (
+    "vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample with the trainer's own "
+    "model (rollout.engine: transformers, use_vllm=False)"
+)
 
 # Completions are cut to this many tokens for `--check-loss`, which holds all logits of `ROWS` rows at once.
 MAX_TOKENS = 128
@@ -134,6 +147,24 @@ def prepare(trainer: Any) -> None:
         count_positions(trainer.accelerator.unwrap_model(reference))
 
 
+# In the order in which vLLM applies them.
+_CUTS = {"min_p": MinPLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper}
+
+
+def cut_logps(logits: Tensor, ids: Tensor, parameters: Mapping[str, Any]) -> Tensor:
+    """Return `chosen_logps` of the distribution that min_p, top_k and top_p leave, of those among `parameters`.
+
+    A token of `ids` always belongs to it: it was drawn, and another rounding may put it at the edge.
+    """
+    kept = logits.float().flatten(0, -2)
+    cuts = [cut(parameters[name]) for name, cut in _CUTS.items() if name in parameters]
+    chosen = ids.reshape(-1, 1)
+    own = kept.gather(-1, chosen)
+    for cut in cuts:
+        kept = cut(None, kept).scatter(-1, chosen, own)
+    return chosen_logps(kept.view_as(logits), ids)
+
+
 def chosen_logps(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the log-probabilities [B, L] of tokens [B, L] from logits [B, L, V]."""
     return logits.float().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
@@ -148,6 +179,8 @@ class SamplerCheck:
     def __init__(self, trainer: Any, tolerance: float | None = None) -> None:
         self.trainer, self.tolerance = trainer, tolerance
         self._checked, self._step = False, [0.0] * 5
+        # Whether it was said that sampling parameters move what vLLM samples from.
+        self._told = False
 
     def embedded(self, rows_of_ids: Sequence[Sequence[int]]) -> None:
         """Raise OtherPolicy if an id of prompts, padding or what a tool wrote lies beyond the embedding."""
@@ -195,14 +228,29 @@ class SamplerCheck:
         self.observe(trainer.logps_of(batch), batch, size)
         shaped = _mean((chosen_logps(scores, drawn) - plain).abs(), mask)
         # A cut such as min_p may do nothing to the untrained policy, and more with each step.
-        names = {"top_p", "top_k", "min_p", "repetition_penalty", *(trainer.args.generation_kwargs or ())}
-        given = {name: getattr(trainer.generation_config, name, None) for name in sorted(names - NOT_OF_SAMPLING)}
-        acting = ", ".join(f"{name} {value}" for name, value in given.items() if value not in (None, 0, 1))
+        acting = self.shaping()
         if acting or shaped > self.allowed(_mean(size, mask)):
-            LOG.warning(
-                f"sampling parameters{f' ({acting[:99]})' if acting else ''} move the log-probability of a drawn token "
-                f"by {shaped:.2g} nats on average: the loss, the gate and H_ini are of the distribution without them"
-            )
+            self._tell(acting, shaped)
+
+    def shaping(self) -> dict[str, Any]:
+        """Return the sampling parameters that leave another distribution than the loss is of."""
+        trainer, kwargs = self.trainer, self.trainer.args.generation_kwargs or {}
+        names = {"top_p", "top_k", "min_p", "repetition_penalty", *kwargs} - NOT_OF_SAMPLING
+        if trainer.use_vllm:
+            names -= _NOT_OF_VLLM_SAMPLING
+            values = {name: kwargs.get(name, getattr(trainer.args, name, None)) for name in sorted(names)}
+        else:
+            values = {name: getattr(trainer.generation_config, name, None) for name in sorted(names)}
+        # -1 is vLLM's word for no top_k.
+        neutral = {"top_k": (0, -1), "min_p": (0,), "temperature": (trainer.temperature,)}
+        off = {name: (None, *neutral.get(name, (0, 1, [], {}))) for name in values}
+        return {name: value for name, value in values.items() if value not in off[name]}
+
+    def _tell(self, acting: Mapping[str, Any], moved: float) -> None:
+        LOG.warning(
+            f"sampling parameters{f' ({_listed(acting)})' if acting else ''} move the log-probability of a drawn token "
+            f"by {moved:.2g} nats on average: the loss, the gate and H_ini are of the distribution without them"
+        )
 
     def allowed(self, size: float = 0.0) -> float:
         """Return the tolerance in nats per token; logits of this mean size, made in 16 bits, add their spacing.
@@ -229,7 +277,11 @@ class SamplerCheck:
         """
         (difference, loss, sampler, size), tokens, trainer = totals[:4], max(totals[4], 1.0), self.trainer
         mean, allowed = difference / tokens, self.allowed(size / tokens)
+        acting = self.shaping() if trainer.use_vllm else {}
         if mean <= allowed:  # never if it is not a number
+            if acting and not self._told:
+                self._told = True
+                self._tell(acting, mean)
             return
         policy = trl_seam.policy(trainer)
         text = (
@@ -238,15 +290,15 @@ class SamplerCheck:
             f"{sampler / tokens:.4f}, the loss {loss / tokens:.4f}; they differ by {mean:.3g} nats per token over "
             f"{tokens:.0f} tokens, the tolerance is {allowed:.2g} (rollout.logp_difference_alarm). "
         )
-        if acting := ", ".join(sorted({name for _, name, _ in dropouts(policy)})):
-            LOG.warning(f"{text}Dropout acts ({acting}): each forward is another policy; set disable_dropout=True")
+        if dropout := ", ".join(sorted({name for _, name, _ in dropouts(policy)})):
+            LOG.warning(f"{text}Dropout acts ({dropout}): each forward is another policy; set disable_dropout=True")
             # Once is enough.
             self.tolerance = math.inf
             return
         # Of two completions: all logits of a micro-batch may not fit.
-        few = {name: rows[:2] for name, rows in sequences(batch).items()}
+        inputs = {name: rows[:2] for name, rows in sequences(batch).items()}
         with torch.no_grad(), trainer.accelerator.autocast():
-            logits = trainer.model_wrapped(**few).logits[:, -ours.size(1) - 1 : -1] / trainer.temperature
+            logits = trainer.model_wrapped(**inputs).logits[:, -ours.size(1) - 1 : -1] / trainer.temperature
         apart = _mean((ours[:2] - chosen_logps(logits, batch["completion_ids"][:2])).abs(), mask[:2])
         if apart > allowed / 2:
             cause = (
@@ -255,10 +307,19 @@ class SamplerCheck:
                 "please report the model's class"
             )
         elif trainer.use_vllm:
-            cause = (
-                "vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample with the "
-                "trainer's own model (rollout.engine: transformers, use_vllm=False)"
-            )
+            cause = _OTHER_WEIGHTS
+            if acting:
+                few, drawn = (slice(2), slice(MAX_TOKENS)), batch["completion_ids"][:2, :MAX_TOKENS]
+                warmer = trainer.temperature / (acting.get("temperature") or trainer.temperature)
+                theirs = cut_logps(logits[few] * warmer, drawn, acting)
+                within = _mean((theirs - batch["sampling_per_token_logps"][few]).abs(), mask[few])
+                cause = (
+                    f"sampling parameters act ({_listed(acting)}): vLLM's log-probabilities are of the distribution "
+                    "that they leave, and the loss, the gate and H_ini are of the whole one. Remove them"
+                )
+                # Others, such as a penalty, cannot be computed here.
+                if not (mask[few].any() and within <= allowed):
+                    cause += f". If it stops then too, {_OTHER_WEIGHTS}"
         else:
             cause = (
                 "without the cache of `generate` the model's forward gives other logits for the same tokens: it counts "
@@ -288,6 +349,11 @@ class SamplerCheck:
         if size is not None or trainer.accelerator.sync_gradients:
             totals, self._step = self._step, [0.0] * 5
             self._judge(totals, batch, ours, known)
+
+
+def _listed(parameters: Mapping[str, Any]) -> str:
+    """Return `min_p 0.1, top_p 0.9`."""
+    return ", ".join(f"{name} {value}" for name, value in parameters.items())[:99]
 
 
 def _mean(values: Tensor, mask: Tensor) -> float:

@@ -220,6 +220,125 @@ def test_sampling_parameters_of_the_user_act_and_are_said(tmp_path: Path) -> Non
         built(tmp_path, small("Llama"), generation_kwargs={"return_dict_in_generate": True})
 
 
+def vllm_cut(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> torch.Tensor:
+    """Return log-probabilities of one token's logits [V] after vLLM's cuts, min_p, top_k and top_p, by hand."""
+    p = logits.double().softmax(-1)
+    p = torch.where(p >= min_p * p.max(), p, 0.0)
+    order = p.argsort(descending=True)
+    keep = order[: top_k or None]
+    p = torch.zeros_like(p).index_copy(0, keep, p[keep])
+    p = p / p.sum()
+    before = p[order].cumsum(0) - p[order]
+    p = torch.zeros_like(p).index_copy(0, order, torch.where(before < top_p, p[order], 0.0))
+    return (p / p.sum()).log()
+
+
+def sampled_by_vllm(trainer: Any, kept: dict[str, Any], temperature: float = 1.0) -> dict[str, torch.Tensor]:
+    """Return a batch whose completions and log-probabilities are those of a vLLM with the trainer's weights."""
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, len(TOKENIZER), (4, 6), generator=rng)
+    drawn = torch.zeros((4, 0), dtype=torch.long)
+    logps = torch.zeros((4, 0))
+    for _ in range(8):
+        with torch.no_grad():
+            logits = trainer.model(input_ids=torch.cat([ids, drawn], dim=1)).logits[:, -1] / temperature
+        left = torch.stack([vllm_cut(row, **kept) for row in logits])
+        token = torch.multinomial(left.exp(), 1, generator=rng)
+        drawn, logps = torch.cat([drawn, token], dim=1), torch.cat([logps, left.gather(1, token).float()], dim=1)
+    return {
+        "prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": drawn,
+        "completion_mask": torch.ones_like(drawn), "sampling_per_token_logps": logps,
+    }  # fmt: skip
+
+
+def under_vllm(folder: Path, kept: dict[str, Any], tolerance: float | None, **changes: Any) -> Any:
+    kwargs = changes.pop("generation_kwargs", None)
+    trainer = built(folder, small("Llama"), **{**kept, **changes})
+    trainer.args.generation_kwargs = kwargs  # of vLLM's SamplingParams
+    trainer.use_vllm, trainer.vllm_generation, trainer.sampler.tolerance = True, None, tolerance
+    return trainer
+
+
+CUTS: list[dict[str, Any]] = [
+    {"top_k": 1}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"min_p": 1.0}, {"top_k": 4, "top_p": 0.8},
+    {"top_k": 5, "top_p": 0.7, "min_p": 0.1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", CUTS, ids=str)
+@pytest.mark.parametrize("by", ["arguments", "generation_kwargs"])
+def test_what_vllm_cuts_is_said_with_the_measured_difference(kept: dict[str, Any], by: str, tmp_path: Path) -> None:
+    """Below the tolerance once, as of the own sampler; above it the run stops, and the cause is not other weights."""
+    changes = kept if by == "arguments" else {"generation_kwargs": kept}
+    trainer = under_vllm(tmp_path, {}, 100.0, **changes)
+    batch = sampled_by_vllm(trainer, kept)
+    logps = trainer.logps_of(batch)
+    moved = float((logps - batch["sampling_per_token_logps"]).abs().mean())
+    assert moved > 0.2
+    with logged(logging.WARNING) as lines:
+        for _ in range(2):
+            trainer.sampler.observe(logps, batch)
+    (line,) = lines
+    assert all(f"{name} {value}" in line for name, value in kept.items())
+    assert (
+        f"move the log-probability of a drawn token by {moved:.2g} nats on average: the loss, the gate and H_ini"
+        in line
+    )
+    trainer.sampler.tolerance = None  # 0.1: a server's dtype is taken for bfloat16
+    with pytest.raises(OtherPolicy, match="sampling parameters act") as stopped:
+        trainer.sampler.observe(logps, batch)
+    told = str(stopped.value)
+    assert all(f"{name} {value}" in told for name, value in kept.items())
+    assert "other weights" not in told
+
+
+def test_the_cut_is_that_of_vllm_by_hand() -> None:
+    rng = torch.Generator().manual_seed(1)
+    for _ in range(200):
+        logits = 3 * torch.randn((1, 1, 12), generator=rng)
+        numbers = torch.rand(3, generator=rng).tolist()
+        kept = {"top_k": 1 + int(11 * numbers[0]), "top_p": 0.05 + 0.9 * numbers[1], "min_p": 0.01 + 0.9 * numbers[2]}
+        kept = {name: value for name, value in kept.items() if torch.rand((), generator=rng) < 0.6}
+        left = vllm_cut(logits[0, 0], **kept)
+        for token in left.exp().nonzero()[:, 0].tolist():
+            ours = checks.cut_logps(logits, torch.tensor([[token]]), kept)
+            assert float(ours) == pytest.approx(float(left[token]), abs=1e-5), kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "absent"),
+    [
+        ({}, "vLLM holds other weights", "sampling parameters"),
+        (
+            {"top_k": -1, "generation_kwargs": {"stop": ["x"], "seed": 1, "top_p": 1.0}},
+            "vLLM holds other",
+            "parameters",
+        ),
+        ({"top_k": 3}, "act (top_k 3).*Remove them. If it stops then too, vLLM holds other weights", "?"),
+        ({"repetition_penalty": 1.5}, "act (repetition_penalty 1.5).*If it stops then too, vLLM holds other", "?"),
+        ({"generation_kwargs": {"temperature": 0.5}}, "act (temperature 0.5).*If it stops then too, vLLM", "?"),
+    ],
+)
+def test_other_weights_are_the_cause_if_parameters_do_not_explain_it(
+    changes: dict[str, Any], words: str, absent: str, tmp_path: Path
+) -> None:
+    trainer = under_vllm(tmp_path, {}, None, **changes)
+    batch = sampled_by_vllm(trainer, {"top_k": 3} if "top_k 3" in words else {})
+    with torch.no_grad():  # as after a synchronisation that failed
+        trainer.model.lm_head.weight.mul_(-1)
+    with pytest.raises(OtherPolicy, match=words.replace("(", r"\(").replace(")", r"\)")) as stopped:
+        trainer.sampler.observe(trainer.logps_of(batch), batch)
+    assert absent not in str(stopped.value).partition("Likely cause")[2]
+
+
+def test_a_temperature_of_vllm_alone_is_named(tmp_path: Path) -> None:
+    trainer = under_vllm(tmp_path, {}, None, generation_kwargs={"temperature": 0.5})
+    batch = sampled_by_vllm(trainer, {}, temperature=0.5)
+    with pytest.raises(OtherPolicy, match=r"sampling parameters act \(temperature 0\.5\)") as stopped:
+        trainer.sampler.observe(trainer.logps_of(batch), batch)
+    assert "other weights" not in str(stopped.value)
+
+
 def test_a_head_that_is_no_matrix_is_refused(tmp_path: Path) -> None:
     model = small("Llama")
     model.lm_head = torch.nn.Sequential(torch.nn.LayerNorm(32), model.lm_head)
