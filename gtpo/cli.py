@@ -235,7 +235,7 @@ def _compare(settings: CompareSettings) -> int:
     """Compare methods: paired differences with intervals, figures, and a page to look into any completion.
 
     Runs that differ only in their training seed are one method. Files of completions are scored first, as
-    `gtpo eval --completions` does. Exit code 5 if --fail-if-worse fails.
+    `gtpo eval --completions` does. Exit code 5 if --fail-if-worse fails, 6 if training is not known.
     """
     from gtpo.evalkit.evaluation.command import run_eval
     from gtpo.runs.train_run import RESULTS

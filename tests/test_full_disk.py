@@ -1,4 +1,4 @@
-"""A disk, a quota or a limit on the size of files that is used up: one sentence wherever it happens, never a traceback."""
+"""A disk, a quota or a limit on the size of files that is used up: one sentence wherever it happens."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from gtpo.common.errors import DISK_FULL, explained
 from gtpo.common.files import lock_folder
 
+KINDS = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
 ROW = {"id": "1", "problem": "1 + 1?", "gold": "2", "completions": ["<answer>2</answer>", "<answer>3</answer>"]}
 
 
@@ -55,10 +56,8 @@ def test_a_full_disk_behind_standard_output(mine: Path) -> None:
         assert "Traceback" not in done.stderr, command
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_each_kind_is_known_to_commands_runs_and_locks(
-    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("number", KINDS)
+def test_each_kind_is_known_to_commands_and_runs(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     from gtpo.run.checkpoint import out_of_space
 
     assert number in DISK_FULL
@@ -71,12 +70,17 @@ def test_each_kind_is_known_to_commands_runs_and_locks(
     told = capsys.readouterr().err
     assert (end.value.code, told.count("\n")) == (2, 1)
     assert "results/run/file" in told
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="results/run/file"):
 
-        def full(*args: object, **kwargs: object) -> None:
-            raise error
 
-        patched.setattr(Path, "mkdir", full)
+@pytest.mark.parametrize("number", KINDS)
+def test_a_lock_does_not_say_of_a_full_disk_that_the_folder_cannot_be_written(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(OSError, match=os.strerror(number)):
         lock_folder(tmp_path / "run")
 
 

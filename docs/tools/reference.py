@@ -92,6 +92,8 @@ def command_line() -> str:
                     ("2", "a mistake in the command or its input; nothing was changed"),
                     ("3", "incomplete: what was done is kept, the same command, or the one printed, resumes (eval)"),
                     ("4", "the run collapsed and was stopped; its folder says why (train)"),
+                    ("5", "a run is worse than the baseline (compare --fail-if-worse)"),
+                    ("6", "it cannot be said, because training is not known (compare --fail-if-worse)"),
                     ("130", "interrupted; the same command resumes"),
                 ),
             ),

@@ -39,9 +39,7 @@ class CompareSettings(Options):
         "What makes runs one method: config (equal but for the seed), none, or config keys, e.g. "
         "method,training.num_generations.",
     )
-    label: Sequence[str] | None = option(
-        None, "NAME=RUN[,RUN...]: these runs are one method of that name (repeatable)."
-    )
+    label: Sequence[str] | None = option(None, "NAME=RUN[,RUN...]: these runs are one row of that name (repeatable).")
     metric: Sequence[str] | None = option(
         None,
         "Metrics of the table, e.g. pass@1 or maj@64 (repeatable); the first is the primary one. Default: pass@1 and "

@@ -202,7 +202,7 @@ def legend(comparison: MethodComparison) -> list[str]:
         f"{against} and tested with t over questions and training seeds. {primary} of each method against the "
         "baseline is tested on every benchmark, Holm-corrected over the benchmarks: ▲ better or ▼ worse if "
         f"p <= {ALPHA} after correction{equal}; the intervals are at the level of that correction. Everything else is "
-        "undecided: neither shown nor excluded. Other differences are not tested: their own 95 % interval, never marked."
+        "undecided: neither shown nor excluded. Other differences are not tested: their own 95 % interval, and no mark."
     )
     if any(method.given for method in comparison.methods):
         lines[-1] += " All other runs began from the baseline, so that its own training seed does not matter."

@@ -36,7 +36,9 @@ def explained() -> Iterator[None]:
         if error.errno not in DISK_FULL:
             raise
         full, remedy = DISK_FULL[error.errno]
-        print(f"gtpo: {error.filename or 'cannot write'}: {full}: {remedy}, then run the command again", file=sys.stderr)
+        print(
+            f"gtpo: {error.filename or 'cannot write'}: {full}: {remedy}, then run the command again", file=sys.stderr
+        )
         sys.exit(2)
 
 

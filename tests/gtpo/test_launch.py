@@ -301,6 +301,33 @@ def test_slurm_training_makes_the_stop_file_before_the_end_and_waits_for_the_run
     assert sbatch_options(text).signal == "B:TERM@300"
 
 
+GPUS = [
+    ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "h100:4"}, 4),
+    ({"SLURM_GPUS_ON_NODE": "4"}, 4),  # --gres
+    ({"SLURM_GPUS_PER_NODE": "h100:4"}, 4),
+    ({"SLURM_GPUS_PER_NODE": "gpu:h100:16"}, 16),
+    ({"SLURM_GPUS_PER_NODE": "2"}, 2),
+    ({}, 8),
+]
+
+
+@pytest.mark.parametrize(("variables", "gpus"), GPUS)
+@pytest.mark.parametrize("name", ["train", "eval"])
+def test_slurm_file_takes_the_gpus_of_its_node_however_they_were_asked_for(
+    name: str, variables: dict[str, str], gpus: int, tmp_path: Path
+) -> None:
+    job = slurm_job(tmp_path, srun='printf "%s\\n" "$@"\n')
+    del job["SLURM_GPUS_PER_NODE"]
+    done = subprocess.run(
+        ["bash", ROOT / f"configs/slurm/{name}.sbatch", "demo/gtpo"], cwd=tmp_path, env=job | variables,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split("\n")
+    flag, count = ("--num_processes", 2 * gpus) if name == "train" else ("--data-parallel-size", gpus)
+    assert words[words.index(flag) + 1] == str(count)
+
+
 def test_slurm_training_starts_each_node_with_its_rank(tmp_path: Path) -> None:
     """With srun as Slurm runs it, a task a node: what reaches accelerate is what its parser and the run need."""
     each_node = 'while [ "${1#-}" != "$1" ]; do shift; done\nfor id in 0 1; do SLURM_NODEID=$id "$@"; done\n'

@@ -154,7 +154,7 @@ def test_whatever_transformers_raises_for_an_absent_package_is_one_sentence(
         raise error
 
     monkeypatch.setattr(GTPOConfig, "__post_init__", refuse)
-    with pytest.raises(UserError, match="apex|because of the following error") as refused:
+    with pytest.raises(UserError, match=r"apex|because of the following error") as refused:
         trainer_arguments(loaded(tmp_path, "gtpo", top_p=0.9), tmp_path, "float32")
     assert "\n" not in str(refused.value)
     monkeypatch.setattr(GTPOConfig, "__post_init__", lambda self: {}["a fault of ours"])
