@@ -263,7 +263,8 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
     found: list[tuple[str, str]] = []
     # Where the weights lie counts only if their content is not known, that of an adapter too.
     known_weights = all(
-        m.fingerprint is not None and m.fingerprint.count("-") == (m.adapter is not None) for m in (old.model, new.model)
+        m.fingerprint is not None and m.fingerprint.count("-") == (m.adapter is not None)
+        for m in (old.model, new.model)
     )
     left_out = {*old.engine.parameters_left_out, *new.engine.parameters_left_out}
     for key in IDENTITY:
@@ -278,7 +279,7 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
             elif before == "auto" and now == known[0]:
                 continue
         if before != now:
-            found.append((key.partition(".")[0], f"{key} ({str(before):.48} there, {str(now):.48} now)"))
+            found.append((key.partition(".")[0], f"{key} ({before!s:.48} there, {now!s:.48} now)"))
     # The first of each section says most: another model differs in five keys of one section.
     sections = [section for section, _ in found]
     order = sorted(range(len(found)), key=lambda i: sections[:i].count(sections[i]))

@@ -20,7 +20,6 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +182,7 @@ class TrainFolder:
         return rows
 
     def began_from(self) -> str | None:
-        """Return the weights that it began from, a folder or a Hub name; None if it built them and did not keep them."""
+        """Return the weights that it began from, folder or Hub name; None if it built them and did not keep them."""
         base = str(self.run().get("base_model") or "built")
         return str(self.base) if self.base.is_dir() else None if base == "built" else base
 
