@@ -27,6 +27,7 @@ VOLATILE = {
     r"(?<= in )\d+\.\d s\b": "<seconds> s",
     r"(?<=: )\d+\.\d s, \d+\.\d %(?= of the run)": "<seconds> s, <share> %",
     r"(?<= after )\d+:\d\d(:\d\d)?": "<duration>",
+    r"(?<=must be one of )[^;\n]{180,}(?=; found)": "<names>",  # of a library
     r"(?<=standard error )[\d.e-]+": "<number>",
     r"(?<=  )(loss|H|kl) -?\d+\.\d+": r"\1 <number>",
 }

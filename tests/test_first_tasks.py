@@ -137,33 +137,6 @@ def test_fields_of_other_names_are_trained_on_too(trained: tuple[Path, str]) -> 
     assert "theirs.jsonl: 40 of 40 problems" in said
 
 
-MISTAKES = {
-    ("eval", "--completions", "list.json"): "Rows of your own go into a .jsonl file",
-    ("train", "--model", "rows.jsonl", "--data", "arithmetic", "--dry-run"): "'rows.jsonl' is a file; a model is",
-    ("train", "rows.jsonl"): "to train on it: gtpo train --model MODEL --data rows.jsonl",
-    ("compare", "rows.jsonl", "rows.jsonl"): 'two files are called "rows": give each a name of its own, as in NAME=',
-    ("compare", "one.jsonl", "nowhere.jsonl"): "nowhere.jsonl: no such file",
-    ("compare", "one.jsonl", "nogold.jsonl"): "nogold.jsonl:1: no gold",
-    ("compare", "one.jsonl", "other.jsonl"): "these runs have no question in common",
-    ("compare", "list.json", "one.jsonl"): "list.json is a file, not a run",
-    ("eval", "arithmetic", "-b", "arithmetic", "--with-base"): "--with-base compares a train run with what it started",
-    ("compare", "some-run", "--fields", "a=b"): "--fields names the fields of files of completions",
-    ("eval", "--completions", "rows.jsonl"): 'several go under "completions"',
-    ("eval", "--completions", "rows.jsonl", "--k", "four"): '--k must be a whole number, found "four"',
-    ("train", "--model", "nothing", "--data", "rows.jsonl", "--max-token", "8"): 'Did you mean "--max-tokens"?',
-}
-
-
-@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
-def test_a_mistake_is_answered_with_what_to_do(tmp_path: Path, words: tuple[str, ...]) -> None:
-    write_rows(tmp_path / "rows.jsonl", [{"id": "q", "gold": "1", "completion": ["1", "2"]}])
-    write_rows(tmp_path / "one.jsonl", [{"id": "q", "gold": "1", "completion": "1"}])
-    write_rows(tmp_path / "other.jsonl", [{"id": "r", "gold": "2", "completion": "1"}])
-    write_rows(tmp_path / "nogold.jsonl", [{"id": "q", "completion": "1"}])
-    (tmp_path / "list.json").write_text("[]")
-    assert MISTAKES[words] in gtpo(tmp_path, *words, code=2)
-
-
 def test_help_begins_with_what_is_used(tmp_path: Path) -> None:
     train, evaluate = gtpo(tmp_path, "train", "--help"), gtpo(tmp_path, "eval", "--help")
     assert all(flag in train for flag in ("--model NAME", "--data NAME", "--method NAME"))

@@ -70,9 +70,15 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
+def run(words: str, home: Path) -> Any:
+    """Run a command in an environment that says nothing of this machine."""
+    unset = dict.fromkeys(("NO_COLOR", "GTPO_DATA_DIR", "OPENAI_BASE_URL", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"))
+    return command_line(*words.split(), cwd=home, COLUMNS="120", LANG="C.UTF-8", TZ="UTC", **unset)
+
+
 def printed(words: str, home: Path) -> str:
     """Return a command with what it writes to stdout and stderr, and its exit code."""
-    done = command_line(*words.split(), cwd=home, COLUMNS="120", LANG="C.UTF-8", TZ="UTC", NO_COLOR=None)
+    done = run(words, home)
     out = done.stdout
     if out.startswith("{"):
         out = plain_json(json.loads(out))
@@ -160,6 +166,32 @@ def test_view(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if run["kind"] == "eval":
             shown["samples"] = samples(Path(folder), {"benchmark": "hard", "verdict": "INCORRECT"})
     check("view-payload.txt", plain_json(shown).replace(str(home), "<home>"))
+
+
+@pytest.mark.parametrize("name", ["refused-compare.txt", "refused-config.txt", "refused-eval.txt", "refused-train.txt"])
+def test_mistakes_are_one_sentence_and_leave_nothing(name: str, tmp_path: Path) -> None:
+    """The file holds its own cases: `@ FILE LINE` writes a file (`@+` adds a line), `$ gtpo WORDS` must be refused."""
+    home, told = tmp_path / "home", []
+    shutil.copytree(GOLDEN / "runs", home)
+    shutil.copy(GOLDEN / "0.2/run.yaml", home)
+    shutil.copytree(GOLDEN / "0.2/results/train/gtpo/final", home / "model")
+    for line in (GOLDEN / name).read_text(encoding="utf-8").splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind in ("@", "@+"):
+            file, _, content = rest.partition(" ")
+            with (home / file).open("w" if kind == "@" else "a") as out:
+                out.write(f"{content}\n" * bool(content))
+        elif kind == "$":
+            before = sorted(home.rglob("*"))
+            done = run(rest.removeprefix("gtpo").strip(), home)
+            assert (done.returncode, done.stdout) == (2, ""), (line, done)
+            assert ("compare" in name) or sorted(home.rglob("*")) == before, line  # it scores files as it comes to them
+            assert len(re.findall("^gtpo: ", done.stderr, re.MULTILINE)) == 1, (line, done.stderr)
+            line += f"\n{done.stderr.rstrip()}"
+        else:
+            continue
+        told.append(line)
+    check(name, "\n".join(told).replace(str(home), "<home>").replace(str(ROOT), "<checkout>"))
 
 
 @pytest.fixture(scope="module")

@@ -190,39 +190,6 @@ def test_default_baseline_is_stated(home: Path) -> None:
     ):
         assert compared(home, *names).baseline == baseline
     assert compared(home, "demo-gtpo", "demo-grpo", baseline="gtpo").baseline == "demo-gtpo"
-    ran = gtpo("compare", "demo-gtpo", "demo-sft", "demo-grpo", "--explain", cwd=home)
-    assert ran.returncode == 0, ran.stderr
-    assert "Baseline: demo-grpo (the first trained with grpo;" in " ".join(ran.stdout.split())
-
-
-def test_table_shows_emphasis_only_where_significant(weights_home: Path) -> None:
-    names = ("model-0", "model-1", "model-3")
-    found = compared(weights_home, *names)
-    ran = gtpo("compare", *names, cwd=weights_home)
-    assert ran.returncode == 0, ran.stderr
-    directions = [cell.direction for table in found.tables for cell in table.cells.values()]
-    body = ran.stdout.split("[a, b]")[0]
-    assert body.count("▲") == directions.count(1) > 0
-    assert body.count("▼") == directions.count(-1)
-    assert 0 in directions
-    assert "model-3 is better than model-0 on both benchmarks" in body
-    details = gtpo("compare", *names, "--details", cwd=weights_home).stdout
-    assert "t, df" in details
-    assert "pass@4" in details
-
-
-def test_the_answer_comes_first_and_is_short(weights_home: Path, seeds_home: Path) -> None:
-    """Two runs in about 70 words; ten runs of three methods and two benchmarks on a screen of 80 columns."""
-    two = command_line("compare", "model-0", "model-3", "--baseline", "model-0", cwd=weights_home, COLUMNS="80").stdout
-    assert two.startswith("model-3 is better than model-0 on both benchmarks.")
-    assert len(two.split()) <= 100  # on two benchmarks, with a note
-    assert max(len(line) for line in two.splitlines() if not line.startswith("note:")) <= 80
-    ten = command_line("compare", "base", *ALL, "--baseline", "base", cwd=seeds_home, COLUMNS="80").stdout
-    lines = ten.splitlines()
-    assert len(lines) <= 15
-    assert lines[0] == "grpo and gtpo are better than base on both benchmarks."
-    assert max(len(line) for line in lines if not line.startswith("note:")) <= 80
-    assert "Percent, scoring" in command_line("compare", "base", *ALL, "--explain", cwd=seeds_home).stdout
 
 
 @pytest.mark.parametrize(
@@ -287,40 +254,6 @@ def test_missing_samples_that_could_reverse_it_take_a_verdict_away(tmp_path: Pat
     assert cells["half", column].paired.low > 0
     ran = gtpo("compare", "low", "half", "--baseline", "low", "--allow-mismatch", cwd=tmp_path)
     assert "Its missing samples could reverse the difference." in ran.stdout
-
-
-def test_formats_agree(home: Path) -> None:
-    names = ("demo-grpo", "demo-gtpo")
-    out = {
-        f: gtpo("compare", *names, "--format", f, "--k", "1,8", cwd=home).stdout
-        for f in ("json", "csv", "markdown", "latex")
-    }
-    document = json.loads(out["json"])
-    rows = list(csv.DictReader(io.StringIO(out["csv"])))
-    assert len(rows) == len(document["records"]) == 2 * 2 * 5
-    for row, record in zip(rows, document["records"], strict=True):
-        assert row["method"] == record["method"]
-        assert float(row["mean"]) == record["mean"]
-        assert (row["p"] == "") == (record["p"] is None) == (record["method"] == "demo-grpo")
-    one = next(r for r in document["records"] if (r["method"], r["metric"], r["k"]) == ("demo-gtpo", "pass@k", 1))
-    assert (one["verdict"], one["significant"], one["family"]) == (UNDECIDED, False, "primary")
-    assert f"{100 * one['mean']:.1f}" in out["markdown"]
-    assert f"{100 * one['mean']:.1f}" in out["latex"]
-    assert out["latex"].count(r"\toprule") == out["latex"].count(r"\bottomrule") == 2 + 1 + 2 * 3
-    for part in out["latex"].split(r"\toprule")[1:]:
-        lines = part.split(r"\bottomrule")[0].splitlines()
-        assert len({line.count("&") for line in lines if line.endswith(r"\\")}) == 1
-
-
-def test_metric_chooses_the_table_and_the_primary_comparison(home: Path) -> None:
-    ran = gtpo("compare", "demo-grpo", "demo-gtpo", "--metric", "maj@4", "--format", "json", cwd=home)
-    document = json.loads(ran.stdout)
-    assert (document["primary_metric"], document["metrics"]) == ("maj@4", ["maj@4"])
-    assert {(r["metric"], r["k"]) for r in document["records"]} == {("maj@k", 4)}
-    ran = gtpo("compare", "demo-grpo", "demo-gtpo", "--format", "json", cwd=home)
-    assert json.loads(ran.stdout)["metrics"] == ["pass@1", "maj@8"]
-    ran = gtpo("compare", "demo-grpo", "demo-gtpo", "--metric", "pass@0", cwd=home)
-    assert_refused(ran, '--metric "pass@0"', "expected pass@K, maj@K or format")
 
 
 HOSTILE = "=a_b%|<b>`x`\u202etxt.exe\x1b[31m"
@@ -406,19 +339,6 @@ def test_seeds_are_one_method(seeds_home: Path) -> None:
     assert (record["difference"], record["p"], record["freedom"]) == pytest.approx(
         (wanted.difference, wanted.p_value, wanted.freedom)
     )
-    text = gtpo("compare", *ALL, "--details", cwd=seeds_home).stdout
-    assert "grpo · 5 seeds" in text
-    assert "±" in text
-
-
-def test_one_seed_speaks_of_weights_and_says_how_many_are_missing(seeds_home: Path) -> None:
-    out = " ".join(gtpo("compare", "grpo-s0", "gtpo-s0", "base", "--baseline", "grpo", cwd=seeds_home).stdout.split())
-    assert "gtpo-s0 is undecided against grpo-s0 on both benchmarks." in out
-    assert (
-        "This is about these weights; a statement about methods needs 3 training seeds each "
-        "(2 of gtpo-s0, 2 of grpo-s0 missing)." in out
-    )
-    assert "base is worse than grpo-s0 on both benchmarks" in out
 
 
 def test_other_methods_of_the_table_lend_nothing(seeds_home: Path) -> None:
@@ -451,15 +371,6 @@ def test_a_missing_seed_keeps_the_others_paired(seeds_home: Path) -> None:
     dropped, notes = width(*ALL, "grpo-s5")
     assert dropped == five  # the sixth seed of the other method neither widens nor narrows it
     assert any("the 5 seeds that both trained are compared, without grpo seed 5" in note for note in notes)
-
-
-def test_a_collapsed_run_is_shown_as_such(tmp_path: Path) -> None:
-    seeded(tmp_path, "gtpo", range(2), skill=0.0)
-    place = tmp_path / "results/train/gtpo-s1/run.json"
-    place.write_text(json.dumps(json.loads(place.read_text()) | {"status": "collapsed"}))
-    out = " ".join(gtpo("compare", "gtpo-s0", "gtpo-s1", cwd=tmp_path).stdout.split())
-    assert "gtpo-s1 collapsed and is compared as it is" in out
-    assert "gtpo · 2 seeds · 1 collapsed" in out
 
 
 def test_other_settings_are_never_merged_in_silence(seeds_home: Path) -> None:
@@ -509,14 +420,6 @@ def test_group_by_none_and_labels(seeds_home: Path) -> None:
     assert methods("--label", "Ours=gtpo-s*", "--label", "GRPO=grpo-s0,grpo-s1") == [
         ("GRPO", 2), ("grpo", 3), ("Ours", 5)
     ]  # fmt: skip
-    for arguments, words in (
-        (("--label", "Ours"), ["--label", "expected NAME=RUN"]),
-        (("--label", "Ours=gtqo-s0"), ['"gtqo-s0" is not among the runs', 'Did you mean "gtpo-s0"?']),
-        (("--label", "A=gtpo-s0", "--label", "B=gtpo-s0"), ["two labels"]),
-        (("--group-by", "training.learning_rat"), ["--group-by", "config, none, or config keys"]),
-        (("--group-by", "none", "--baseline", "grpo"), ["matches several methods", "grpo-s0"]),
-    ):
-        assert_refused(gtpo("compare", *ALL, *arguments, cwd=seeds_home), *words)
 
 
 def test_damaged_config_is_named(seeds_home: Path, tmp_path: Path) -> None:
@@ -533,16 +436,6 @@ def test_differing_engines_are_noted(tmp_path: Path) -> None:
     assert "also different, which can move samples: engine.name (one: transformers; two: vllm)" in out
     assert "engine.hardware (one: cpu; two: gpu)" in out
     assert "adapter (one: no; two: yes)" in out
-
-
-def test_per_subject(home: Path) -> None:
-    ran = gtpo("compare", "demo-grpo", "demo-gtpo", "--per-subject", "--format", "json", cwd=home)
-    tables = json.loads(ran.stdout)["tables"]
-    assert [(t["benchmark"], t["group"], t["questions"]) for t in tables[:3]] == [
-        ("arithmetic", None, 120),
-        ("arithmetic", "product", 60),
-        ("arithmetic", "sum", 60),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -772,16 +665,6 @@ def test_unscored_samples_are_named_with_their_counts(tmp_path: Path) -> None:
     write_eval(tmp_path / "one", benchmarks={"arithmetic": 10}, method="grpo", failed=((0, 0), (0, 1), (3, 7)))
     write_eval(tmp_path / "two", benchmarks={"arithmetic": 10})
     write_eval(tmp_path / "three", benchmarks={"arithmetic": 10}, failed=lost)
-    note = "one: 3 of 80 samples are unscored (HTTP 500: 3) and left out of its figures."
-    for form, place in (("json", "tables"), ("table", ""), ("markdown", ""), ("latex", "")):
-        out = gtpo("compare", tmp_path / "one", tmp_path / "two", "--format", form, cwd=tmp_path).stdout
-        if form == "json":
-            (table,) = json.loads(out)[place]
-            assert [text for text in table["notes"] if text.startswith(note)]
-        else:
-            assert f"arithmetic: {note}" in " ".join(out.split())
-    ran = gtpo("compare", tmp_path / "one", tmp_path / "two", "--format", "csv", cwd=tmp_path)
-    assert f"note: arithmetic: {note}" in ran.stderr
     runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "three")])
     (table,) = compare(runs, trains).tables
     assert any("three: 8 of 80 samples" in text and "1 question without a scored sample is left out" in text
@@ -805,8 +688,6 @@ def test_missing_samples_leave_bounds_and_every_k(tmp_path: Path) -> None:
     assert low <= cells["one", "pass@1"].value.mean <= high + 1e-3
     assert cells["two", "pass@1"].bounds is None
     assert any("1 of 10 questions have fewer than 8 scored samples" in note for note in table.notes)
-    out = " ".join(gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path).stdout.split())
-    assert "{a, b}: if all missing samples were wrong, or right." in out
 
 
 def test_other_questions(tmp_path: Path) -> None:
@@ -867,31 +748,6 @@ def test_two_runs_with_one_name(tmp_path: Path) -> None:
     assert_refused(ran, 'two runs are called "run"', "rename one")
     ran = gtpo("compare", tmp_path / "a" / "run", tmp_path / "a" / "run", cwd=tmp_path)
     assert_refused(ran, '"run" is given twice')
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["demo-gtqo"], ['no run "demo-gtqo"', 'Did you mean "demo-gtpo"?']),
-        (
-            ["demo-gtpo", "demo-grpo", "--k", "1,99"],
-            ["k = 99 needs 99 samples", "demo-gtpo has n = 8 on arithmetic", "--k 99"],
-        ),
-        (["demo-gtpo", "--k", "two"], ['--k "two"', "whole numbers"]),
-        (["demo-gtpo", "--format", "latx"], ["--format is table, markdown", 'found "latx". Did you mean "latex"?']),
-        (["demo-gtpo", "--scoring", "strictly"], ["--scoring", 'Did you mean "strict"?']),
-        (["demo-gtpo", "demo-grpo", "--baseline", "demo-srt"], ["--baseline", 'Did you mean "demo-sft"?']),
-        (["demo-gtpo", "--margin", "0"], ["above 0 and below 100 points, found 0"]),
-        (["demo-gtpo", "--html", "results"], ["--html results", "that is a folder"]),
-        (["demo-gtpo", "--figures", "results/eval/demo-gtpo/eval.json"], ["--figures", "there is a file of that name"]),
-        (["demo-gtpo", "--samples-mb", "-1"], ["--samples-mb must be 0 or more and at most 200 MB, found -1"]),
-        (["results"], ["neither an eval run (eval.json) nor a train run"]),
-    ],
-)
-def test_bad_arguments(arguments: list[str], words: list[str], home: Path) -> None:
-    if "demo-srt" in arguments:
-        arguments = [*arguments[:2], "demo-sft", *arguments[2:]]
-    assert_refused(gtpo("compare", *arguments, cwd=home), *words)
 
 
 @pytest.mark.parametrize(

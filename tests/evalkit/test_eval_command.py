@@ -180,39 +180,6 @@ def test_rescore_keeps_the_headline(gtpo, whole: Path, tmp_path: Path) -> None: 
     assert "--scoring is strict or lenient" in gtpo("eval", "run", "--rescore", "--scoring", "no", code=2).stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("MODEL", "--benchmarks", "gsm8kk"), 'unknown benchmark "gsm8kk". Did you mean "gsm8k"'),
-        (("MODEL",), "--benchmarks names what to evaluate on"),
-        (("rows.jsonl",), "rows.jsonl is no model; to score the completions in it: --completions rows.jsonl"),
-        (("nowhere/at/all", "--benchmarks", "arithmetic"), 'no model "nowhere/at/all": no such folder'),
-        (("nowhere", "--benchmarks", "arithmetic"), 'no model "nowhere"'),
-        (("--benchmarks", "arithmetic"), "gtpo eval needs a MODEL"),
-        (("MODEL", "--benchmarks", "arithmetic", "--k", "8", "--samples", "4"), "--k 8 needs at least 8 samples"),
-        (("MODEL", "--benchmarks", "arithmetic", "--max-tokens", "9999"), "do not fit the context"),
-        (("MODEL", "--benchmarks", "arithmetic", "--k", "4", "--temperature", "0"), "--temperature 0 gives the same"),
-        (("MODEL", "--benchmarks", "arithmetic", "--engine", "vlm"), 'found "vlm". Did you mean "vllm"'),
-        (("MODEL", "--benchmarks", "arithmetic", "--question", "arithmetic/test/x"), "has no question"),
-        (
-            ("MODEL", "-b", "arithmetic,arithmetic_hard", "--question", "arithmetic/test/1", "--question", "x"),
-            'arithmetic, arithmetic_hard have no question "x"',
-        ),
-        (("MODEL", "--benchmarks", "arithmetic", "--quiet", "--verbose"), "--quiet and --verbose exclude each other"),
-        (("MODEL", "--benchmarks", "gsm8k", "--data-dir", "."), "has neither gsm8k_test.jsonl nor"),
-        (("MODEL", "--benchmarks", "arithmetic", "--checkpoint", "best"), "--checkpoint chooses among"),
-        (("MODEL", "--benchmarks", "arithmetic", "--engine", "openai"), "needs --base-url"),
-        (("--completions", "none.jsonl"), "none.jsonl: no such file"),
-        (("none", "--rescore"), "--rescore needs an eval run"),
-    ],
-)
-def test_mistakes(gtpo, tiny_model: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:  # type: ignore[no-untyped-def]
-    done = gtpo("eval", *(str(tiny_model) if a == "MODEL" else a for a in arguments), code=2)
-    assert message in done.stderr
-    assert done.stdout == ""
-    assert not list(tmp_path.rglob("eval.json"))
-
-
 def test_out_is_somebody_elses_folder(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.tex").write_text("words")

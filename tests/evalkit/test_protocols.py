@@ -13,7 +13,7 @@ import pytest
 from servers import Reply
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
+from gtpo.evalkit.evaluation.protocol import Protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.tables import Sample
@@ -103,33 +103,6 @@ def test_thoughts_and_stops(text: str, reason: str, prompt: str | None, stored: 
     protocol.reading().read(found, prompt)
     assert found.completion == stored
     assert found.finish_reason == (reason if len(stored) >= len(text) or "[T]" in text else "stop")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "user: '{problem}'\nsampling:\n  temprature: 0\n",
-            "own.yaml:3: sampling.temprature: Input should be 'temperature', .*, found 'temprature'",
-        ),
-        ("user: hello\n", "own.yaml: the file: user: the template must hold {problem}"),
-        ("api: chats\n", "own.yaml:1: api: Input should be 'chat' or 'completions', found 'chats'"),
-        ("title: x\nextends: boxxed\n", 'own.yaml:2: extends: there is no protocol "boxxed"'),
-        ("extends: boxed\nstop: 'Q:'\n", "own.yaml:2: stop: Input should be a valid list, found 'Q:'"),
-        ("fewshot: {data: x, count: 0}\n", "own.yaml:1: fewshot.count: Input should be greater than or equal to 1"),
-        ("a: [\n", "own.yaml:2: not valid YAML"),
-        ("title: a\ntitle: b\n", 'own.yaml:2: duplicate key "title" \\(first at line 1\\)'),
-    ],
-)
-def test_mistakes_are_named_with_their_line(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "own.yaml").write_text(text)
-    with pytest.raises(UserError, match=said):
-        find_protocol(str(tmp_path / "own.yaml"))
-
-
-def test_an_unknown_protocol_is_told_the_nearest() -> None:
-    with pytest.raises(UserError, match=r'there is no "qwen3-think".*Did you mean "qwen3-thinking"'):
-        find_protocol("qwen3-think")
 
 
 def test_the_prompt_is_stored_and_shown(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -104,40 +104,6 @@ def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: igno
     assert 'benchmark arithmetic has no question "arithmetic/test/9999"' in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "bad.jsonl: the file is empty"),
-        ('{"id": "a", "gold": "1", "completion": "x"}\n{"id": ', "bad.jsonl:2: not a JSON object"),
-        (
-            '{"id": "a", "gold": "1"}\n',
-            '"completion" or "completions"; fields here: id, gold. If they have other names: --fields id=',
-        ),
-        ('{"gold": "1", "completion": "x"}\n', '"id" is missing; fields here: gold, completion'),
-        ('{"id": "a", "completion": "x"}\n', 'bad.jsonl:1: no gold, and "a" is no id of a known benchmark'),
-        ('{"id": "a", "gold": "1", "completions": []}\n', "bad.jsonl:1: completions is empty"),
-        ('{"id": "a", "gold": "1", "completions": [3]}\n', "bad.jsonl:1: a completion must be text"),
-        (
-            '{"id": "a", "gold": "1", "completion": "x"}\n{"id": "a", "gold": "2", "completion": "x"}\n',
-            'bad.jsonl:2: id "a" had the gold "1" before, now "2"',
-        ),
-        (
-            '{"id": "a", "gold": "1", "completions": ["x"], "labels": [true, false]}\n',
-            "bad.jsonl:1: 1 completions but 2 labels",
-        ),
-        (
-            '{"id": "a", "gold": "1", "completion": "x", "label": true}\n'
-            '{"id": "a", "gold": "1", "completion": "x", "label": "wrong"}\n',
-            "bad.jsonl:2: a label must be true or false (or 1 or 0), found 'wrong'",
-        ),
-    ],
-)
-def test_broken_rows_name_the_line(gtpo, tmp_path: Path, content: str, message: str) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "bad.jsonl").write_text(content)
-    assert message in gtpo("eval", "--completions", "bad.jsonl", code=2).stderr
-    assert not (tmp_path / "results").exists()
-
-
 def test_a_file_that_has_been_renamed(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """In the run of the old name it is one more benchmark, with labels of its own."""
     row = {"id": "a", "gold": "7", "completions": ["<answer>7</answer>", "8"], "labels": [True, True]}

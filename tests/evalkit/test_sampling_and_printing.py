@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from servers import Reply, Server, completion
+from servers import Reply, Server
 
-from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.runs.eval_record import read_record
 from gtpo.runs.tables import Sample
 
@@ -77,57 +74,6 @@ def test_chat_template_kwargs_reach_the_template(gtpo, tiny_model: Path, tmp_pat
     assert texts[0] != texts[1]
     changed = gtpo(*command, "--chat-template-kwargs", "{}", "--out", "yes", code=2)
     assert "prompt.chat_template_kwargs ({'enable_thinking': True} there" in changed.stderr
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"fail_on_error": 4}, "--fail-on-error must be 0 or more and at most 1, found 4"),
-        ({"timeout": 0.0}, "--timeout must be above 0"),
-        ({"temperature": math.inf}, "--temperature must be 0 or more and finite, found inf"),
-        ({"temperature": math.nan}, "--temperature must be 0 or more and finite, found nan"),
-        ({"top_p": math.nan}, "--top-p must be above 0"),
-        ({"repetition_penalty": math.inf}, "--repetition-penalty must be above 0"),
-        ({"timeout": math.nan}, "--timeout must be above 0 and finite, found nan"),
-        ({"gpu_memory_utilization": 7.0}, "--gpu-memory-utilization must be above 0 and at most 1, found 7"),
-        ({"retries": -1}, "--retries must be 0 or more"),
-        ({"top_k": -2}, "--top-k must be 0 or more, found -2"),
-        ({"min_p": 1.0}, "--min-p must be 0"),
-        ({"presence_penalty": 3.0}, "--presence-penalty must be -2 or more and at most 2"),
-        ({"sampling": "modle"}, "--sampling is default or model"),
-        ({"chat_template_kwargs": "{'a': 1}"}, "--chat-template-kwargs is not valid JSON"),
-        ({"chat_template_kwargs": "[1]"}, "--chat-template-kwargs must be a JSON object"),
-    ],
-)
-def test_mistakes_in_settings(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        EvalSettings(model="m", benchmarks="arithmetic", **fields)
-
-
-def test_the_summary(gtpo, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    """A row per benchmark first, whole at 80 columns too, in two tables; then details; warnings on stderr."""
-    server = Server()
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        reply = completion(payload)
-        reply.body["choices"][0]["finish_reason"] = "length" if payload["seed"] % 2 else "stop"
-        return reply
-
-    server.behaviour = behaviour
-    monkeypatch.setenv("COLUMNS", "80")
-    command = ("eval", "m", "--benchmarks", "arithmetic,arithmetic_hard", "--limit", "4", "--k", "8")
-    done = gtpo(*command, "--max-tokens", "7", "--engine", "openai", "--base-url", server.url, "--quiet")
-    server.close()
-    assert "…" not in done.stdout
-    lines = done.stdout.splitlines()
-    overview = lines[: next(i for i, line in enumerate(lines) if "4 questions, 32 samples" in line)]
-    header = " ".join(line for line in overview if "benchmark" in line)
-    for column in ("questions", "pass@1 (avg@8)", "pass@8", "maj@8", "format", "cut off", "tokens"):
-        assert column in header
-    names = [line.split()[1] for line in overview if line.startswith("│ arith")]
-    assert names == ["arithmetic", "arithmetic_hard"] * 2
-    assert max(len(line) for line in lines if line[:1] in "┏┃┡│└") <= 80
-    assert "arithmetic: 50 % of the completions were cut off at 7 tokens" in done.stderr
 
 
 def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

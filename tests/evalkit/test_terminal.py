@@ -53,7 +53,7 @@ def test_tables_fit(columns: int, home: Path) -> None:
     )
     written = "\n".join(on_a_terminal(columns, "-c", COMMANDS, json.dumps(commands), cwd=home)).split("=====")
     assert len(written) == 1 + len(commands)
-    for words, text in zip(commands, written[:-1], strict=True):
+    for text in written[:-1]:
         lines = text.split("\n")
         assert [line for line in lines if cell_len(line) > columns] == []
         corners = [(line.count("┏"), line.count("┓")) for line in lines if "┏" in line or "┓" in line]
@@ -62,10 +62,6 @@ def test_tables_fit(columns: int, home: Path) -> None:
         for before, row in itertools.pairwise(lines):  # every row of a table is as wide as the one above it
             if before[:1] in "┏┃┡│" and row[:1] in "┃┡│└" and before and row:
                 assert cell_len(before) == cell_len(row), (before, row)
-        if words[-1] == "--details":
-            assert all(
-                title in text.replace("\n", " ") for title in ("entropy, nats", "conflict %", "best (step)", "t, df")
-            )
 
 
 def test_the_dry_run_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

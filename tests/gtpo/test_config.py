@@ -20,8 +20,6 @@ from gtpo.run.command import choose_devices
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "configs" / "published" / "llama-math.yaml"
 MINIMAL = "model:\n  model_name: org/model\n"
-BUILT = {"model__model_name": None, "model__build__hidden_size": 128}
-"""Overrides that build the model in place of MINIMAL's."""
 
 
 def load_with_notices(path: Path, world_size: int = 1, **overrides: Any) -> tuple[TrainConfig, list[str]]:
@@ -61,90 +59,10 @@ def test_run_name_is_the_files_name(tmp_path: Path) -> None:
     assert Loaded(tmp_path, MINIMAL).config.run_name == "run"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("training:\n  lora_rank: 8\n", 'run.yaml:4: unknown key "training.lora_rank". Did you mean "model.lora_rank"'),
-        ("trainin:\n  learning_rate: 1\n", 'run.yaml:3: unknown key "trainin". Did you mean "training"?'),
-        (
-            "training:\n  num_generations: many\n",
-            "run.yaml:4: training.num_generations must be a whole number >= 1; found 'many'",
-        ),
-        (
-            "training:\n  warmup_ratio: 1.5\n",
-            "run.yaml:4: training.warmup_ratio must be a number >= 0 and < 1; found 1.5",
-        ),
-        ("training:\n  warmup_ratio: .nan\n", "run.yaml:4: training.warmup_ratio must be a number"),
-        (
-            "training:\n  warmup_ratio: true\n",
-            "run.yaml:4: training.warmup_ratio must be a number >= 0 and < 1; found True",
-        ),
-        ("training:\n  learning_rate: .inf\n", "run.yaml:4: training.learning_rate must be a number > 0; found inf"),
-        ("run_name: 2024-01-01\n", "run.yaml:3: run_name must be text"),
-        ("run_name: x\x01\n", "run.yaml: not valid YAML"),
-        ("objective: &o\n  filter: auto\ngtpo_runtime:\n  <<: *o\n", 'unknown key "gtpo_runtime.filter"'),
-        ("training:\n  report_to: [wand]\n", 'Did you mean "wandb"?'),
-        ("training:\n  learning_rate:\n    nested: 1\n", "run.yaml:4: training.learning_rate must be a number > 0"),
-        ("training: 3\n", "run.yaml:3: training must be a mapping, found 3"),
-        ("objective:\n  filter: maybe\n", "run.yaml:4: objective.filter must be one of auto, always, never"),
-        ("objective:\n  preset: gtpoo\n", 'Did you mean "gtpo"?'),
-        ("objective:\n  filter: off\n", 'found False. Did you mean "never"? (YAML reads off and no as false)'),
-        ("objective:\n  entropy_mode: no\n", 'found False. Did you mean "none"?'),
-        (
-            "training.learning_rate: 3\n",
-            'run.yaml:3: unknown key "training.learning_rate". A file nests its keys: put "learning_rate:" under '
-            '"training:"',
-        ),
-        ("model:\n  model_name: twice\n", 'run.yaml:3: duplicate key "model" (first at'),
-        ("training:\n  - a\n", "run.yaml:3: training must be a mapping"),
-        ("training: {learning_rate: 1e-6\n", "run.yaml:"),
-        ("dataset:\n  name: gsm9k\n", 'Did you mean "gsm8k"?'),
-        ("dataset:\n  name: gsm8k\n  split: dev\n", "gsm8k has the splits train, test"),
-        ("run_name: ../elsewhere\n", "run_name must be a name that starts with a letter"),
-        (f"a: {'[' * 3000}{']' * 3000}\n", "run.yaml: nested too deeply"),
-    ],
-)
-def test_error_names_key_file_and_line(tmp_path: Path, text: str, expected: str) -> None:
-    assert expected in refused(tmp_path, MINIMAL + text)
-
-
-def test_all_errors_are_reported_at_once_under_the_key_as_typed(tmp_path: Path) -> None:
-    text = MINIMAL + (
-        "training:\n  learning_rate: -1\n  warmup_ratio: true\n  beta: 0.1\ntrainer:\n  class_path: trl.GRPOTrainer\n"
-        "gtpo_runtime:\n  ent_threshold: -1\n  w_ra: 2\nmethod: gtpo\nrun: x\n"
-    )
-    found = [line.strip() for line in refused(tmp_path, text, model__max_seq="3").splitlines()]
-    expected = [
-        "run.yaml:8: trainer.class_path trl.GRPOTrainer trains with method grpo, but",
-        'run.yaml:11: unknown key "gtpo_runtime.w_ra". Did you mean "gtpo_runtime.w_raw"?',
-        "run.yaml:5: training.warmup_ratio must be",
-        "run.yaml:4: training.learning_rate must be",
-        "run.yaml:10: gtpo_runtime.ent_threshold must be a number > 0; found -1",
-        'run.yaml:13: unknown key "run"',
-        'unknown flag "--model.max_seq". Did you mean "--model.max_seq_length"?',
-    ]
-    for words in expected:
-        assert sum(line.removeprefix(f"{tmp_path}/").startswith(words) for line in found) == 1, (words, found)
-
-
-def test_all_contradictions_are_reported_at_once(tmp_path: Path) -> None:
-    text = MINIMAL + "  load_in_4bit: true\ntraining:\n  beta: 0.1\n  max_steps: 0\ndataset:\n  name: gsm9k\n"
-    lines = [line.strip().removeprefix(f"{tmp_path}/") for line in refused(tmp_path, text).splitlines()]
-    assert [line.split(" ")[:2] for line in lines] == [
-        ["run.yaml:3:", "model.load_in_4bit"],
-        ["run.yaml:8:", "dataset.name"],
-        ["run.yaml:6:", "training.max_steps"],
-        ["run.yaml:5:", "training.beta"],
-    ]
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n", "- a\n- b\n", "just words\n"])
-def test_empty_and_foreign_files_are_refused(tmp_path: Path, text: str) -> None:
-    assert "run.yaml" in refused(tmp_path, text)
-
-
-def test_yaml_cannot_build_objects(tmp_path: Path) -> None:
-    assert "not valid YAML" in refused(tmp_path, "run_name: !!python/object/apply:os.getcwd []\n")
+@pytest.mark.parametrize("text", ["run_name: x\x01\n", f"a: {'[' * 3000}{']' * 3000}\n"])
+def test_text_that_is_no_yaml_is_refused(tmp_path: Path, text: str) -> None:
+    """Further mistakes in a file: tests/golden/refused-config.txt."""
+    assert "run.yaml: n" in refused(tmp_path, MINIMAL + text)
 
 
 def test_extends_merges_sections_and_replaces_lists(tmp_path: Path) -> None:
@@ -166,11 +84,6 @@ def test_extends_several_the_later_wins_and_places_are_kept(tmp_path: Path) -> N
     assert "two.yaml:3: training.warmup_ratio" in refused(tmp_path, text)
     config = Loaded(tmp_path, text, training__warmup_ratio="0.1").config
     assert (config.training.num_generations, config.training.max_steps) == (6, 3)
-
-
-@pytest.mark.parametrize(("base", "expected"), [("run.yaml", "is circular"), ("none.yaml", "no such file")])
-def test_extends_refuses_loops_and_absent_files(tmp_path: Path, base: str, expected: str) -> None:
-    assert expected in refused(tmp_path, f"extends: {base}\n" + MINIMAL)
 
 
 # -- flags -------------------------------------------------------------------------------------------------------------
@@ -211,22 +124,6 @@ def test_flags(words: str, path: str | None, overrides: dict[str, Any]) -> None:
     assert parse_flags(words.split()) == (path, overrides)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("run.yaml --training.learning_rate", "--training.learning_rate needs a value: a number > 0"),
-        ("run.yaml --training.learning_rate --run_name x", "needs a value"),
-        ("run.yaml other.yaml", "one config file at a time"),
-        ("run.yaml maybe", '"maybe" is neither a flag nor a config file'),
-        ("run.yaml -q", '"-q" is neither a flag nor a config file; flags begin with two dashes'),
-    ],
-)
-def test_wrong_flags_are_named(words: str, expected: str) -> None:
-    with pytest.raises(UserError, match=r"--|config") as error:
-        parse_flags(words.split())
-    assert expected in str(error.value)
-
-
 def test_every_key_is_a_flag_that_loads(tmp_path: Path) -> None:
     """Each key's flag, given its default as text, parses to that default."""
     reference = Loaded(tmp_path, MINIMAL).config.as_dict()
@@ -239,34 +136,6 @@ def test_every_key_is_a_flag_that_loads(tmp_path: Path) -> None:
         loaded = Loaded(tmp_path, MINIMAL, **{name.replace(".", "__"): overrides[name]}).config
         assert path == "run.yaml"
         assert loaded.as_dict() == reference, name
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--training.learning_rate -1", "--training.learning_rate must be a number > 0; found '-1'."),
-        ("--gtpo_runtime.ent_threshold -1", "--gtpo_runtime.ent_threshold must be a number > 0; found '-1'."),
-        ("--dataset-name gsm9k", '--dataset-name "gsm9k" is not known. Did you mean "gsm8k"?'),
-        ("--learning_rate 1", 'unknown flag "--learning_rate". Did you mean "--training.learning_rate"?'),
-        ("--learning-rat 1", 'unknown flag "--learning-rat". Did you mean "--training.learning_rate"?'),
-        (
-            "--trainin.learning_rate 1",
-            'unknown flag "--trainin.learning_rate". Did you mean "--training.learning_rate"?',
-        ),
-        (
-            "--objective.initial_entropy 1",
-            'unknown flag "--objective.initial_entropy". Did you mean "--training.initial',
-        ),
-        ("--gtpo_runtime.w_ra 1", 'unknown flag "--gtpo_runtime.w_ra". Did you mean "--gtpo_runtime.w_raw"?'),
-        ("--training 3", "--training must be a mapping, found '3'"),
-    ],
-)
-def test_flag_errors_name_the_flag_as_typed(tmp_path: Path, words: str, expected: str) -> None:
-    (tmp_path / "run.yaml").write_text(MINIMAL)
-    _, overrides = parse_flags(words.split())
-    with pytest.raises(UserError) as error:
-        load_config(tmp_path / "run.yaml", overrides)
-    assert str(error.value).startswith(expected)
 
 
 # -- the schema --------------------------------------------------------------------------------------------------------
@@ -362,55 +231,7 @@ def test_threshold_777_turns_the_gate_off_as_in_the_notebook() -> None:
     assert config.resolved_objective().entropy_threshold == 777
 
 
-def test_two_values_for_one_thing_are_refused() -> None:
-    with pytest.raises(UserError, match=r"gtpo_runtime.ent_scale 0.1 and --objective.gamma 0.5 set the same thing"):
-        published(objective__gamma=0.5)
-
-
 # -- resolution --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ({"training__num_generations": "1"}, "training.num_generations 1 contradicts method gtpo"),
-        ({"training__max_steps": "0"}, "training.max_steps 0 trains nothing"),
-        ({"model__random_seed": str(2**32)}, "model.random_seed must be a whole number >= 0 and <= 4294967295"),
-        ({"lora__use_dora": "true"}, "lora.use_dora has no effect: model.lora_rank is 0"),
-        ({"model__lora_rank": "4", "lora__lora_dropout": "0.1"}, "lora.lora_dropout has no effect"),
-        ({"model__lora_rank": "4", "model__target_modules": ["q_proj", "lm_head"]}, "model.target_modules lm_head"),
-        ({"training__beta": "0.04"}, "training.beta 0.04 contradicts method gtpo"),
-        (
-            {"method": "grpo", "training__initial_entropy": "0"},
-            "initial_entropy 0.0 contradicts method grpo, which has no entropy gate",
-        ),
-        ({"method": "sft", "training__beta": "0.04"}, "contradicts method sft"),
-        ({"method": "sft", "objective__filter": "never"}, "objective.filter contradicts method sft"),
-        ({"method": "sft", "objective__preset": "gtpo"}, "objective.preset contradicts method sft"),
-        ({"method": "grpo", "objective__preset": "gtpo"}, "objective.preset gtpo contradicts method grpo"),
-        ({"method": "grpo", "objective__preset": "grpo-filtered"}, "method gtpo takes it"),
-        ({"method": "grpo", "objective__filter": "always"}, "objective.filter always contradicts method grpo"),
-        ({"method": "grpo", "trainer__class_path": "gtpo.GTPOTrainer"}, "trains with method gtpo, but --method is"),
-        ({"model__build__hidden_size": "64"}, "model.model_name contradicts model.build"),
-        ({"model__load_in_4bit": "true"}, "model.load_in_4bit needs lora_rank > 0"),
-        ({"training__max_prompt_length": "2048"}, "max_prompt_length 2048 leaves no room in model"),
-        ({"training__max_completion_length": "1800"}, "1800 + max_prompt_length 512 leaves no room in"),
-        ({"dataset__name": "gsm8k", "dataset__subset": "socratic"}, "has only main"),
-        (
-            {"dataset__name": "gsm8k_train", "dataset__split": "test"},
-            'split "test" contradicts dataset.name gsm8k_train',
-        ),
-        ({**BUILT, "model__backend": "unsloth"}, "model.backend contradicts model.build"),
-        ({"dataset__name": "math", "dataset__subset": "algebra", "dataset__subsets": ["geometry"]}, "remove one"),
-    ],
-)
-def test_contradictions_are_refused_by_name(tmp_path: Path, overrides: dict[str, Any], expected: str) -> None:
-    assert expected in refused(tmp_path, MINIMAL, **overrides)
-
-
-def test_model_is_needed(tmp_path: Path) -> None:
-    assert "run.yaml: model needs model_name" in refused(tmp_path, "run_name: x\n")
-    assert "needs model_name" in refused(tmp_path, "model:\n  lora_rank: 4\n")
 
 
 @pytest.mark.parametrize(

@@ -156,22 +156,6 @@ def test_held_out_problems_are_not_trained_on(tmp_path: Path) -> None:
     assert "  2 held out for validation" in report.lines()
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"method": "sft", "training.eval_steps": 2}, "--training.eval_steps 2 contradicts method sft"),
-        ({"training.eval_steps": 3, "training.logging_steps": 2}, "no multiple of training.logging_steps 2"),
-        ({"training.eval_steps": 2, "dataset.validation_problems": 5000}, "has 3,000 problems"),
-        ({"training.eval_steps": 2, "dataset.validation_file": "absent.jsonl"}, "absent.jsonl"),
-    ],
-)
-def test_validation_that_cannot_be_is_refused_before_torch(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as refused:
-        run(tmp_path, **changes)
-    assert said in str(refused.value)
-    assert not (tmp_path / "results").exists()
-
-
 def test_caller_without_a_scorer_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="score_held_out"):
         run(tmp_path, None, **ON)
