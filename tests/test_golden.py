@@ -219,3 +219,8 @@ def test_page_without_its_data(comparison: Any, tmp_path: Path) -> None:
 def test_schema_of_compare(home: Path) -> None:
     document = json.loads(command_line("compare", *ALL.split(), "--format", "json", cwd=home).stdout)
     check_schema("schema-compare.json", [document], document["schema_version"])
+
+
+def test_every_approved_file_is_compared() -> None:
+    used = Path(__file__).read_text()
+    assert [path.name for path in GOLDEN.iterdir() if path.suffix in (".txt", ".json") and path.name not in used] == []
