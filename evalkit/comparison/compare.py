@@ -15,21 +15,11 @@ from typing import Any
 import numpy as np
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.evalkit.comparison.columns import MAJ, METRICS, PASS, Column
 from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
 from gtpo.evalkit.comparison.questions import Shared, named_alike, shared_questions
-from gtpo.evalkit.comparison.verdicts import (
-    FORMAT,
-    MAJ,
-    PASS,
-    Cell,
-    Column,
-    clusters,
-    corrected,
-    differ,
-    pairing_note,
-    scores,
-)
+from gtpo.evalkit.comparison.verdicts import Cell, corrected, differ, pairing_note
 from gtpo.evalkit.statistics import method_mean
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.train_run import TrainFolder
@@ -154,10 +144,8 @@ def compare(
     for shared in loaded:
         shared.check_k(max([column.k for column in shown] + list(ks or [])))
         wanted = choose_ks(shared.samples, ks) if details else []
-        columns = list(dict.fromkeys(
-            [*shown, *(Column(m, k) for m in (PASS, MAJ) for k in wanted), *([Column(FORMAT, 0)] if details else [])]
-        ))  # fmt: skip
-        columns.sort(key=lambda column: ((PASS, MAJ, FORMAT).index(column.metric), column.k))
+        every = [Column(metric, k) for metric in METRICS if details for k in (wanted if metric.by_k else (0,))]
+        columns = sorted({*shown, *every}, key=lambda column: column.place)
         parts.append((shared, columns))
         if per_subject:
             parts += [(part, [c for c in columns if c.k <= part.samples]) for part in shared.groups()]
@@ -226,10 +214,8 @@ def _moved(cell: Cell, baseline: Cell) -> tuple[float, float]:
 
 def mean_cell(shared: Shared, name: str, column: Column) -> Cell:
     """A method's mean with its interval, and with its bounds if samples are missing."""
-    value = method_mean(scores(shared, name, column), clusters=clusters(shared, column))
-    if shared.group or column.metric == FORMAT:
-        return Cell(value)
-    return Cell(value, bounds=shared.bounds(name, column.metric, column.k))
+    value = method_mean(shared.scores(name, column), clusters=shared.clusters_at(column.k))
+    return Cell(value, bounds=shared.bounds(name, column))
 
 
 def rebased(comparison: MethodComparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
+from gtpo.evalkit.comparison.columns import Column
 from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.statistics import clusters_of
@@ -61,12 +62,28 @@ class Shared:
         least: NDArray[np.int32] = np.minimum.reduce([part.n for parts in self.parts.values() for part in parts])
         return least
 
-    def bounds(self, name: str, metric: str, k: int) -> tuple[float, float] | None:
+    def scores(self, method: str, column: Column) -> NDArray[np.float64]:
+        """[S, Q] A method's scores in one column, one row per training seed, of the questions that have k samples.
+
+        Runs that are not known to be trained apart are one row, their mean.
+        """
+        rows = self.having(max(column.k, 1))
+        scores = np.stack([column.metric.values(part, column.k)[rows] for part in self.parts[method]])
+        return scores.mean(axis=0, keepdims=True) if self.by_name[method].doubt else scores
+
+    def clusters_at(self, k: int) -> NDArray[np.int64] | None:
+        """[Q] The cluster of each question in `scores`; None if every question is its own."""
+        return None if self.clusters is None else self.clusters[self.having(max(k, 1))]
+
+    def bounds(self, method: str, column: Column) -> tuple[float, float] | None:
         """A method's mean if every missing sample were wrong, and if it were right; None if none is missing."""
-        entries = [run.entry(self.benchmark) for run in self.runs[name]]
-        curves = [getattr(getattr(entry, self.scoring) or entry, metric.replace("@", "_at_")) for entry in entries]
-        ends = [(found.mean, found.worst, found.best) for curve in curves if (found := curve.get(k)) is not None]
-        if len(ends) < len(self.runs[name]) or all(worst is None for _, worst, _ in ends):
+        if self.group or not column.metric.by_k:
+            return None
+        entries = [run.entry(self.benchmark) for run in self.runs[method]]
+        stored = column.metric.name.replace("@", "_at_")
+        curves = [getattr(getattr(entry, self.scoring) or entry, stored) for entry in entries]
+        ends = [(at_k.mean, at_k.worst, at_k.best) for curve in curves if (at_k := curve.get(column.k)) is not None]
+        if len(ends) < len(entries) or all(worst is None for _, worst, _ in ends):
             return None
         worst, best = ([mean if end[i] is None else end[i] for mean, *end in ends] for i in (0, 1))
         return float(np.mean(worst)), float(np.mean(best))

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gtpo.evalkit.comparison.columns import Column
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.comparison.questions import Shared
 from gtpo.evalkit.statistics import PAIRS_NEEDED, MethodMean, PairedDifference, differences, holm_factors
@@ -24,21 +23,6 @@ from gtpo.evalkit.statistics import PAIRS_NEEDED, MethodMean, PairedDifference, 
 ALPHA = 0.05
 BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
 VERDICTS = (BETTER, WORSE, EQUIVALENT, UNDECIDED)
-
-
-PASS, MAJ, FORMAT = "pass@k", "maj@k", "format"
-
-
-class Column(NamedTuple):
-    """One measured quantity: pass@k or maj@k at a k, or the format rate (k = 0)."""
-
-    metric: str
-    k: int
-
-    @property
-    def label(self) -> str:
-        """`pass@8`, `maj@64`, `format`."""
-        return self.metric.replace("@k", f"@{self.k}")
 
 
 @dataclass(frozen=True)
@@ -71,25 +55,6 @@ class Cell:
         if self.direction:
             return BETTER if self.direction > 0 else WORSE
         return EQUIVALENT if self.p_equivalent is not None and self.p_equivalent <= ALPHA else UNDECIDED
-
-
-def scores(shared: Shared, method: str, column: Column) -> NDArray[np.float64]:
-    """[S, Q] per-question scores of one column, one row per training seed, of the questions that have k samples.
-
-    Runs that are not known to be trained apart are one row, their mean.
-    """
-    rows = shared.having(max(column.k, 1))
-    found = np.stack([
-        (part.format_ok / part.n if column.metric == FORMAT
-        else np.clip((part.pass_at_k if column.metric == PASS else part.maj_at_k)[:, column.k - 1], 0.0, 1.0))[rows]
-        for part in shared.parts[method]
-    ])  # fmt: skip
-    return found.mean(axis=0, keepdims=True) if shared.by_name[method].doubt else found
-
-
-def clusters(shared: Shared, column: Column) -> NDArray[np.int64] | None:
-    """[Q] The cluster of each question in `scores`; None if every question is its own."""
-    return None if shared.clusters is None else shared.clusters[shared.having(max(column.k, 1))]
 
 
 def pairing(a: Method, b: Method, benchmark: str) -> tuple[list[int], list[int]] | None:
@@ -133,13 +98,13 @@ def differ(shared: Shared, a: str, b: str, columns: Sequence[Column]) -> list[Pa
     pair = pairing(first, second, shared.benchmark) if first.trained and second.trained else None
     found = []
     for column in columns:
-        left, right = scores(shared, a, column), scores(shared, b, column)
+        left, right = shared.scores(a, column), shared.scores(b, column)
         if pair is not None:
             left, right = left[pair[0]], right[pair[1]]
         found.append(
             differences(
                 left[None], right[None], paired=pair is not None, trained=(first.trained, second.trained),
-                known=not (first.doubt or second.doubt), clusters=clusters(shared, column),
+                known=not (first.doubt or second.doubt), clusters=shared.clusters_at(column.k),
             ).at(0)
         )  # fmt: skip
     return found

@@ -111,29 +111,18 @@ def parse_ks(text: str | None) -> list[int] | None:
     return ks
 
 
-def parse_metrics(texts: Sequence[str]) -> list[tuple[str, int]] | None:
-    """`pass@1,maj@64` as (metric, k), in order and each once; None if none is asked for. Raises UserError."""
-    found: dict[tuple[str, int], None] = {}
-    for text in (part.strip() for given in texts for part in given.split(",")):
-        match = re.fullmatch(r"(pass|maj)@([1-9]\d*)", text)
-        if match is None and text != "format":
-            raise UserError(f'--metric "{text}": expected pass@K, maj@K or format, e.g. --metric pass@1')
-        found[(f"{match[1]}@k", int(match[2])) if match else ("format", 0)] = None
-    return list(found) or None
-
-
 def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
     """Run the command and return its exit code. The comparison goes to stdout, everything else to stderr.
 
     runs: those of the settings, with the run of each file of completions in its place. Raises UserError.
     """
+    from gtpo.evalkit.comparison.columns import parse_columns
     from gtpo.runs.find import find_runs
 
-    ks, metrics = parse_ks(settings.k), parse_metrics(settings.metric or ())
+    ks, metrics = parse_ks(settings.k), parse_columns(settings.metric or ())
     evals, trains, notes = find_runs(list(runs), allow_incomplete=settings.allow_mismatch)
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
-    from gtpo.evalkit.comparison.verdicts import Column
     from gtpo.evalkit.report.latex import as_latex
     from gtpo.evalkit.report.records import as_csv, as_json
     from gtpo.evalkit.report.summary import TRAINING_UNKNOWN, answer
@@ -147,7 +136,7 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
         baseline=settings.baseline,
         group_by=settings.group_by,
         labels=settings.label or (),
-        metrics=None if metrics is None else [Column(*metric) for metric in metrics],
+        metrics=metrics,
         ks=ks,
         scoring=settings.scoring,
         details=details or settings.html is not None or settings.figures is not None,

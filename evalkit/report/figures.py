@@ -19,9 +19,9 @@ import numpy as np
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import write_bytes
+from gtpo.evalkit.comparison.columns import MAJ, PASS
 from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Band, bands, read_curves, smoothed
-from gtpo.evalkit.comparison.verdicts import MAJ, PASS
 from gtpo.evalkit.report.payload import POINTS, curve_ks, curves_over_k, key_columns
 from gtpo.evalkit.report.text import visible
 
@@ -111,13 +111,13 @@ def _curves(comparison: MethodComparison, table: Any) -> Figure:
     found, ks = curves_over_k(table), curve_ks(table)
     for axes, metric in zip(panels, (PASS, MAJ), strict=True):
         for name in table.methods:
-            mean, low, high = 100 * np.array(found[name][metric]).T
+            mean, low, high = 100 * np.array(found[name][metric.name]).T
             axes.plot(ks, mean, label=label(name), linewidth=1.7, **styles[name])
             axes.fill_between(ks, low, high, color=styles[name]["color"], alpha=0.12, linewidth=0)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("k")
-        axes.set_title(f"{metric}, %")
+        axes.set_title(f"{metric.title}, %")
     figure.suptitle(
         f"{label(table.benchmark)}: {table.questions:,} questions, n = {table.samples}, {comparison.scoring}",
         fontsize=9,

@@ -12,9 +12,9 @@ import numpy as np
 from markdown_it import MarkdownIt
 
 from gtpo.common.files import write_text
+from gtpo.evalkit.comparison.columns import FORMAT, MAJ, PASS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, Table, mean_cell, rebased
 from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Metric, bands, gate, initial_entropy, read_curves
-from gtpo.evalkit.comparison.verdicts import FORMAT, MAJ, PASS, Column
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
 from gtpo.evalkit.report.latex import as_latex
 from gtpo.evalkit.report.page import render
@@ -72,7 +72,7 @@ def _differences(comparison: MethodComparison, table: Table, columns: list[Colum
 def key_columns(comparison: MethodComparison, table: Table) -> list[Column]:
     """The columns that a reader compares under every baseline."""
     top = max(column.k for column in table.columns)
-    wanted = [*comparison.metrics, Column(PASS, 1), Column(MAJ, top), Column(PASS, top), Column(FORMAT, 0)]
+    wanted = [*comparison.metrics, Column(PASS, 1), Column(MAJ, top), Column(PASS, top), Column(FORMAT)]
     return [column for column in dict.fromkeys(wanted) if column in table.columns and column != Column(MAJ, 1)]
 
 
@@ -93,7 +93,8 @@ def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
 
     ks = curve_ks(table)
     return {
-        name: {metric: [point(name, Column(metric, k)) for k in ks] for metric in (PASS, MAJ)} for name in table.methods
+        name: {metric.name: [point(name, Column(metric, k)) for k in ks] for metric in (PASS, MAJ)}
+        for name in table.methods
     }
 
 
@@ -123,7 +124,7 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
             "questions": table.questions,
             "samples": table.samples,
             "methods": table.methods,
-            "columns": [[column.metric, column.k, column.label] for column in table.columns],
+            "columns": [[column.metric.name, column.k, column.label] for column in table.columns],
             "cells": _cells(table),
             "versus": {
                 base: _differences(comparison, versus[base][i], table.columns)

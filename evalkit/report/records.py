@@ -38,7 +38,7 @@ def records(comparison: MethodComparison) -> list[dict[str, Any]]:
                 "method": name,
                 "preset": method.preset or None,
                 "runs": len(table.parts[name]),
-                "metric": column.metric,
+                "metric": column.metric.name,
                 "k": column.k or None,
                 "scoring": comparison.scoring,
                 "questions": table.questions,

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from gtpo.evalkit.comparison.columns import Column
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell, Column
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell
 from gtpo.evalkit.report.text import covers, difference, p_text, points, visible
 from gtpo.evalkit.statistics import METHODS, OUTPUTS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 

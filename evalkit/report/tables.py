@@ -7,9 +7,10 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from gtpo.common.terminal import stacked
+from gtpo.evalkit.comparison.columns import METRICS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.training_curves import summary
-from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, FORMAT, MAJ, PASS, WORSE, Cell, Column
+from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
 from gtpo.evalkit.report.summary import answer, caption, legend, short_legend
 from gtpo.evalkit.report.text import (
     bounds,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
-SECTIONS = {PASS: "pass@k", MAJ: "maj@k", FORMAT: "format rate"}
 
 
 class Grid(NamedTuple):
@@ -61,7 +61,7 @@ def detail_grids(comparison: MethodComparison, details: bool) -> list[Grid]:
     """The tables behind them: every test, every column of a benchmark, the end of training; else what was asked for."""
     found = [grid] if details and (grid := _test_grid(comparison)).rows else []
     for table in comparison.tables if details else [table for table in comparison.tables if table.group]:
-        for metric, title in SECTIONS.items():
+        for metric in METRICS:
             columns = [column for column in table.columns if column.metric == metric]
             rows: list[list[str | Cell | None]] = [
                 [name_text(comparison, name), *(table.cells[name, column] for column in columns)]
@@ -69,7 +69,7 @@ def detail_grids(comparison: MethodComparison, details: bool) -> list[Grid]:
             ]
             if columns:
                 head = ["method", *(column.label for column in columns)]
-                found.append(Grid(f"{table.title} {title}", f"{header(table)}: {title}", head, rows))
+                found.append(Grid(f"{table.title} {metric.title}", f"{header(table)}: {metric.title}", head, rows))
     if comparison.trained and (details or not comparison.tables):
         found.append(_training_grid(comparison))
     return found

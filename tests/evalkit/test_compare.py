@@ -21,8 +21,9 @@ from commands import command_line
 from run_folders import write_eval, write_train
 
 from gtpo.common.errors import UserError
+from gtpo.evalkit.comparison.columns import FORMAT, MAJ, PASS, Column
 from gtpo.evalkit.comparison.compare import choose_ks, compare
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE, Column
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION
 from gtpo.evalkit.report.summary import legend
 from gtpo.evalkit.statistics import (
@@ -95,9 +96,9 @@ def test_tables_are_the_direct_calculation(home: Path) -> None:
             rows = [row for row in rows if (row["benchmark"], row["scoring"]) == (table.benchmark, "strict")]
             rows.sort(key=lambda row: row["question_id"])
             for k in (1, 4, 8):
-                scores[name, Column("pass@k", k)] = [row["pass_at_k"][k - 1] for row in rows]
-                scores[name, Column("maj@k", k)] = [row["maj_at_k"][k - 1] for row in rows]
-            scores[name, Column("format", 0)] = [row["format_ok"] / row["n"] for row in rows]
+                scores[name, Column(PASS, k)] = [row["pass_at_k"][k - 1] for row in rows]
+                scores[name, Column(MAJ, k)] = [row["maj_at_k"][k - 1] for row in rows]
+            scores[name, Column(FORMAT)] = [row["format_ok"] / row["n"] for row in rows]
         assert set(scores) == set(table.cells)
         for (name, column), values in scores.items():
             cell = table.cells[name, column]
@@ -109,7 +110,7 @@ def test_tables_are_the_direct_calculation(home: Path) -> None:
             assert cell.paired is not None
             assert cell.paired.p_value == pytest.approx(wanted.p_value)
             assert cell.paired.difference == pytest.approx(wanted.difference)
-            assert cell.primary == (column == Column("pass@k", 1))
+            assert cell.primary == (column == Column(PASS, 1))
             if cell.primary:
                 by_hand[name].append(float(wanted.p_value))
                 # Two trained methods of one seed each: shown, and nothing said. A model that was not trained: weights.
@@ -118,7 +119,7 @@ def test_tables_are_the_direct_calculation(home: Path) -> None:
                 assert (cell.paired.low, cell.paired.high) == pytest.approx((wanted.low, wanted.high))
                 assert (cell.p_corrected, cell.direction) == (None, 0)
     for name, p in by_hand.items():
-        corrected = [table.cells[name, Column("pass@k", 1)].p_corrected for table in found.tables]
+        corrected = [table.cells[name, Column(PASS, 1)].p_corrected for table in found.tables]
         wanted = np.minimum(np.array(p) * holm_factors(np.array(p)), 1.0).tolist()
         assert corrected == (pytest.approx(wanted) if name == "demo-base" else [None, None])
 
@@ -166,8 +167,8 @@ def test_a_verdict_depends_on_neither_bystanders_nor_columns(home: Path) -> None
     crowd = compared(home, "demo-grpo", "demo-base", "demo-gtpo", "demo-sft", ks=[1, 2, 3, 4, 5, 8], per_subject=True)
     for table in alone.tables:
         other = next(t for t in crowd.tables if (t.benchmark, t.group) == (table.benchmark, table.group))
-        cell = table.cells["demo-gtpo", Column("pass@k", 1)]
-        assert other.cells["demo-gtpo", Column("pass@k", 1)] == cell
+        cell = table.cells["demo-gtpo", Column(PASS, 1)]
+        assert other.cells["demo-gtpo", Column(PASS, 1)] == cell
 
 
 def test_equal_runs_are_never_emphasised(tmp_path: Path) -> None:
@@ -177,9 +178,9 @@ def test_equal_runs_are_never_emphasised(tmp_path: Path) -> None:
     (table,) = compare(runs, trains).tables
     assert {cell.direction for cell in table.cells.values()} == {0}
     assert {cell.p_corrected for cell in table.cells.values()} == {None, 1.0}
-    assert table.cells["twin-1", Column("pass@k", 1)].verdict == UNDECIDED
+    assert table.cells["twin-1", Column(PASS, 1)].verdict == UNDECIDED
     (table,) = compare(runs, trains, margin=0.2).tables
-    assert table.cells["twin-1", Column("pass@k", 1)].verdict == EQUIVALENT
+    assert table.cells["twin-1", Column(PASS, 1)].verdict == EQUIVALENT
 
 
 def test_default_baseline_is_stated(home: Path) -> None:
@@ -236,7 +237,7 @@ def test_questions_of_one_text_are_one_question_in_eval_and_compare(tmp_path: Pa
     found = compared(tmp_path, "one", "two")
     (table,) = found.tables
     assert any("24 questions have 6 texts" in note for note in found.all_notes)
-    cell = table.cells["two", Column("pass@k", 1)]
+    cell = table.cells["two", Column(PASS, 1)]
     wanted = paired_difference(np.arange(6) < 5, np.arange(6) < 2)
     assert (cell.paired.low, cell.paired.high) == pytest.approx((wanted.low, wanted.high))
 
@@ -247,7 +248,7 @@ def test_missing_samples_that_could_reverse_it_take_a_verdict_away(tmp_path: Pat
     for name, failed in (("high", ()), ("half", gone)):
         write_eval(tmp_path / f"results/eval/{name}", benchmarks={"arithmetic": 60}, method=None, skill=0.5,
                    failed=failed)  # fmt: skip
-    column = Column("pass@k", 1)
+    column = Column(PASS, 1)
     cells = compared(tmp_path, "low", "high", "half", baseline="low", allow_mismatch=True).tables[0].cells
     assert cells["high", column].verdict == BETTER
     assert cells["half", column].verdict == UNDECIDED
@@ -361,7 +362,7 @@ def test_a_missing_seed_keeps_the_others_paired(seeds_home: Path) -> None:
     def width(*names: str) -> tuple[float, list[str]]:
         runs, trains, _ = find_runs([str(seeds_home / f"results/eval/{name}-eval") for name in names])
         (table, _) = compare(runs, trains).tables
-        found = table.cells["gtpo", Column("pass@k", 1)].paired
+        found = table.cells["gtpo", Column(PASS, 1)].paired
         assert found is not None
         assert found.seeds_paired
         return found.high - found.low, table.notes
@@ -594,7 +595,7 @@ def test_equal_methods_of_unknown_training_are_never_marked(tmp_path: Path) -> N
         side_by_side(tmp_path / str(draw), "files", lambda side, i, of=effects: of[side, i])
         names = [*PAIR["A"], *PAIR["B"]]
         (table,) = compared(tmp_path / str(draw), *names, labels=["A=A*", "B=B*"], margin=0.1).tables
-        cell = table.cells["B", Column("pass@k", 1)]
+        cell = table.cells["B", Column(PASS, 1)]
         assert (cell.verdict, cell.direction, cell.p_corrected) == (UNDECIDED, 0, None)
         assert cell.paired is not None
         apart += not cell.paired.low <= 0 <= cell.paired.high
@@ -805,7 +806,7 @@ def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
     found = compared(tmp_path, *names, baseline="base")
     assert [method.given for method in found.methods] == [True, False, False]
     assert "All other runs began from the baseline" in legend(found)[-1]
-    column = Column("pass@k", 1)
+    column = Column(PASS, 1)
     given = found.tables[0].cells["gtpo", column].paired
     assert (given.seeds, given.scope, given.judged, given.missing_seeds) == ((3, 0), WEIGHTS, True, (0, 0))
     path = tmp_path / "results/train/gtpo-s3/run.json"

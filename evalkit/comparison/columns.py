@@ -1,0 +1,98 @@
+"""What a comparison measures: every metric is one entry of METRICS, and each table, format and page reads it there.
+
+A metric that is tested is a mean over questions of scores in [0, 1]: it has an interval and is compared question by
+question. One that is not only describes a run: one number, without an interval or a difference.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, SupportsFloat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gtpo.common.errors import UserError
+from gtpo.runs.eval_run import Questions
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """One metric: what it is called, what its values are, and how they are written."""
+
+    # In records and in --metric; `@k` stands for a number of samples.
+    name: str
+    # Over its columns.
+    title: str
+    # (one run's questions, k) -> its values: [Q] scores in [0, 1], or of a metric that is not tested what it describes.
+    values: Callable[[Questions, int], Array]
+    # What a curve over k shows.
+    meaning: str = ""
+    # `%`: values are fractions.
+    unit: str = "%"
+    digits: int = 1
+    tested: bool = True
+
+    @property
+    def by_k(self) -> bool:
+        """Return whether there is a value for each k."""
+        return "@k" in self.name
+
+    def text(self, value: SupportsFloat) -> str:
+        """Return 45.2 for 0.452: a value as every output writes it; a dash if there is none."""
+        number = float(value) * (100 if self.unit == "%" else 1)
+        return "–" if math.isnan(number) else round_half_up(number, self.digits)
+
+
+PASS = Metric("pass@k", "pass@k", lambda of, k: of.pass_at_k[:, k - 1].clip(0, 1), "at least one of k is right")
+MAJ = Metric("maj@k", "maj@k", lambda of, k: of.maj_at_k[:, k - 1].clip(0, 1), "the majority of k is right")
+FORMAT = Metric("format", "format rate", lambda of, k: of.format_ok / of.n)
+
+# In the order of their columns.
+METRICS = (PASS, MAJ, FORMAT)
+
+
+class Column(NamedTuple):
+    """One column of a table: a metric, at a k if it has one (else 0)."""
+
+    metric: Metric
+    k: int = 0
+
+    @property
+    def label(self) -> str:
+        """Return `pass@8`, `maj@64`, `format`."""
+        return self.metric.name.replace("@k", f"@{self.k}")
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return where it stands among the columns of a table."""
+        return METRICS.index(self.metric), self.k
+
+
+def round_half_up(value: float, digits: int) -> str:
+    """Return 12.3 for 12.25, as the page's code does."""
+    scale = 10**digits
+    # Python rounds half to even and JavaScript half up: 12.25 would be 12.2 here and 12.3 on the page.
+    return f"{math.floor(abs(value) * scale + 0.5 + 1e-9) / scale:.{digits}f}"
+
+
+def parse_columns(words: Sequence[str]) -> list[Column] | None:
+    """Return the columns of `pass@1,maj@64`, in order and each once; None if there is none. Raises UserError."""
+    columns: dict[Column, None] = {}
+    for text in (part.strip() for word in words for part in word.split(",")):
+        for metric in METRICS:
+            if match := re.fullmatch(re.escape(metric.name).replace("@k", r"@([1-9]\d*)"), text):
+                columns[Column(metric, int(match[1]) if metric.by_k else 0)] = None
+                break
+        else:
+            *first, last = (metric.name.replace("@k", "@K") for metric in METRICS)
+            raise UserError(f'--metric "{text}": expected {", ".join(first)} or {last}, e.g. --metric pass@1')
+    for column in list(columns)[:1]:
+        if not column.metric.tested:
+            raise UserError(f"--metric {column.label} is shown, not tested: name a metric that is tested before it")
+    return list(columns) or None
