@@ -24,7 +24,7 @@ from aiohttp import web
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Metric
+from gtpo.evalkit.comparison.training_curves import CURVES, LN2
 from gtpo.evalkit.report.excerpts import choose_groups, shortened
 from gtpo.evalkit.report.page import SHARED, render, segments
 from gtpo.evalkit.report.payload import training_payload
@@ -80,7 +80,7 @@ def training(folder: Path) -> dict[str, Any]:
         "warnings": [f"values that were not finite at {len(lost)} steps, the last at step {max(lost):g} "
                      f"({lost[max(lost)]})"] if lost else [],
         "rollouts": [path.stem for path in run.completions_files()],
-        **training_payload([run], [*(Metric(key, "", "") for key in sorted(rewards)), *METRICS]),
+        **training_payload([run], sorted(rewards)),
     }  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def application(runs: Runs, token: str) -> web.Application:
 
     async def page(request: web.Request) -> web.Response:
         core = {"methods": [], "training": [], "benchmarks": [], "groups": [], "baseline": None,
-                "curve_metrics": [list(metric) for metric in METRICS], "ln2": LN2}  # fmt: skip
+                "curve_metrics": [list(metric) for metric in CURVES], "ln2": LN2}  # fmt: skip
         text = render(core, {}, name="view", scripts=(*SHARED, "view.js"), connect="'self'")
         return web.Response(text=text, content_type="text/html")
 

@@ -15,7 +15,7 @@ from gtpo.runs.train_run import TrainFolder
 LN2 = math.log(2.0)
 
 
-class Metric(NamedTuple):
+class TrainingMetric(NamedTuple):
     """One curve: its key in metrics.jsonl, how to call it, its unit, and a fixed lower and upper end if it has one."""
 
     key: str
@@ -26,24 +26,24 @@ class Metric(NamedTuple):
 
 
 # Every curve that the figures and the page can show, in their order.
-METRICS = (
-    Metric("reward/accuracy", "Accuracy reward", "points", 0.0),
-    Metric("reward/format", "Format reward", "points", 0.0),
-    Metric("validation/pass@1", "Accuracy on held-out problems", "share", 0.0, 1.0),
-    Metric("entropy/mean", "Mean token entropy", "nats", 0.0),
-    Metric("entropy/above_ln2", "Completions with entropy above ln 2", "share", 0.0, 1.0),
-    Metric("gate/kept", "Kept by the entropy gate", "share", 0.0, 1.0),
-    Metric("conflict/fraction", "Tokens in conflict", "share", 0.0, 1.0),
-    Metric("conflict/forward", "Forward conflict span", "tokens", 0.0),
-    Metric("conflict/backward", "Backward conflict span", "tokens", 0.0),
-    Metric("groups/zero_variance", "Groups with equal rewards", "share", 0.0, 1.0),
-    Metric("completions/length", "Completion length", "tokens", 0.0),
-    Metric("completions/truncated", "Truncated completions", "share", 0.0, 1.0),
-    Metric("kl", "KL to the reference", "nats", 0.0),
-    Metric("kl/untrained", "KL to the untrained model", "nats", 0.0),
-    Metric("loss", "Loss", ""),
-    Metric("grad_norm", "Gradient norm", "", 0.0),
-    Metric("time/step", "Time of a step", "seconds", 0.0),
+CURVES = (
+    TrainingMetric("reward/accuracy", "Accuracy reward", "points", 0.0),
+    TrainingMetric("reward/format", "Format reward", "points", 0.0),
+    TrainingMetric("validation/pass@1", "Accuracy on held-out problems", "share", 0.0, 1.0),
+    TrainingMetric("entropy/mean", "Mean token entropy", "nats", 0.0),
+    TrainingMetric("entropy/above_ln2", "Completions with entropy above ln 2", "share", 0.0, 1.0),
+    TrainingMetric("gate/kept", "Kept by the entropy gate", "share", 0.0, 1.0),
+    TrainingMetric("conflict/fraction", "Tokens in conflict", "share", 0.0, 1.0),
+    TrainingMetric("conflict/forward", "Forward conflict span", "tokens", 0.0),
+    TrainingMetric("conflict/backward", "Backward conflict span", "tokens", 0.0),
+    TrainingMetric("groups/zero_variance", "Groups with equal rewards", "share", 0.0, 1.0),
+    TrainingMetric("completions/length", "Completion length", "tokens", 0.0),
+    TrainingMetric("completions/truncated", "Truncated completions", "share", 0.0, 1.0),
+    TrainingMetric("kl", "KL to the reference", "nats", 0.0),
+    TrainingMetric("kl/untrained", "KL to the untrained model", "nats", 0.0),
+    TrainingMetric("loss", "Loss", ""),
+    TrainingMetric("grad_norm", "Gradient norm", "", 0.0),
+    TrainingMetric("time/step", "Time of a step", "seconds", 0.0),
 )
 
 

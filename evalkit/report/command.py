@@ -12,7 +12,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import check_writable
 from gtpo.common.options import Options, option
 from gtpo.common.packages import require
-from gtpo.common.terminal import stdout_console
+from gtpo.common.terminal import stdout_console, visible
 
 if TYPE_CHECKING:
     from gtpo.evalkit.comparison.compare import MethodComparison
@@ -123,11 +123,8 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
     evals, trains, notes = find_runs(list(runs), allow_incomplete=settings.allow_mismatch)
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
-    from gtpo.evalkit.report.latex import as_latex
-    from gtpo.evalkit.report.records import as_csv, as_json
     from gtpo.evalkit.report.summary import TRAINING_UNKNOWN, answer
-    from gtpo.evalkit.report.tables import as_markdown, as_rich
-    from gtpo.evalkit.report.text import visible
+    from gtpo.evalkit.report.writers import as_csv, as_json, as_latex, as_markdown, as_terminal
 
     details = settings.details or ks is not None
     comparison = compare(
@@ -147,7 +144,7 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
     )
     if settings.format == "table":
         console = stdout_console(pipe=160)
-        console.print(as_rich(comparison, console.width, details=details, explain=settings.explain))
+        console.print(as_terminal(comparison, console.width, details=details, explain=settings.explain))
     else:
         formats = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv, "json": as_json}
         sys.stdout.write(formats[settings.format](comparison, details=details))
@@ -181,8 +178,8 @@ def _gate(comparison: MethodComparison, margin: float) -> int:
 
     It speaks of the runs as they are: of methods from three seeds of each on, else of these weights.
     """
+    from gtpo.evalkit.report.grid import difference, points
     from gtpo.evalkit.report.summary import TRAINING_UNKNOWN
-    from gtpo.evalkit.report.text import difference, points, visible
 
     found, unknown, tested = [], [], 0
     for table in comparison.benchmarks:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gtpo.common.terminal import visible
 from gtpo.evalkit.report.page import segments
-from gtpo.evalkit.report.text import visible
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.tables import read_table, sample_parts

@@ -19,11 +19,11 @@ import numpy as np
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import write_bytes
+from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import MAJ, PASS
 from gtpo.evalkit.comparison.compare import MethodComparison
-from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Band, bands, read_curves, smoothed
+from gtpo.evalkit.comparison.training_curves import CURVES, LN2, Band, bands, read_curves, smoothed
 from gtpo.evalkit.report.payload import POINTS, curve_ks, curves_over_k, key_columns
-from gtpo.evalkit.report.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +165,7 @@ def _differences(comparison: MethodComparison) -> Figure:
 def _training(comparison: MethodComparison, by_method: dict[str, dict[str, Band]]) -> Figure:
     from matplotlib.figure import Figure
 
-    titles = {metric.key: metric for metric in METRICS}
+    titles = {metric.key: metric for metric in CURVES}
     panels = [key for key in PANELS if any(key in found for found in by_method.values())]
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)

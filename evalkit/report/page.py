@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 
 # What the pages of `gtpo compare` and `gtpo view` are both made of.
 SHARED = ("dom.js", "base.js", "charts.js", "samples.js", "weights.js", "tokens.js")
-SCRIPTS = (*SHARED, "answer.js", "tables.js", "curves.js", "explorer.js", "question.js", "start.js")
+SCRIPTS = (*SHARED, "grid.js", "answer.js", "curves.js", "explorer.js", "question.js", "start.js")
 
 
 # Text, or [tag, attributes, *children].

@@ -12,16 +12,22 @@ import numpy as np
 from markdown_it import MarkdownIt
 
 from gtpo.common.files import write_text
-from gtpo.evalkit.comparison.columns import FORMAT, MAJ, PASS, Column
+from gtpo.common.terminal import visible
+from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, Table, mean_cell, rebased
-from gtpo.evalkit.comparison.training_curves import LN2, METRICS, Metric, bands, gate, initial_entropy, read_curves
+from gtpo.evalkit.comparison.training_curves import (
+    CURVES,
+    LN2,
+    bands,
+    gate,
+    initial_entropy,
+    read_curves,
+)
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
-from gtpo.evalkit.report.latex import as_latex
+from gtpo.evalkit.report.grid import Entry, Figure, Grid, MethodName, covers, header, paper_grids, section_grids
 from gtpo.evalkit.report.page import render
-from gtpo.evalkit.report.records import as_csv
 from gtpo.evalkit.report.summary import legend, verdict_sentence
-from gtpo.evalkit.report.tables import as_markdown
-from gtpo.evalkit.report.text import covers, header, visible
+from gtpo.evalkit.report.writers import as_csv, as_latex, as_markdown
 from gtpo.runs.train_run import TrainFolder
 
 # Steps of a training curve that the page holds; longer ones are averaged.
@@ -32,41 +38,56 @@ WEIGHTS_SHARE = 0.3
 Points = list[tuple[float, float, float]]
 
 
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 def _short(value: float | None, digits: int = 5) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, digits)
 
 
-def _cells(table: Table) -> dict[str, list[list[Any]]]:
-    """method -> [mean, low, high, sd over seeds, seed means, bounds] of each column, unrounded: the page rounds."""
+def _cell(comparison: MethodComparison, versus: dict[str, Table], table: Table, name: str, column: Column) -> Any:
+    """Return a figure, unrounded, and how it differs from each baseline that it is compared with: the page rounds."""
+    cell = table.cells[name, column]
     return {
-        name: [
-            [*cell.value[:3], cell.value.seed_sd, [_short(v) for v in cell.value.seed_means], cell.bounds]
-            for cell in (table.cells[name, column] for column in table.columns)
-        ]
-        for name in table.methods
-    }
+        "mean": _finite(cell.value.mean), "low": _finite(cell.value.low), "high": _finite(cell.value.high),
+        "sd": cell.value.seed_sd, "seeds": [_short(v) for v in cell.value.seed_means], "bounds": cell.bounds,
+        "versus": {
+            base: _difference(comparison, other, name, column)
+            for base, other in versus.items()
+            if (one := other.cells.get((name, column))) is not None and one.paired is not None
+        },
+    }  # fmt: skip
 
 
-def _differences(comparison: MethodComparison, table: Table, columns: list[Column]) -> dict[str, list[Any]]:
-    """method -> the difference of each column, None if it was not computed."""
-    out: dict[str, list[Any]] = {}
-    for name in table.methods:
-        row: list[Any] = []
-        for column in columns:
-            cell = table.cells.get((name, column))
-            if cell is None or cell.paired is None:
-                row.append(None)
-                continue
-            d = cell.paired
-            row.append({
-                "d": float(d.difference), "low": float(d.low), "high": float(d.high), "p": float(d.p_value),
-                "holm": cell.p_corrected, "level": _short(d.level, 4), "covers": covers(d), "shown": cell.direction,
-                "verdict": cell.verdict, "pe": cell.p_equivalent, "judged": d.judged, "about": d.scope,
-            })  # fmt: skip
-            one = verdict_sentence(comparison, table, name) if cell.verdict else None
-            row[-1] |= {"said": [one.head, f"{one.rest}.", one.advice]} if one else {}
-        out[name] = row
-    return out
+def _difference(comparison: MethodComparison, table: Table, name: str, column: Column) -> dict[str, Any]:
+    cell = table.cells[name, column]
+    d = cell.paired
+    assert d is not None
+    sentence = verdict_sentence(comparison, table, name) if cell.verdict else None
+    return {
+        "d": float(d.difference), "low": float(d.low), "high": float(d.high), "p": float(d.p_value),
+        "holm": cell.p_corrected, "level": _short(d.level, 4), "covers": covers(d), "verdict": cell.verdict,
+        "pe": cell.p_equivalent, "judged": d.judged, "about": d.scope,
+        **({"sentence": [sentence.head, f"{sentence.rest}.", sentence.advice]} if sentence else {}),
+    }  # fmt: skip
+
+
+def _grid(comparison: MethodComparison, grid: Grid) -> dict[str, Any]:
+    """Return a table for the page: its cells are texts, {method: name}, and of figures [benchmark, method, column]."""
+
+    def entry(one: Entry) -> Any:
+        if isinstance(one, MethodName):
+            return {"method": one.method}
+        if not isinstance(one, Figure):
+            return one
+        place = next(i for i, table in enumerate(comparison.tables) if table is one.table)
+        return [place, one.method, one.table.columns.index(one.column)]
+
+    return {
+        "name": grid.name, "head": grid.head, "section": grid.section,
+        "rows": [[entry(one) for one in row] for row in grid.rows],
+    }  # fmt: skip
 
 
 def key_columns(comparison: MethodComparison, table: Table) -> list[Column]:
@@ -93,7 +114,7 @@ def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
 
     ks = curve_ks(table)
     return {
-        name: {metric.name: [point(name, Column(metric, k)) for k in ks] for metric in (PASS, MAJ)}
+        name: {metric.name: [point(name, Column(metric, k)) for k in ks] for metric in METRICS if metric.by_k}
         for name in table.methods
     }
 
@@ -101,12 +122,11 @@ def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:
 def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """(core, blocks)."""
     tables = comparison.tables
-    versus = {comparison.baseline: tables} if comparison.baseline else {}
+    bases = {comparison.baseline: tables} if comparison.baseline else {}
     if comparison.baseline:
         keys = [key_columns(comparison, table) for table in tables]
-        for method in comparison.methods:
-            if method.name not in versus:
-                versus[method.name] = rebased(comparison, method.name, keys)
+        others = [method.name for method in comparison.methods if method.name != comparison.baseline]
+        bases |= {name: rebased(comparison, name, keys) for name in others}
     members = [member for method in comparison.trained for member in method.members]
     with_weights = [(m, files) for m in members if m.train is not None and (files := m.train.completions_files())]
     room = samples_bytes * (1 - WEIGHTS_SHARE * bool(with_weights))
@@ -117,21 +137,23 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
     }  # fmt: skip
     benchmarks = []
     for i, table in enumerate(tables):
+        versus = {base: found[i] for base, found in bases.items() if found[i].baseline == base}
         entry: dict[str, Any] = {
             "name": table.benchmark,
             "group": table.group,
-            "title": header(table),
-            "questions": table.questions,
-            "samples": table.samples,
+            "title": visible(table.title),
+            "header": header(table),
             "methods": table.methods,
-            "columns": [[column.metric.name, column.k, column.label] for column in table.columns],
-            "cells": _cells(table),
-            "versus": {
-                base: _differences(comparison, versus[base][i], table.columns)
-                for base in (method.name for method in comparison.methods)
-                if base in versus and versus[base][i].baseline == base
+            "columns": [
+                {"label": column.label, "unit": column.metric.unit, "digits": column.metric.digits}
+                for column in table.columns
+            ],
+            "keys": [table.columns.index(column) for column in key_columns(comparison, table)],
+            "cells": {
+                name: [_cell(comparison, versus, table, name, column) for column in table.columns]
+                for name in table.methods
             },
-            "notes": [visible(note) for note in table.notes],
+            "grids": [_grid(comparison, grid) for grid in section_grids(comparison, table)],
         }
         if not table.group:
             points = curves_over_k(table)
@@ -162,20 +184,26 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
         "legend": legend(comparison) if tables else [],
         "baseline": comparison.baseline,
         "baseline_reason": comparison.baseline_reason,
+        "baselines": [
+            method.name
+            for method in comparison.methods
+            if any(table.baseline == method.name for table in bases.get(method.name, ()))
+        ],
         "metrics": [column.label for column in comparison.metrics],
+        "papers": [
+            _grid(comparison, grid) | {"unit": column.metric.unit}
+            for grid, column in zip(paper_grids(comparison), comparison.metrics, strict=False)
+        ],
+        "over_k": [[metric.name, metric.title, metric.meaning] for metric in METRICS if metric.by_k],
         "margin": comparison.margin,
         "methods": [_method(method) for method in comparison.methods],
-        "averages": {
-            m.name: {column.label: comparison.average(m.name, column) for column in comparison.metrics}
-            for m in comparison.methods
-        },
         "benchmarks": benchmarks,
         "training": [
             _method(method) | {"trains": len(method.trains)} | training_payload(method.trains)
             for method in comparison.trained
         ],
         "groups": groups,
-        "curve_metrics": [list(metric) for metric in METRICS],
+        "curve_metrics": [list(metric) for metric in CURVES],
         "ln2": LN2,
     }
     return core, blocks
@@ -202,8 +230,8 @@ def _method(method: Any) -> dict[str, Any]:
     }
 
 
-def training_payload(trains: list[TrainFolder], metrics: Iterable[Metric] = METRICS) -> dict[str, Any]:
-    """The curves of train runs of one method, and what its entropy gate did.
+def training_payload(trains: list[TrainFolder], more: Iterable[str] = ()) -> dict[str, Any]:
+    """The curves of train runs of one method, `more` and those of CURVES, and what its entropy gate did.
 
     low, high of a curve are there if it is not a line: see `Band`.
     """
@@ -211,7 +239,7 @@ def training_payload(trains: list[TrainFolder], metrics: Iterable[Metric] = METR
     lines = {"x": "steps", "y": "mean", "low": "low", "high": "high"}
     curves = {
         key: {name: [float(f"{v:.6g}") for v in getattr(found[key], of).tolist()] for name, of in lines.items()}
-        for key in (metric.key for metric in metrics)
+        for key in (*more, *(curve.key for curve in CURVES))
         if key in found
     }
     for curve in curves.values():

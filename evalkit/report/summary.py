@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gtpo.evalkit.comparison.columns import Column
+from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell
-from gtpo.evalkit.report.text import covers, difference, p_text, points, visible
+from gtpo.evalkit.report.grid import covers, difference, join_names, p_text, points
 from gtpo.evalkit.statistics import METHODS, OUTPUTS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 
 # What is said if a side has several runs that are not known to be trained apart.
@@ -53,26 +53,20 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
     return Sentence(method, table.benchmark, cell.verdict, head, rest, _advice(comparison, cell, a, b, where))
 
 
-def listed(names: Iterable[str]) -> str:
-    """`a, b and c`."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def _about_weights(found: Iterable[tuple[str, str, PairedDifference]]) -> list[str]:
     """Say of differences (method, baseline, difference) that are not about methods what they are about, and why."""
     found = list(found)
     of_outputs = dict.fromkeys(a for a, _, d in found if d.scope == OUTPUTS)
     if of_outputs:
         rest = [one for one in found if one[0] not in of_outputs]
-        what = f"What is said of {listed(of_outputs)}" if rest else "This"
+        what = f"What is said of {join_names(of_outputs)}" if rest else "This"
         unknown = f"{what} is about these outputs; {TRAINING_UNKNOWN}."
         return [unknown, *_about_weights(rest)]
     of_weights = [(a, b, d) for a, b, d in found if d.scope == WEIGHTS and any(d.seeds)]
     if not of_weights:
         return []
     names = dict.fromkeys(a for a, _, _ in of_weights)
-    what = "This" if len(names) == len({a for a, _, _ in found}) else f"What is said of {listed(names)}"
+    what = "This" if len(names) == len({a for a, _, _ in found}) else f"What is said of {join_names(names)}"
     missing = {name: n for a, b, d in of_weights for name, n in zip((a, b), d.missing_seeds, strict=True) if n}
     if missing:
         lacking = ", ".join(f"{n} of {name}" for name, n in missing.items())
@@ -133,8 +127,8 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
                 EQUIVALENT: f"equivalent to {base} within ±{points(comparison.margin or 0)} points",
             }[verdict]  # fmt: skip
             every = len(comparison.benchmarks) if len(where) == len(comparison.benchmarks) > 1 else 0
-            place = listed(where) if not every else "both benchmarks" if every == 2 else f"all {every} benchmarks"
-            lines.append((verdict, f"{listed(names)} {'is' if len(names) == 1 else 'are'} {what} on {place}."))
+            place = join_names(where) if not every else "both benchmarks" if every == 2 else f"all {every} benchmarks"
+            lines.append((verdict, f"{join_names(names)} {'is' if len(names) == 1 else 'are'} {what} on {place}."))
     cells = [(method, table.cells[method, comparison.metrics[0]].paired) for table in comparison.benchmarks
              for method in table.methods if (method, comparison.metrics[0]) in table.cells]  # fmt: skip
     about = _about_weights([(visible(method), base, d) for method, d in cells if d is not None])
@@ -145,17 +139,10 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
             advice.setdefault(one.advice, []).append(visible(one.method))
     several = len({one.method for one in found}) > 1
     for text, names in advice.items():
-        lines.append(("", f"{listed(dict.fromkeys(names))}: {text[0].lower()}{text[1:]}" if several else text))
+        lines.append(("", f"{join_names(dict.fromkeys(names))}: {text[0].lower()}{text[1:]}" if several else text))
     if len(comparison.methods) > 2:
         lines.append(("", "The others are not compared with each other (--baseline NAME)."))
     return lines
-
-
-def caption(comparison: MethodComparison, column: Column) -> str:
-    """`pass@1, %, scoring strict; differences in points against grpo`."""
-    role = "" if column == comparison.metrics[0] else "; not tested"
-    against = f"; differences in points against {visible(comparison.baseline)}" if comparison.baseline else ""
-    return f"{column.label}, %, scoring {comparison.scoring}{against}{role}"
 
 
 def short_legend(comparison: MethodComparison) -> str:

@@ -7,12 +7,21 @@ import os
 import shutil
 import sys
 import textwrap
+import unicodedata
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+
+def visible(text: str) -> str:
+    """Return text with control characters, marks of writing direction and the like written out, e.g. `\\u202e`."""
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c
+        for c in text
+    )
 
 
 def stdout_console(pipe: int) -> Console:

@@ -25,6 +25,7 @@ from gtpo.evalkit.comparison.columns import FORMAT, MAJ, PASS, Column
 from gtpo.evalkit.comparison.compare import choose_ks, compare
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION
+from gtpo.evalkit.report.grid import p_text, signed
 from gtpo.evalkit.report.summary import legend
 from gtpo.evalkit.statistics import (
     METHODS,
@@ -281,9 +282,7 @@ def test_names_are_text_in_every_format(tmp_path: Path) -> None:
 
 
 def test_one_rounding_everywhere() -> None:
-    from gtpo.evalkit.report.text import p_text, percent, signed
-
-    assert [percent(x) for x in (0.1225, 0.0005, 1.0, 0.12249)] == ["12.3", "0.1", "100.0", "12.2"]
+    assert [PASS.text(x) for x in (0.1225, 0.0005, 1.0, 0.12249)] == ["12.3", "0.1", "100.0", "12.2"]
     assert [signed(x) for x in (-0.1225, 0.0004, -0.0004, 0.0)] == ["-12.3", "+0.0", "+0.0", "+0.0"]
     assert [p_text(p) for p in (0.125, 0.0005, 1e-5)] == ["p = 0.13", "p = 0.0005", "p < 0.0001"]
 

@@ -1,58 +1,14 @@
 // The answer: the table for a paper, then one card per benchmark with a sentence per method and a forest plot.
-const versus = (table) => (state.baseline === null ? null : table.versus[state.baseline] || null);
-/** Indices of the columns that every baseline has: the metrics, pass@K, maj@K, format. */
-function keyColumns(table) {
-  const rows = Object.values(table.versus)[Object.keys(table.versus).findIndex((base) => base !== data.baseline)] || versus(table);
-  const row = rows && Object.values(rows).find((r) => r.some(Boolean));
-  const all = table.columns.map((_, i) => i);
-  const found = row ? all.filter((i) => row[i]) : all;
-  const top = Math.max(...table.columns.map((c) => c[1]));
-  const wanted = found.filter((i) => data.metrics.includes(table.columns[i][2]) || table.columns[i][1] === top || table.columns[i][1] === 0);
-  return wanted.sort((a, b) => rank(table, a) - rank(table, b)).slice(0, 4);
-}
-const rank = (table, i) => { const at = data.metrics.indexOf(table.columns[i][2]); return at < 0 ? 10 + i : at; };
-const primary = (table) => table.columns.findIndex((c) => c[2] === data.metrics[0]);
-const MARK = { better: "▲", worse: "▼", equivalent: "≈", undecided: "?" };
+const primary = (table) => table.columns.findIndex((column) => column.label === data.metrics[0]);
 const ORDER = Object.keys(MARK);
-const kindOf = (d) => ({ better: "good", worse: "bad", equivalent: "equal" })[d.verdict] || "none";
-const arrow = (d) => (d.verdict && d.verdict !== "undecided" ? `\u00a0${MARK[d.verdict]}` : "");
-// A difference that is not tested has no p here: nobody corrected it for how many of them one looks at.
-const shownP = (d) => (d.holm === null ? "not tested" : pText(d.holm));
-
-function valueCell(table, name, i) {
-  const [mean, low, high, sd, , bounds] = table.cells[name][i];
-  return [el("span", { class: "v" }, percent(mean)), sd === null ? null : el("span", { class: "soft" }, ` ±${percent(sd)}`),
-    el("small", {}, `[${percent(low)}, ${percent(high)}]`), bounds && el("small", {}, `missing samples: {${percent(bounds[0])}, ${percent(bounds[1])}}`)];
-}
-function changeText(d) {
-  return d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, `[${signed(d.low)}, ${signed(d.high)}]`), el("small", {}, d.judged ? shownP(d) : `these ${d.about} only`));
-}
-/** Methods x benchmarks, one metric: what a paper prints. */
-function paperTable(metric) {
-  const tables = data.benchmarks.filter((t) => !t.group);
-  const average = tables.length > 1;
-  const rows = data.methods.map((m) => {
-    const cells = tables.map((table) => {
-      const i = table.columns.findIndex((c) => c[2] === metric);
-      if (i < 0 || !table.cells[m.name]) return el("td", {}, "–");
-      return tipped(el("td", { tabindex: 0 }, valueCell(table, m.name, i), changeText(versus(table)?.[m.name]?.[i])), table, m.name, i);
-    });
-    const mean = data.averages[m.name]?.[metric];
-    return el("tr", {}, el("th", { scope: "row" }, swatch(m.name), m.label, el("small", {}, [m.name === state.baseline ? "baseline" : "", m.counted].filter(Boolean).join(", "))),
-      cells, average ? el("td", {}, mean ? el("span", { class: "v" }, percent(mean[0])) : "–", mean && mean[1] !== null ? el("span", { class: "soft" }, ` ±${percent(mean[1])}`) : null) : null);
-  });
-  return el("div", { class: "scroll" }, el("table", { class: "numbers paper" },
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "method"), tables.map((t) => el("th", { scope: "col" }, t.name, el("small", {}, plural(t.questions, "question")))), average ? el("th", { scope: "col" }, "average") : null)),
-    el("tbody", {}, rows)));
-}
 
 /** Every verdict as a sentence, what is shown first; of many undecided ones the rest is folded. */
 function headline(tables) {
-  const found = tables.flatMap((table) => Object.values(versus(table) || {}).map((row) => row[primary(table)])).filter((d) => d?.said);
+  const found = tables.flatMap((table) => table.methods.map((name) => change(table, name, primary(table)))).filter((d) => d?.sentence);
   if (!found.length) return el("p", { class: "headline" }, tables.some((t) => t.methods.length > 1) ? "No baseline here, so no differences." : "One method: nothing to compare with.");
   found.sort((a, b) => ORDER.indexOf(a.verdict) - ORDER.indexOf(b.verdict) || b.d - a.d);
-  const advice = found.every((d) => d.said[2] === found[0].said[2]) ? found[0].said[2] : null;  // said once if it is the same for all
-  const line = (d) => el("li", { class: `${kindOf(d)} ${d.verdict}` }, el("b", {}, `${d.said[0]}:`), " ", el("span", { class: "soft" }, d.said[1], advice === null ? ` ${d.said[2]}` : ""));
+  const advice = found.every((d) => d.sentence[2] === found[0].sentence[2]) ? found[0].sentence[2] : null;  // said once if it is the same for all
+  const line = (d) => el("li", { class: `${kindOf(d)} ${d.verdict}` }, el("b", {}, `${d.sentence[0]}:`), " ", el("span", { class: "soft" }, d.sentence[1], advice === null ? ` ${d.sentence[2]}` : ""));
   const shown = innerWidth > 760 ? Math.max(8, found.filter((d) => d.verdict !== "undecided").length) : 6;
   const rest = found.slice(shown);
   return el("div", {}, el("ul", { class: "headline" }, found.slice(0, shown).map(line)), advice ? el("p", { class: "soft" }, advice) : null,
@@ -90,50 +46,28 @@ function forest(names, columns) {
 }
 const others = () => data.methods.map((m) => m.name).filter((name) => name !== state.baseline);
 /** The primary metric on every benchmark. */
-const primaryForest = (tables) => forest(others(), tables.map((table) => ({ head: table.name, note: data.metrics[0], table, i: primary(table), of: (name) => versus(table)?.[name]?.[primary(table)] })));
+const primaryForest = (tables) => forest(others(), tables.map((table) => ({ head: table.name, note: data.metrics[0], table, i: primary(table), of: (name) => change(table, name, primary(table)) })));
 /** The other metrics of one benchmark. */
-const otherForest = (table) => forest(others(), keyColumns(table).filter((i) => i !== primary(table)).map((i) => ({ head: table.columns[i][2], note: "not tested", table, i, of: (name) => versus(table)?.[name]?.[i] })));
-
-/** Everything about one cell, on hover and on focus. */
-function tipped(node, table, name, c) {
-  const show = (event) => {
-    const [mean, low, high, sd, seeds] = table.cells[name][c];
-    const rows = [["value", `${percent(mean)} [${percent(low)}, ${percent(high)}]`]];
-    if (sd !== null) rows.push(["each seed", seeds.map((v) => percent(v)).join(", ")]);
-    const d = versus(table)?.[name]?.[c];
-    if (d) {
-      rows.push([`against ${label(state.baseline)}`, `${signed(d.d)} [${signed(d.low)}, ${signed(d.high)}]`], ["interval's level", `${percent(d.level)} %`]);
-      if (d.holm !== null) rows.push(["Holm-corrected", pText(d.holm)]);
-      rows.push(["uncorrected", pText(d.p)], ["covers", d.covers]);
-      if (d.pe !== null) rows.push(["equivalent, corrected", pText(d.pe)]);
-      rows.push(["", d.verdict || "not tested"]);
-    }
-    const box = node.getBoundingClientRect();
-    showTip(event.clientX || box.left + 20, event.clientY || box.bottom, `${label(name)}, ${table.columns[c][2]}`, rows);
-  };
-  for (const kind of ["pointermove", "focus"]) node.addEventListener(kind, show);
-  for (const kind of ["pointerleave", "blur"]) node.addEventListener(kind, hideTip);
-  return node;
-}
+const otherForest = (table) => forest(others(), table.keys.slice(0, 4).filter((i) => i !== primary(table)).map((i) => ({ head: table.columns[i].label, note: "not tested", table, i, of: (name) => change(table, name, i) })));
 
 function drawAnswer() {
   const root = clear(body("answer"));
   const tables = data.benchmarks.filter((t) => !t.group);
   if (!tables.length) { byId("answer").hidden = true; return; }
   const controls = el("div", { class: "controls" });
-  if (bases.length > 1) {
-    controls.append(select("Compare with", bases.map((name) => [name, label(name)]), state.baseline,
+  if (data.baselines.length > 1) {
+    controls.append(select("Compare with", data.baselines.map((name) => [name, label(name)]), state.baseline,
       (name) => { state.baseline = name; remember("base", name, data.baseline, "answer"); changed("baseline"); }),
     el("span", { class: "soft" }, state.baseline === data.baseline ? data.baseline_reason : ""));
   }
   const exports = block("exports");
   const field = data.margin === null ? "" : ` Field: the margin of equivalence, ±${percent(data.margin)} points.`;
-    const plot = primaryForest(tables);
+  const plot = primaryForest(tables);
   root.append(headline(tables), ...data.notes.map((note) => el("p", { class: "note" }, note)),
     plot ? el("details", { class: "card", open: innerWidth > 760 || tables.length * others().length <= 16 }, el("summary", {}, el("h3", {}, `${data.metrics[0]}: differences to ${label(state.baseline)}`)), plot,
       el("p", { class: "soft small" }, `Dot: difference, filled if a verdict is shown. Line: its interval.${field}`)) : "",
     controls,
-    ...data.metrics.map((metric, i) => el("details", { class: "card", open: i === 0 || innerWidth > 760 }, el("summary", {}, el("h3", {}, `${metric}, %`), el("span", { class: "soft small" }, i === 0 ? "primary metric" : "not tested")), paperTable(metric))));
+    ...data.papers.map((grid, i) => el("details", { class: "card paper", open: i === 0 || innerWidth > 760 }, el("summary", {}, el("h3", {}, `${grid.name}, ${grid.unit}`), el("span", { class: "soft small" }, i === 0 ? "primary metric" : "not tested")), drawGrids([grid]))));
   const more = tables.map((table) => [table, otherForest(table)]).filter(([, plot]) => plot);
   if (more.length) {
     root.append(el("details", { class: "card screenonly" }, el("summary", {}, el("h3", {}, "Other metrics"), el("span", { class: "soft small" }, "not tested")),

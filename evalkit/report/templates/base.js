@@ -10,5 +10,4 @@ const order = [...new Set([...data.methods, ...data.training].map((m) => m.name)
 order.forEach((name, i) => index.set(name, i));
 const info = new Map([...data.training, ...data.methods].map((m) => [m.name, m]));
 const label = (name) => info.get(name)?.label ?? name;
-const bases = data.benchmarks.length ? [...new Set(data.benchmarks.flatMap((t) => Object.keys(t.versus)))] : [];
-state.baseline = bases.includes(address.get("base")) ? address.get("base") : data.baseline;
+state.baseline = data.baselines.includes(address.get("base")) ? address.get("base") : data.baseline;

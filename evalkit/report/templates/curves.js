@@ -8,12 +8,12 @@ function drawCurves() {
   const draw = () => {
     clear(pair);
     const table = tables[view.table];
-    for (const [metric, text] of [["pass@k", "pass@k: at least one of k is right"], ["maj@k", "maj@k: the majority of k is right"]]) {
+    for (const [metric, title, meaning] of data.over_k) {
       const series = table.methods.map((run) => {
         const points = table.curves[run][metric];
         return { run, name: label(run), x: table.ks, y: points.map((p) => p[0]), low: points.map((p) => p[1]), high: points.map((p) => p[2]) };
       });
-      pair.append(el("div", { class: "card" }, el("h3", {}, text),
+      pair.append(el("div", { class: "card" }, el("h3", {}, `${title}: ${meaning}`),
         lineChart({ label: `${metric} over k on ${table.name}`, series, logX: view.logX, bands: view.bands, yFormat: (v) => compact(100 * v), tipFormat: percent, yRange: [0, 1], xName: "k", height: 300 })));
     }
   };

@@ -1,0 +1,309 @@
+"""A comparison in tables: each is one grid of typed cells, which the writers and the page draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, SupportsFloat
+
+import numpy as np
+
+from gtpo.common.terminal import visible
+from gtpo.evalkit.comparison.columns import METRICS, Column, round_half_up
+from gtpo.evalkit.comparison.compare import MethodComparison, Table
+from gtpo.evalkit.comparison.training_curves import summary
+from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
+from gtpo.evalkit.statistics import METHODS, PairedDifference
+
+MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}
+
+
+class MethodName(NamedTuple):
+    """A method at the head of its row."""
+
+    method: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Texts(NamedTuple):
+    """A figure as it is written; what it does not have is empty."""
+
+    # 45.2
+    value: str
+    # ±0.8: standard deviation over seeds.
+    spread: str
+    # [43.1, 47.3]
+    interval: str
+    # {41.9, 43.1}: what missing samples could make of the value.
+    bounds: str
+    # +2.1 [+0.7, +3.5] ▲
+    change: str
+
+
+class Figure(NamedTuple):
+    """What was measured of a method: its cell in one column of a benchmark."""
+
+    table: Table
+    method: str
+    column: Column
+
+    @property
+    def cell(self) -> Cell:
+        """Return the numbers."""
+        return self.table.cells[self.method, self.column]
+
+    @property
+    def texts(self) -> Texts:
+        """Return how they are written."""
+        text, cell, (value, low, high, *_) = self.column.metric.text, self.cell, self.cell.value
+        return Texts(
+            text(value),
+            "" if cell.value.seed_sd is None else f"±{text(cell.value.seed_sd)}",
+            f"[{text(low)}, {text(high)}]",
+            "" if cell.bounds is None else f"{{{text(cell.bounds[0])}, {text(cell.bounds[1])}}}",
+            "" if cell.paired is None else f"{difference(cell.paired)} {MARKS.get(cell.verdict or '', '')}".rstrip(),
+        )
+
+
+# None: there is no value.
+Entry = str | MethodName | Figure | None
+
+
+class Grid(NamedTuple):
+    """One table."""
+
+    name: str
+    title: str
+    head: list[str]
+    rows: Sequence[Sequence[Entry]]
+    # What its columns are, if it is one of several tables of a benchmark.
+    section: str = ""
+
+
+def paper_grids(comparison: MethodComparison) -> list[Grid]:
+    """Return the tables for a paper: one a metric, methods by benchmarks."""
+    tables = comparison.benchmarks
+    several = len(tables) > 1
+    head = ["method", *(f"{visible(table.benchmark)} ({table.questions:,})" for table in tables)]
+    return [
+        Grid(column.label, caption(comparison, column), head + ["average"] * several, [
+            [method_name(comparison, method.name), *(_figure(table, method.name, column) for table in tables),
+             *[average(comparison, method.name, column)] * several]
+            for method in comparison.methods
+        ])
+        for column in comparison.metrics if comparison.tables
+    ]  # fmt: skip
+
+
+def short_grids(comparison: MethodComparison, column: Column) -> list[Grid]:
+    """Return one column of every benchmark, each as a table of its own."""
+    return [
+        Grid(column.label, f"{column.label}, {column.metric.unit}   {header(table)}, {comparison.scoring}",
+             ["method", column.label],
+             [[method_name(comparison, name, baseline=False), _figure(table, name, column)] for name in table.methods])
+        for table in comparison.benchmarks if column in table.columns
+    ]  # fmt: skip
+
+
+def section_grids(comparison: MethodComparison, table: Table) -> list[Grid]:
+    """Return every column of a benchmark: one table a metric."""
+    grids = []
+    for metric in METRICS:
+        if columns := [column for column in table.columns if column.metric is metric]:
+            rows = [
+                [method_name(comparison, name), *(_figure(table, name, column) for column in columns)]
+                for name in table.methods
+            ]
+            head, title = ["method", *(column.label for column in columns)], f"{header(table)}: {metric.title}"
+            grids.append(Grid(f"{table.title} {metric.title}", title, head, rows, metric.title))
+    return grids
+
+
+def detail_grids(comparison: MethodComparison, details: bool) -> list[Grid]:
+    """Return the tables behind those for a paper: every test, every column, the end of training.
+
+    Without details, what was asked for: subjects; training if nothing was evaluated.
+    """
+    grids = [grid] if details and (grid := _test_grid(comparison)).rows else []
+    for table in comparison.tables:
+        grids += section_grids(comparison, table) if details or table.group else []
+    if comparison.trained and (details or not comparison.tables):
+        grids.append(_training_grid(comparison))
+    return grids
+
+
+def _figure(table: Table, method: str, column: Column) -> Figure | None:
+    return Figure(table, method, column) if (method, column) in table.cells else None
+
+
+def _test_grid(comparison: MethodComparison) -> Grid:
+    head = ["method", "benchmark", "verdict", "difference", "p, Holm", "p", "p, equivalent", "covers", "t, df", "seeds"]
+    rows: list[list[Entry]] = []
+    for method in comparison.methods:
+        for table in comparison.benchmarks:
+            cell = table.cells.get((method.name, comparison.metrics[0]))
+            if cell is None or cell.paired is None or cell.verdict is None:
+                continue
+            d = cell.paired
+            a, b = (str(count) if count else "given" for count in d.seeds)
+            rows.append([
+                visible(method.name), visible(table.benchmark), cell.verdict, difference(d),
+                *(None if p is None else p_text(p).removeprefix("p ").removeprefix("= ")
+                  for p in (cell.p_corrected, float(d.p_value), cell.p_equivalent)),
+                covers(d), f"{d.freedom:.1f}",
+                f"{a} against {b}{', paired' * d.seeds_paired}" if d.known else "not known",
+            ])  # fmt: skip
+    return Grid("tests", "Primary comparisons: what each test covers", head, rows)
+
+
+# Column -> how it is written, by the names of `summary`.
+_TRAINING = {
+    "steps": "{steps:.0f}", "accuracy reward": "{reward/accuracy:.2f}",
+    "best (step)": "{best accuracy:.2f} ({best step:.0f})", "format reward": "{reward/format:.2f}",
+    "entropy, nats": "{entropy/mean:.3f}", "kept %": "{gate/kept:.1%}", "conflict %": "{conflict/fraction:.1%}",
+}  # fmt: skip
+
+
+def _training_grid(comparison: MethodComparison) -> Grid:
+    rows: list[list[Entry]] = []
+    for method in comparison.trained:
+        for member in method.members:
+            if (train := member.train) is None:
+                continue
+            end = {key: value for key, value in summary(train).items() if value is not None}
+            rows.append([
+                visible(method.name), visible(train.name) + " (collapsed)" * train.collapsed, member.seed, train.preset,
+                *(_filled(text, end) for text in _TRAINING.values()),
+            ])  # fmt: skip
+    head = ["method", "run", "seed", "preset", *_TRAINING]
+    return Grid("training", "Training: mean of the last tenth of the steps", head, rows)
+
+
+def _filled(text: str, values: dict[str, float]) -> str | None:
+    try:
+        return text.format_map(values).removesuffix("%")
+    except KeyError:
+        return None
+
+
+# Name in a record -> field of PairedDifference.
+_DIFFERENCE = {
+    "speaks_of": "scope", "judged": "judged", "difference": "difference", "se": "se", "freedom": "freedom",
+    "difference_low": "low", "difference_high": "high", "interval_level": "level", "seeds_paired": "seeds_paired",
+}  # fmt: skip
+
+
+def records(comparison: MethodComparison) -> list[dict[str, Any]]:
+    """Return one flat record for each figure, for programs; fractions, None if there is no value."""
+    presets = {method.name: method.preset for method in comparison.methods}
+    out = []
+    for table in comparison.tables:
+        for (name, column), cell in table.cells.items():
+            d = cell.paired
+            record = {
+                "benchmark": table.benchmark,
+                "group": table.group or None,
+                "method": name,
+                "preset": presets[name] or None,
+                "runs": len(table.parts[name]),
+                "metric": column.metric.name,
+                "k": column.k or None,
+                "scoring": comparison.scoring,
+                "questions": table.questions,
+                "samples": table.samples,
+                "mean": cell.value.mean,
+                "low": cell.value.low,
+                "high": cell.value.high,
+                "covers_training": cell.value.covers_training,
+                "worst": cell.bounds[0] if cell.bounds else None,
+                "best": cell.bounds[1] if cell.bounds else None,
+                "seed_sd": cell.value.seed_sd,
+                "baseline": table.baseline if d else None,
+                "family": ("primary" if cell.primary else "exploratory") if d else None,
+                "verdict": cell.verdict,
+                **{name: getattr(d, of) if d else None for name, of in _DIFFERENCE.items()},
+                "covers": covers(d) if d else None,
+                "p": float(d.p_value) if d else None,
+                "p_holm": cell.p_corrected,
+                "margin": comparison.margin if cell.primary else None,
+                "p_equivalent": cell.p_equivalent,
+                "significant": bool(cell.direction) if d and cell.primary else None,
+                "only_method": int(d.only_a) if d else None,
+                "only_baseline": int(d.only_b) if d else None,
+            }
+            out.append({key: _plain(value) for key, value in record.items()})
+    return out
+
+
+def _plain(value: Any) -> Any:
+    """Return numpy's number as Python's; None for one that is not finite, which JSON does not have."""
+    value = value.item() if isinstance(value, np.generic | np.ndarray) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def average(comparison: MethodComparison, method: str, column: Column) -> str | None:
+    """Return `45.2 ±0.4`, a method's mean over the benchmarks; None if one is missing."""
+    mean, text = comparison.average(method, column), column.metric.text
+    return None if mean is None else text(mean[0]) + ("" if mean[1] is None else f" ±{text(mean[1])}")
+
+
+def method_name(comparison: MethodComparison, name: str, *, baseline: bool = True) -> MethodName:
+    """Return `gtpo · 5 seeds  (baseline)`: a method, how many seeds it has, and whether it is the baseline."""
+    method = next(m for m in comparison.methods if m.name == name)
+    text = visible(name)
+    if method.preset and method.preset.lower() not in name.lower():
+        text += f" ({visible(method.preset)})"
+    text += f" · {method.counted}" * bool(method.counted)
+    lost = sum(train.collapsed for train in method.trains)
+    text += f" · {lost} collapsed" * bool(lost)
+    return MethodName(name, text + "  (baseline)" * (baseline and name == comparison.baseline))
+
+
+def caption(comparison: MethodComparison, column: Column) -> str:
+    """Return `pass@1, %, scoring strict; differences in points against grpo`."""
+    role = "" if column == comparison.metrics[0] else "; not tested"
+    against = f"; differences in points against {visible(comparison.baseline)}" if comparison.baseline else ""
+    return f"{column.label}, {column.metric.unit}, scoring {comparison.scoring}{against}{role}"
+
+
+def header(table: Table) -> str:
+    """Return `gsm8k: 1,319 questions, 64 samples each`."""
+    questions, samples = (
+        f"{n:,} {what}{'s' * (n != 1)}" for n, what in ((table.questions, "question"), (table.samples, "sample"))
+    )
+    return f"{visible(table.title)}: {questions}, {samples} each"
+
+
+def signed(value: SupportsFloat) -> str:
+    """Return +2.1 for 0.021; +0.0 for what rounds to nothing."""
+    text = round_half_up(100 * float(value), 1)
+    return ("-" if float(value) < 0 and text != "0.0" else "+") + text
+
+
+def difference(paired: PairedDifference, unit: str = "") -> str:
+    """Return +2.1 [+0.7, +3.5]; with a unit +2.1 points [+0.7, +3.5]."""
+    return f"{signed(paired.difference)}{unit} [{signed(paired.low)}, {signed(paired.high)}]"
+
+
+def points(value: float) -> str:
+    """Return 2 for 0.02, 0.5 for 0.005: a margin or a planned difference as it was given."""
+    return f"{100 * value:.4g}"
+
+
+def p_text(p: float) -> str:
+    """Return `p = 0.031`, `p = 0.0004`, `p < 0.0001`."""
+    return "p < 0.0001" if p < 1e-4 else f"p = {round_half_up(p, 2 if p >= 0.1 else 3 if p >= 0.001 else 4)}"
+
+
+def covers(paired: PairedDifference) -> str:
+    """Return what the test of a difference covers."""
+    return "seeds, questions and samples" if paired.scope == METHODS else "questions and samples"
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return `a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,331 @@
+r"""A comparison as text: for the terminal, as Markdown, LaTeX, CSV and JSON. Each draws the grids of grid.py.
+
+LaTeX is one booktabs table* a grid, for pdfLaTeX, XeLaTeX and LuaLaTeX: it spans the text width of a one-column article
+and both columns of a two-column one, and what is still wider is scaled down to it. Names in scripts other than Latin
+and Greek need XeLaTeX or LuaLaTeX, and a font that has them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable
+from textwrap import fill, wrap
+from typing import TYPE_CHECKING, Any
+
+from gtpo.common.terminal import stacked, visible
+from gtpo.evalkit.comparison.compare import MethodComparison
+from gtpo.evalkit.comparison.training_curves import summary
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
+from gtpo.evalkit.report.grid import (
+    Entry,
+    Figure,
+    Grid,
+    detail_grids,
+    difference,
+    p_text,
+    paper_grids,
+    records,
+    short_grids,
+)
+from gtpo.evalkit.report.summary import answer, is_judged, legend, sentences, short_legend
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.text import Text
+
+STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
+JSON_SCHEMA_VERSION = 6
+
+
+def _text(entry: Entry) -> str:
+    """Return what is no figure as text."""
+    return str(entry or "–")
+
+
+def _joined(*texts: str) -> str:
+    return " ".join(filter(None, texts))
+
+
+def as_terminal(
+    comparison: MethodComparison, width: int = 160, *, details: bool = False, explain: bool = False
+) -> Group:
+    """Return the terminal's version: the verdicts, one table, and how to read it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [
+        Text(line, style=STYLES.get(verdict, "default")) for verdict, line in answer(comparison)
+    ]
+    parts += [Text(f"note: {visible(note)}", style="yellow") for note in comparison.all_notes]
+    metrics = comparison.metrics if details or comparison.metrics_chosen else comparison.metrics[:1]
+    for column in metrics if comparison.tables else []:
+        parts += _draw_short(short_grids(comparison, column), width)
+    for grid in detail_grids(comparison, details):
+        parts += [Text(""), _draw(grid, width)]
+    if comparison.tables:
+        lines = legend(comparison) if explain else [short_legend(comparison)]
+        more = " --explain" * (not explain)
+        lines.append(f"More:{' --details' * (not details)}{more} --html page.html")
+        parts += [Text(line, style="dim") for line in lines]
+    return Group(*parts)
+
+
+def _draw_short(grids: list[Grid], width: int) -> list[RenderableType]:
+    """Draw tables of one figure a row without frames, in columns of the same width: method, figure, difference."""
+    from rich.table import Table
+    from rich.text import Text
+
+    blocks = [
+        (grid.title, [
+            (str(name), _joined(figure.texts.value, figure.texts.interval, figure.texts.bounds),
+             "baseline" if figure.method == figure.table.baseline else figure.texts.change, figure.cell.verdict or "")
+            for name, figure in grid.rows if isinstance(figure, Figure)
+        ])
+        for grid in grids
+    ]  # fmt: skip
+    rows = [row for _, rows in blocks for row in rows]
+    names, values, changes = (max((len(row[i]) for row in rows), default=0) for i in range(3))
+    room = max(12, min(names, width - values - changes - 6))
+    parts: list[RenderableType] = []
+    for title, rows in blocks:
+        parts.append(Text(title, style="bold"))
+        drawn = Table.grid(padding=(0, 2, 0, 0))
+        drawn.add_column(width=room + 2, overflow="fold")
+        drawn.add_column(min_width=values, no_wrap=True)
+        drawn.add_column(min_width=changes, no_wrap=True)
+        for name, value, change, verdict in rows:
+            lines = Text("\n".join(f"  {line}" for line in wrap(name, room)))
+            drawn.add_row(lines, value, Text(change, style=STYLES.get(verdict, "")))
+        parts.append(drawn)
+    return parts
+
+
+def _draw(grid: Grid, width: int) -> Group:
+    """Draw a table in frames, in pieces that fit, each with what the rows are."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    figures = any(isinstance(entry, Figure) for row in grid.rows for entry in row)
+    keep = 1 if figures else 2
+    drawn = Table(title=grid.title, title_justify="left", title_style="bold")
+    for place, head in enumerate(grid.head):
+        right = figures and place >= keep
+        drawn.add_column(head, overflow="fold", justify="right" if right else "left", no_wrap=right)
+    for row in grid.rows:
+        drawn.add_row(*(
+            _draw_figure(entry) if isinstance(entry, Figure)
+            else Text(fill(_text(entry), max(20, width - 40)) if figures else _text(entry))
+            for entry in row
+        ))  # fmt: skip
+    return Group(*stacked(drawn, width, keep=keep))
+
+
+def _draw_figure(figure: Figure) -> Text:
+    from rich.text import Text
+
+    texts = figure.texts
+    drawn = Text.assemble(_joined(texts.value, texts.spread), " ", (_joined(texts.interval, texts.bounds), "dim"))
+    if texts.change:
+        drawn.append(f"\n{texts.change}", style=STYLES.get(figure.cell.verdict or "", "dim"))
+    return drawn
+
+
+def as_markdown(comparison: MethodComparison, *, details: bool = False) -> str:
+    """Return GitHub-flavoured Markdown, as for a pull request: the verdicts, one table a metric, details folded."""
+    lines = [
+        f"- {f'**{markdown_text(line)}**' if verdict else markdown_text(line)}" for verdict, line in answer(comparison)
+    ]
+    lines += [f"\n> **Note:** {markdown_text(note)}" for note in comparison.all_notes]
+    for grid in paper_grids(comparison):
+        lines += ["", f"**{markdown_text(grid.title)}**", "", *_markdown_table(grid)]
+    for grid in detail_grids(comparison, details):
+        title = f"<details><summary>{markdown_text(grid.title)}</summary>"
+        lines += ["", title, "", *_markdown_table(grid), "", "</details>"]
+    if comparison.tables:
+        lines += ["", markdown_text(short_legend(comparison))]
+    return "\n".join(lines).strip() + "\n"
+
+
+def markdown_text(text: str) -> str:
+    """Return text inside a Markdown table: no markup, no cell border, no second line."""
+    return re.sub(r"([\\|*_<>`\[\]~#&!])", r"\\\1", visible(text))
+
+
+def _markdown_table(grid: Grid) -> list[str]:
+    rows = [[_markdown_figure(e) if isinstance(e, Figure) else markdown_text(_text(e)) for e in r] for r in grid.rows]
+    head, *body = (f"| {' | '.join(row)} |" for row in (map(markdown_text, grid.head), *rows))
+    return [head, f"|:--|{'--:|' * (len(grid.head) - 1)}", *body]
+
+
+def _markdown_figure(figure: Figure) -> str:
+    *parts, change = figure.texts
+    p = "" if figure.cell.p_corrected is None else f", {p_text(figure.cell.p_corrected)}"
+    bold = "**" if figure.cell.direction else ""
+    return _joined(*parts) + (f"<br>{bold}{change}{bold}{p}" if change else "")
+
+
+# A corrected p up to which a shown difference has so many marks.
+_STARS = ((0.001, 3), (0.01, 2), (0.05, 1))
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}",
+    "'": r"\textquotesingle{}", "·": r"$\cdot$", "±": r"$\pm$", "×": r"$\times$", "–": "--", "-": "{-}",
+    "▲": r"$\uparrow$", "≈": r"$\approx$", "▼": r"$\downarrow$", "†": r"$\dagger$",
+}  # fmt: skip
+_GREEK = (
+    "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon varphi chi "
+    "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
+)
+# As mathematics, which every engine sets.
+_LATEX |= {
+    letter: rf"\ensuremath{{\{name}}}"
+    for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ", _GREEK.split(), strict=True)
+}
+
+
+def latex_text(text: str) -> str:
+    """Return text that LaTeX sets as it is written, whatever it holds."""
+    return "".join(_LATEX.get(c, c) for c in visible(text))
+
+
+def as_latex(comparison: MethodComparison, *, details: bool = False) -> str:
+    """Return the tables for a paper, and with `details` those of every test and k."""
+    lines = [r"% \usepackage{booktabs,graphicx,textcomp}"]
+    lines += [f"% note: {visible(note)}" for note in comparison.all_notes]
+    lines += [f"% verdict: {one.text}" for one in sentences(comparison)]
+    words = " ".join(legend(comparison)).replace("▲ better or ▼ worse", "* better or † worse")
+    if is_judged(comparison):
+        equal = "≈ equivalent; " * (comparison.margin is not None)
+        stars = f"* better, † worse: corrected p <= 0.05; doubled for p <= 0.01, tripled for 0.001; {equal}? undecided."
+        words = f"{stars} {words}"
+    for grid in paper_grids(comparison):
+        lines += ["", *_latex_table(grid, f"{grid.title}. {words}")]
+    for grid in detail_grids(comparison, details):
+        lines += ["", *_latex_table(grid, f"{grid.title}, scoring {comparison.scoring}.")]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_table(grid: Grid, text: str) -> list[str]:
+    body = [_latex_line(["", *map(latex_text, grid.head[1:])]), r"\midrule"]
+    for row in grid.rows:
+        body.append(_latex_line(_latex_figure(e) if isinstance(e, Figure) else latex_text(_text(e)) for e in row))
+        # A figure's interval and its difference go below it, small.
+        figures = [entry if isinstance(entry, Figure) else None for entry in row]
+        intervals = [f and latex_text(_joined(f.texts.interval, f.texts.bounds)) for f in figures]
+        differences = [f and f.cell.paired and f"${difference(f.cell.paired)}$" for f in figures]
+        body += [_latex_line(_small(text or "") for text in line) for line in (intervals, differences) if any(line)]
+        body.append(r"\addlinespace[2pt]")
+    label = "".join(c if c.isascii() and c.isalnum() else "-" for c in grid.name.replace("@", "-at-"))
+    return [
+        r"\begin{table*}",
+        r"\centering\small\setlength{\tabcolsep}{4pt}",
+        rf"\sbox0{{\begin{{tabular}}{{@{{}}l{'r' * (len(grid.head) - 1)}@{{}}}}",
+        r"\toprule",
+        *body[:-1],
+        r"\bottomrule",
+        r"\end{tabular}}",
+        r"\ifdim\wd0>\textwidth\resizebox{\textwidth}{!}{\usebox0}\else\usebox0\fi",
+        rf"\caption{{{latex_text(text)}}}",
+        rf"\label{{tab:{label}}}",
+        r"\end{table*}",
+    ]
+
+
+def _latex_line(cells: Iterable[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"
+
+
+def _small(text: str) -> str:
+    return rf"{{\scriptsize {text}}}" if text else ""
+
+
+def _latex_figure(figure: Figure) -> str:
+    cell, marks = figure.cell, ""
+    if cell.direction and cell.p_corrected is not None:
+        count = next((stars for level, stars in _STARS if cell.p_corrected <= level), 0)
+        marks = f"$^{{{('*' if cell.direction > 0 else chr(92) + 'dagger ') * count}}}$"
+    elif cell.verdict in (EQUIVALENT, UNDECIDED):
+        marks = r"$^{\approx}$" if cell.verdict == EQUIVALENT else "$^{?}$"
+    return _joined(figure.texts.value + marks, _small(latex_text(figure.texts.spread)))
+
+
+def as_csv(comparison: MethodComparison, *, details: bool = False) -> str:
+    """Return `records`, one per line, with a header; empty cells if there is no value."""
+    rows = records(comparison)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else ["benchmark"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _csv_value(value) for key, value in row.items()} for row in rows)
+    return out.getvalue()
+
+
+def _csv_value(value: Any) -> Any:
+    """Return text that a spreadsheet would take for a formula as text."""
+    if not isinstance(value, str):
+        return value
+    text = visible(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def as_json(comparison: MethodComparison, *, details: bool = False) -> str:
+    """Return everything, for programs; no NaN, and marks of writing direction as escapes."""
+    text = json.dumps(_document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
+    return "".join(c if c == "\n" or visible(c) == c else json.dumps(c)[1:-1] for c in text) + "\n"
+
+
+def _document(comparison: MethodComparison) -> dict[str, Any]:
+    return {
+        "schema_version": JSON_SCHEMA_VERSION,
+        "scoring": comparison.scoring,
+        "baseline": comparison.baseline,
+        "baseline_reason": comparison.baseline_reason,
+        "alpha": ALPHA,
+        "margin": comparison.margin,
+        "metrics": [column.label for column in comparison.metrics],
+        "primary_metric": comparison.metrics[0].label,
+        "notes": comparison.notes,
+        "settings": comparison.shared_settings,
+        "methods": [
+            {
+                "name": method.name,
+                "preset": method.preset or None,
+                "runs": [
+                    {
+                        "name": member.name,
+                        "seed": member.seed,
+                        "folder": str(member.run.folder) if member.run else None,
+                        "train_run": member.train.name if member.train else None,
+                        "collapsed": member.train.collapsed if member.train else None,
+                    }
+                    for member in method.members
+                ],
+            }
+            for method in comparison.methods
+        ],
+        "tables": [
+            {
+                "benchmark": table.benchmark,
+                "group": table.group or None,
+                "questions": table.questions,
+                "samples": table.samples,
+                "notes": table.notes,
+                "seed_means": {
+                    name: {column.label: list(table.cells[name, column].value.seed_means) for column in table.columns}
+                    for name in table.methods
+                },
+            }
+            for table in comparison.tables
+        ],
+        "records": records(comparison),
+        "verdicts": [one._asdict() for one in sentences(comparison)],
+        "averages": {
+            method.name: {column.label: comparison.average(method.name, column) for column in comparison.metrics}
+            for method in comparison.methods
+        },
+        "training": {train.name: summary(train) for method in comparison.trained for train in method.trains},
+        "legend": legend(comparison),
+    }
