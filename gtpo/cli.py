@@ -237,11 +237,12 @@ def _compare(settings: CompareSettings) -> int:
     Runs that differ only in their training seed are one method. Files of completions are scored first, as
     `gtpo eval --completions` does. Exit code 5 if --fail-if-worse fails, 6 if training is not known.
     """
-    from gtpo.evalkit.evaluation.command import run_eval
-    from gtpo.runs.train_run import RESULTS
-
     scored = {}
     for word, (name, path) in settings.recorded().items():
+        # Here, not above: runs that are scored are compared without the verifier.
+        from gtpo.evalkit.evaluation.command import run_eval
+        from gtpo.runs.train_run import RESULTS
+
         given = {} if settings.fields is None else {"fields": settings.fields}
         evaluation = EvalSettings(completions=path, out=RESULTS / "eval" / name, **given)
         if code := run_eval(evaluation, summary=False):

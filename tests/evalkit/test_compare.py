@@ -768,16 +768,30 @@ def test_damaged_files(file: str, content: str | None, words: list[str], tmp_pat
     assert_refused(gtpo("compare", tmp_path / "one", cwd=tmp_path), *words)
 
 
-def test_start_up_imports_nothing_heavy(home: Path) -> None:
+HEAVY = {"torch", "transformers", "pandas", "scipy.stats", "matplotlib"}
+JUDGE = {"gtpo.rewards.verify", "gtpo.rewards.equality", "gtpo.evalkit.evaluation.command", "sympy"}
+
+
+def imported(cwd: Path, *words: str) -> set[str]:
+    """Which of HEAVY and JUDGE `gtpo WORDS` imports, in a process of its own."""
     code = (
-        "import sys; sys.argv = ['gtpo', 'compare', 'demo-grpo', 'demo-gtpo']\n"
+        f"import sys; sys.argv = ['gtpo', *{words!r}]\n"
         "from gtpo.cli import app\n"
         "try: app()\n"
-        "except SystemExit: pass\n"
-        "print({'torch', 'transformers', 'pandas', 'scipy.stats', 'matplotlib'} & set(sys.modules), file=sys.stderr)"
+        "except SystemExit as end: assert not end.code\n"
+        f"print(*({HEAVY | JUDGE!r} & set(sys.modules)), file=sys.stderr)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=home, capture_output=True, text=True)
-    assert ran.stderr.strip() == "set()"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return set(ran.stderr.splitlines()[-1].split())
+
+
+def test_start_up_imports_nothing_heavy_and_the_verifier_only_for_a_file(home: Path, tmp_path: Path) -> None:
+    assert imported(home, "compare", "demo-grpo", "demo-gtpo") == set()
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"id": "1", "gold": "4", "completion": "<answer>4</answer>"}\n')
+    found = imported(tmp_path, "compare", "a.jsonl", "b.jsonl")
+    assert {"gtpo.rewards.verify", "gtpo.evalkit.evaluation.command"} <= found
 
 
 def test_times_and_commands_are_no_settings(tmp_path: Path) -> None:
