@@ -52,3 +52,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(verify if hasattr(verify, name) else functions, name)
     raise AttributeError(f"module 'gtpo.rewards' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    # For "did you mean" of a reward that is not there, before any of them is loaded.
+    return [*globals(), *__all__]

@@ -63,7 +63,7 @@ def import_dotted(path: str, what: str) -> Any:
         if added and here in sys.path:
             sys.path.remove(here)
     if not hasattr(module, attribute):
-        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        known = [name for name in dir(module) if not name.startswith("_") and callable(getattr(module, name))]
         raise UserError(f'{what} "{path}": {module_name} has no "{attribute}".{did_you_mean(attribute, known)}')
     return getattr(module, attribute)
 
