@@ -3,11 +3,13 @@
 Verdicts of the real verifier in strict scoring. All invented.
 """
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gtpo.rewards.equality.comparing.decide import decide
 from gtpo.rewards.extract import extract_answer
 from gtpo.rewards.verify import Verdict, Verifier
 
@@ -61,3 +63,14 @@ def test_the_table(verifier: Verifier) -> None:
 )
 def test_lenient_extraction(completion: str, answer: str) -> None:
     assert extract_answer(completion, "lenient") == answer
+
+
+@pytest.mark.parametrize("term", [r"\lfloor \frac{n}{<k>} \rfloor", r"\lceil \frac{n}{<k>} \rceil", r"n \bmod <k>"])
+def test_integer_parts_are_compared_far_out(term: str) -> None:
+    for k, other in itertools.permutations((3, 4, 5, 7, 9, 10, 100), 2):
+        assert decide(term.replace("<k>", str(k)), term.replace("<k>", str(other))) == "INCORRECT"
+    for k in (3, 10, 100):
+        own = term.replace("<k>", str(k))
+        assert decide(f"-{own}", own) == "INCORRECT"
+        assert decide(f"{own} + 1", f"1 + {own}") == "CORRECT"
+        assert decide(f"y = {own}", f"{own} = y") == "CORRECT"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import mpmath
@@ -39,6 +39,8 @@ from gtpo.rewards.limits import COMPARISON_DIGITS
 # A logarithm or a root leaves the reals at half of the points, hence more are tried than are needed.
 POINTS_NEEDED, POINTS_TRIED = 4, 24
 GUARD_DIGITS = 20
+# Sizes of the integers at which terms with steps are compared too.
+_WHOLE = (7, 7, 40, 40, 300, 300, 3_000, 3_000)
 _STEPS, _EXTREMES = frozenset(("floor", "ceil", "mod", "gcd", "lcm")), frozenset(("max", "min"))
 
 
@@ -134,14 +136,17 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
     complex_meant = contains(a, "const", "i") or contains(b, "const", "i")
     agreed = undecided = 0
     # A term may hold unknowns that are no symbols (calls of unknown functions): those need one point only.
-    for x, y in _values(a, b, (point_for(names, index) for index in range(POINTS_TRIED if names else 1)), sign):
+    stepped = names and _has_steps(a, b)
+    points = (point_for(names, index) for index in range(POINTS_TRIED if names else 1))
+    needed = (POINTS_NEEDED + len(_WHOLE) if stepped else POINTS_NEEDED) if names else 1
+    for x, y in _values(a, b, chain(_whole_points(names), points) if stepped else points, sign):
         if close(x, y):
             agreed += 1
         elif complex_meant or (is_real_value(x) and is_real_value(y)) or not names:
             return False
         else:
             undecided += 1  # outside the common real domain
-        if agreed >= (POINTS_NEEDED if names else 1):
+        if agreed >= needed:
             break
     if not agreed or undecided > agreed:
         return False
@@ -167,6 +172,16 @@ def _values(a: Term, b: Term, points: Iterable[dict[str, Value]], sign: int = 1)
     for point in points:
         with suppress(NoValue):
             yield evaluate(a, point, sign), evaluate(b, point, sign)
+
+
+def _has_steps(a: Term, b: Term) -> bool:
+    return any(part[0] == "fn" and part[1] in _STEPS and symbols(part) for t in (a, b) for part in subterms(t))
+
+
+def _whole_points(names: set[str]) -> Iterator[dict[str, Value]]:
+    """Yield integers of several sizes: within a few units nearly all integer parts are 0 or 1."""
+    for index, size in enumerate(_WHOLE):
+        yield {name: Fraction(int(size * noise("whole", name, index))) for name in names}
 
 
 def _steps_of_one(a: Term, b: Term) -> bool:
@@ -226,7 +241,9 @@ def _proportional(a: Term, b: Term, positive: bool) -> bool:
         return False
     first: tuple[Value, Value] | None = None
     agreed = 0
-    for x, y in _values(a, b, (point_for(names, index) for index in range(POINTS_TRIED))):
+    points = (point_for(names, index) for index in range(POINTS_TRIED))
+    needed = POINTS_NEEDED + (len(_WHOLE) if (stepped := _has_steps(a, b)) else 0)
+    for x, y in _values(a, b, chain(_whole_points(names), points) if stepped else points):
         if not (is_real_value(x) and is_real_value(y)) or isinstance(x, Matrix) or isinstance(y, Matrix):
             continue
         if _is_zero(x) or _is_zero(y):
@@ -241,7 +258,7 @@ def _proportional(a: Term, b: Term, positive: bool) -> bool:
         elif not close(multiply(x, first[1]), multiply(first[0], y)):
             return False
         agreed += 1
-        if agreed > POINTS_NEEDED:
+        if agreed > needed:
             return True
     return agreed > 1 or (agreed == 1 and not names)
 
