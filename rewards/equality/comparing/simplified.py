@@ -25,6 +25,8 @@ from gtpo.rewards.equality.reading.answers import (
     Scalar,
     Words,
     leaves,
+    quotient_of,
+    ratios,
     symbols_of,
 )
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
@@ -151,11 +153,13 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
         p = Scalar(p.terms[-1])
     if not _RELATIONS.isdisjoint(tokens) and tokens[0] != "=" and occurs(tokens, problem.tokens):
         return "COPIED"  # `f(2) = 3`, as the problem says it
-    if isinstance(p, Listing) and p.kind == "ratio" and isinstance(g, Scalar):
-        if isinstance(last := p.items[-1], Scalar) and last.term == ONE:
-            p, prediction = p.items[0], prediction.rpartition(":")[0]  # a ratio to 1
-        elif not all(isinstance(item, Scalar) and is_rational(item.term) for item in p.items):
+    divided = [] if any(ratios(g)) else list(ratios(p))  # each is the division that it stands for
+    for ratio in divided:
+        to_one = isinstance(last := ratio.items[-1], Scalar) and last.term == ONE
+        if not to_one and not all(isinstance(item, Scalar) and is_rational(item.term) for item in ratio.items):
             return "UNEVALUATED"
+    if divided and (quotient := quotient_of(p)) is not None:
+        p, prediction = quotient, prediction.rpartition(":")[0] if to_one else prediction
     if isinstance(g, Based):
         return "CORRECT" if isinstance(p, (Based, Scalar, Named)) else "UNEVALUATED"
     if is_solved(g) and isinstance(p, Relation) and not is_solved(p):
@@ -166,7 +170,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
             *(int(n) for n in numbers)
         ) > 1:
             return "UNEVALUATED"
-    written, wanted = list(leaves(p)), list(leaves(g))
+    written, wanted = list(leaves(p, bool(divided))), list(leaves(g))
     if wanted and _has_foreign_symbols(p, g):
         return "COPIED" if problem.is_known else "UNEVALUATED"
     excess = _work(written) - _work(wanted)
@@ -195,7 +199,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
     if not excess or not problem.is_known:
         return "CORRECT"
     # What is left is one number that could be written shorter: it depends on the problem whether it must.
-    simplest = "simplest" in problem.contract.forms
+    simplest = "simplest" in problem.contract.forms or divided
     if simplest or (excess[Work.FRACTION] and all(_is_whole(leaf.term) for leaf in wanted)):
         return "UNEVALUATED"
     return "CORRECT"

@@ -40,8 +40,19 @@ _INVERSES = {"ln": "exp", "exp": "ln", "sin": "arcsin", "cos": "arccos", "tan": 
 def work_left(term: Term) -> Count:
     """Return how many operations of each kind an expression leaves."""
     found: Count = Counter()
-    _visit(term, found, whole=not symbols(term))
+    _visit(_with_fractions(term), found, whole=not symbols(term))
     return found
+
+
+def _with_fractions(term: Term) -> Term:
+    """Return a term with its decimal exponents, and those of its roots, as fractions: `4^{0.5}` is a root as well."""
+    if term[0] == "mat":
+        return ("mat", tuple(tuple(map(_with_fractions, row)) for row in term[1]))
+    made = tuple(_with_fractions(part) if isinstance(part, tuple) else part for part in term)
+    if made[0] == "pow" and (power := _unsigned(made[2]))[0] == "num" and power[1].denominator > 1:
+        fraction: Term = ("div", ("num", Fraction(power[1].numerator)), ("num", Fraction(power[1].denominator)))
+        return ("pow", made[1], ("neg", fraction) if made[2][0] == "neg" else fraction)
+    return made
 
 
 def _visit(term: Term, found: Count, whole: bool = False) -> None:
@@ -160,8 +171,8 @@ def _root_of(factor: Term) -> tuple[Term, Term] | None:
         return factor[2], ("num", Fraction(2))
     if factor[:2] == ("fn", "root"):
         return factor[2], factor[3]
-    if factor[0] == "pow" and factor[2][0] == "div" and is_rational(factor[2]):
-        return factor[1], factor[2][2]
+    if factor[0] == "pow" and (power := _unsigned(factor[2]))[0] == "div" and is_rational(power):
+        return factor[1], _unsigned(power[2])
     return None
 
 
@@ -265,7 +276,7 @@ def _whole_base(unit: Term) -> int | None:
 
 def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) -> None:
     bare = _unsigned(radicand)
-    if degree == ONE:
+    if degree == ONE or (not symbols(degree) and not _is_integer(degree)):
         found[Work.POWER] += 1
     if symbols(radicand):
         above, under, *_ = factors(radicand)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gtpo.rewards.completions import without_spaces
 from gtpo.rewards.equality.reading import WORDS
-from gtpo.rewards.equality.terms import Term, symbols
+from gtpo.rewards.equality.terms import ONE, Term, symbols
 
 
 class Unit(NamedTuple):
@@ -94,8 +94,8 @@ class Based:
 Answer = Scalar | Listing | Union | Relation | Named | Words | Based
 
 
-def leaves(answer: Answer | None) -> Iterator[Scalar]:
-    """Yield the expressions that an answer is made of, without names and units."""
+def leaves(answer: Answer | None, divided: bool = False) -> Iterator[Scalar]:
+    """Yield the expressions that an answer is made of, without names and units; `divided`: a ratio is a division."""
     if isinstance(answer, Scalar):
         # A matrix is looked at entry by entry, as a list is.
         if answer.term[0] == "mat":
@@ -103,12 +103,35 @@ def leaves(answer: Answer | None) -> Iterator[Scalar]:
         else:
             yield answer
     elif isinstance(answer, Named):
-        yield from leaves(answer.value)
+        yield from leaves(answer.value, divided)
     elif isinstance(answer, Relation):
         yield from map(Scalar, answer.terms)
+    elif divided and (quotient := quotient_of(answer)) is not None:
+        yield quotient
     elif isinstance(answer, (Listing, Union)):
         for part in answer.items if isinstance(answer, Listing) else (part for _, part in answer.parts):
-            yield from leaves(part)
+            yield from leaves(part, divided)
+
+
+def ratios(answer: Answer) -> Iterator[Listing]:
+    """Yield the ratios in an answer."""
+    if isinstance(answer, Named):
+        yield from ratios(answer.value)
+    elif isinstance(answer, Listing) and answer.kind == "ratio":
+        yield answer
+    elif isinstance(answer, (Listing, Union)):
+        for part in answer.items if isinstance(answer, Listing) else (part for _, part in answer.parts):
+            yield from ratios(part)
+
+
+def quotient_of(answer: Answer | None) -> Scalar | None:
+    """Return the division that a ratio of two is, its first number if the second is 1; None for anything else."""
+    if not isinstance(answer, Listing) or answer.kind != "ratio" or len(answer.items) != 2:
+        return None
+    first, second = answer.items
+    if not (isinstance(first, Scalar) and isinstance(second, Scalar)):
+        return None
+    return first if second.term == ONE else Scalar(("div", first.term, second.term))
 
 
 def symbols_of(answer: Answer) -> set[str]:
