@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -14,7 +14,17 @@ from mpmath import mp
 from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.simplified import finding
-from gtpo.rewards.equality.reading.answers import Answer, Scalar, same_name, same_words
+from gtpo.rewards.equality.reading.answers import (
+    Answer,
+    Listing,
+    Named,
+    Scalar,
+    Union,
+    Words,
+    same_name,
+    same_words,
+    symbols_of,
+)
 from gtpo.rewards.equality.reading.clean import PRICE, clean, typed_thousands, unwrap_answer
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
@@ -120,7 +130,14 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     judge = _Judge(known, golds, [rest for _, rest, _ in chosen if rest], letters, by_text)
     try:
         # Each is judged as if it had been the answer; the least of those that are equal to the gold counts.
-        found = {judge.outcome(_readings(text)) for text in texts}
+        found = [judge.outcome(_readings(text)) for text in texts]
+        if len(texts) > 1 and "CORRECT" in found and "INCORRECT" in found:
+            values = [{_bare(_read(reading)) for reading in _readings(text)} for text in texts]
+            right = {value for each, of in zip(found, values, strict=True) if each == "CORRECT" for value in of}
+            shapes = {_shape(_bare(_read(gold))) for gold in golds}
+            others = {value for each, of in zip(found, values, strict=True) if each == "INCORRECT" for value in of}
+            if any(_shape(value) in shapes for value in others - right if _shape(value) is not None):
+                return "INCORRECT"  # a text with two values has none
         return next(each for each in ("COPIED", "UNEVALUATED", "CORRECT", "INCORRECT") if each in found)
     except _UnusableGold:
         return "UNUSABLE_GOLD"
@@ -199,6 +216,21 @@ class _Judge:
             # A text with two readings, as `1,234` has, is given the better one.
             return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found)
         return "INCORRECT"
+
+
+def _bare(answer: Answer) -> Answer:
+    return _bare(answer.value) if isinstance(answer, Named) else answer
+
+
+def _shape(answer: Answer) -> Hashable | None:
+    """Return what answers that could stand for each other have in common, None for what holds words."""
+    if isinstance(answer, (Listing, Union)):
+        items = answer.items if isinstance(answer, Listing) else [part for _, part in answer.parts]
+        shapes = tuple((type(item), _shape(_bare(item))) for item in items)
+        return None if any(shape is None for _, shape in shapes) else (type(answer), shapes)
+    if isinstance(answer, Scalar) and answer.term[0] == "sym":
+        return "a letter"
+    return None if isinstance(answer, Words) else (type(answer), frozenset(symbols_of(answer)))
 
 
 def _same_letter(prediction: str, gold: str) -> bool:

@@ -16,7 +16,7 @@ from gtpo.rewards.equality.arithmetic import TooBig
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse, tokens_of
-from gtpo.rewards.equality.reading.units import NUMBER_WORDS, is_noun, is_unit_word, read_unit, singular
+from gtpo.rewards.equality.reading.units import NUMBER_WORDS, is_noun, is_unit_word, is_verb, read_unit, singular
 from gtpo.rewards.equality.terms import Term, canonical, is_literal, subterms
 from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 
@@ -328,9 +328,17 @@ def name_in(gold: str, problem: ProblemText) -> str | None:
         return gold.strip() if gold.strip().lower() in problem.vocabulary else None
     if "who" not in problem.asking or re.fullmatch(r"[A-Za-z ',.]+", gold) is None:
         return None
-    named = set(re.findall(r"\b[A-Z][a-z]+\b", gold)) & problem.names
-    stated = WORDS.negations.isdisjoint(re.findall(r"[a-z']+", gold.lower()))
-    return named.pop() if stated and len(named) == 1 else None
+    spoken = re.findall(r"[A-Za-z']+", gold)
+    lowered = {word.lower() for word in spoken}
+    named = {word for word in spoken if word[0].isupper() and word.lower() not in _OPENING} & problem.names
+    others = {word for word in spoken if word[0].isupper() and word.lower() not in _OPENING} - named
+    # Another's name, `or`, or a verb that is not the question's (`Jorge lost`) tell of somebody else.
+    verbs = {word for word in lowered - problem.asking if is_verb(word)} - WORDS.copulas - {n.lower() for n in named}
+    unsaid = (WORDS.negations | WORDS.denials).isdisjoint(lowered)
+    return named.pop() if unsaid and len(named) == 1 and not others and not verbs else None
+
+
+_OPENING = WORDS.leads | WORDS.articles | WORDS.answer
 
 
 UNKNOWN = ProblemText("")

@@ -28,6 +28,8 @@ _SET_OPERATION = re.compile(
 )
 _UNCHOSEN = WORDS.changes_meaning - {"and"}
 _DENIED = re.compile(r"\\(?:not|neg|lnot|notin|sim)(?![a-zA-Z])")
+# Words by which a text is more than a name.
+_CLAUSE = re.compile(r"\b(?:is|are|was|were|has|have|had|gets?|equals|which|because|since)\b")
 _TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
 _NAME = re.compile(
     r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]"
@@ -152,10 +154,11 @@ def _expand_signs(text: str, depth: int) -> Answer | None:
 def is_name(text: str) -> bool:
     """Return whether a text only names something: letters, subscripts, primes, `f(x)`, `AB`, `|AB|`, words."""
     text = re.sub(r"(?<=[a-zA-Z])\^\s*(?:\{\s*-1\s*\}|-1)", "", text.strip())  # f^{-1}(x)
-    if not text or not re.search(r"[a-zA-Z]", text):
+    if not text or not re.search(r"[a-zA-Z]", _TEXT_PIECE.sub(r"\1", text)):
         return False
     if (
-        re.search(r"\b(?:is|are|was|were)\b|^\(\s*(?:\\text\s*\{)?[A-H]\s*\}?\s*\)", text)
+        _CLAUSE.search(text)
+        or re.search(r"^\(\s*(?:\\text\s*\{)?[A-H]\s*\}?\s*\)", text)
         or _DENIED.search(text)
         or not WORDS.negations.isdisjoint(re.findall(r"[a-z']+", text.lower()))
     ):  # `x \not` of `\not\in`
@@ -191,6 +194,8 @@ def _read_relation(text: str, depth: int) -> Answer | None:
         if cut == 0 and is_name(parts[0]):
             ops[0] = "="
             cut = ops.index("~") if "~" in ops else len(ops)
+        if any(isinstance(read_calculation(part), Words) for part in parts[cut + 1 :]):
+            return Words(text)  # a sentence, which may say another value
         if cut == 0 and _contradict([read_calculation(part) for part in parts[cut:]], loosely=True):
             return Words(text)  # `12 \approx 20`
         ops, parts = ops[:cut], parts[: cut + 1]
@@ -218,6 +223,10 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
         return Named(re.sub(r"\s", "", left), read(parts[-1], depth + 1))
     terms = _terms(parts)
     quantities = [read_calculation(part) for part in parts]
+    unread = [isinstance(quantity, Words) for quantity in quantities]
+    middle = [part for each, part in list(zip(unread, parts, strict=True))[1:-1] if each]
+    if any(unread[-1] or re.search(r"\d", part) or _CLAUSE.search(part) for part in middle):
+        return Words(" = ".join(parts))  # `y = 2x + 1 attained at y = 5`: no chain
     numbers = [q for q in quantities if isinstance(q, Scalar) and not _has_symbols(q.term)]
     contradicted = _contradict(numbers)
     if contradicted and len(numbers) == len(parts):

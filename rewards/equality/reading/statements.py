@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import unwrap_answer
-from gtpo.rewards.equality.reading.units import NUMBER_WORDS, scale_of, singular, spoken_number
+from gtpo.rewards.equality.reading.units import NUMBER_WORDS, is_verb, scale_of, singular, spoken_number
 from gtpo.rewards.extract import match_brace
 from gtpo.rewards.limits import MAX_CORES, MAX_STATEMENT
 
@@ -70,6 +70,10 @@ def _pieces(text: str) -> list[_Piece]:
     return found
 
 
+def _words(pieces: list[_Piece]) -> set[str]:
+    return {piece.text.lower().removesuffix("'s") for piece in pieces if piece.kind == "word"}
+
+
 def _value(pieces: list[_Piece]) -> tuple[int, int] | None:
     """Return (first, last) piece of the last run of mathematics; `and`, `or` and commas may stand between its parts."""
     last = next((at for at in reversed(range(len(pieces))) if pieces[at].kind == "math"), None)
@@ -88,6 +92,10 @@ def _value(pieces: list[_Piece]) -> tuple[int, int] | None:
 # -- reading words away -------------------------------------------------------------------------------------------
 _REMARKS = patterns("remarks")
 _POINT = re.compile(r"^[A-Z]'?\s*=?\s*(\((?:[^()]|\([^()]*\))*,.*\))$", re.DOTALL)  # `P(1, 2)`: a point with its name
+# A clause that is a value and nothing else.
+_SECOND_VALUE = re.compile(
+    r"(?:(?P<equal>which (?:is|equals|gives|means)(?: to)?)|because|since)\s+(?P<v>[^=<>]*?)[\s.!$]*$"
+)
 _TEXT = re.compile(r"\\(?:text|mbox|textrm|textnormal|textbf|textit|emph)\s*\{([^{}]*)\}")
 
 
@@ -101,18 +109,18 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
 
     `asked`: words of the question; `others`: names of those whom the problem speaks of and does not ask for.
     """
-    waiting, seen = [text], {text}
-    while waiting and len(seen) <= MAX_CORES:
-        current = waiting.pop(0)
+    current = text
+    for _ in range(MAX_CORES):
         yield current
         if len(current) > MAX_STATEMENT or SAYS.wordy.search(current) is None:
-            continue
-        for rest in _less(_TEXT.sub(r" \1 ", current).strip(), asked, others):
-            rest = unwrap_answer(rest.strip().rstrip(".。"))
-            # A remark that becomes an equation may grow by its sign; all else gets shorter, so this ends.
-            if rest and rest not in seen and len(rest) < len(current) + 16:
-                seen.add(rest)
-                waiting.append(rest)
+            return
+        # The first rule that reads anything away decides: a text has one reading.
+        bare = next(_less(_TEXT.sub(r" \1 ", current).strip(), asked, others), "")
+        rest = unwrap_answer(bare.strip().rstrip(".。"))
+        # A remark that becomes an equation may grow by its sign; all else gets shorter, so this ends.
+        if not rest or rest == current or len(rest) >= len(current) + 16:
+            return
+        current = rest
 
 
 def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[str]:
@@ -121,7 +129,7 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
     if (point := _POINT.match(text)) is not None:
         yield point[1]
     pieces = _pieces(text)
-    spoken = {piece.text.lower().removesuffix("'s") for piece in pieces if piece.kind == "word"}
+    spoken = _words(pieces)
     value = _value(pieces)
     if not spoken or (value is not None and not others.isdisjoint(spoken)):
         return  # of another than the one asked for: `Jane is 24`
@@ -191,8 +199,13 @@ def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
     clause = SAYS.clause.search(text)
     if clause is not None and not _denies(text, "or"):
         spoken = set(re.findall(r"[a-zA-Z]{2,}", text[clause.start("c") :]))
-        if clause["c"][:3] in ("whi", "bec", "sin", "as ", "att", "ach", "rea", "occ") or spoken <= WORDS.domain:
-            yield text[: clause.start()]
+        second, head = _SECOND_VALUE.match(text, clause.start("c")), text[: clause.start()]
+        if second is not None and not _words(_pieces(second["v"])):
+            # `12, which equals 3 \cdot 4` is an equation, which must hold; `4 because 5` says nothing.
+            *_, value = cores(head, asked)
+            yield f"{second['v']} = {value}" if second["equal"] else ""
+        elif clause["c"][:3] in ("whi", "bec", "sin", "as ", "att", "ach", "rea", "occ") or spoken <= WORDS.domain:
+            yield head
     if (it := SAYS.is_answer.match(text)) is not None and not _denies(text, "or"):
         said = set(re.findall(r"[^\W\d_]+", it["c"].lower()))
         kinds = (asked | WORDS.kinds) - WORDS.changes_meaning
@@ -255,7 +268,7 @@ def _states(before: str) -> bool:
         return False  # a clause within another, which may say anything of it
     while spoken and spoken[-1] in WORDS.articles:
         spoken.pop()
-    if len(spoken) > 2 and spoken[-1] in WORDS.placing and (spoken[-1] in WORDS.loose or _is_verb(spoken[-2])):
+    if len(spoken) > 2 and spoken[-1] in WORDS.placing and (spoken[-1] in WORDS.loose or is_verb(spoken[-2])):
         spoken.pop()  # `leaves after 12 minutes`
     last, before_last = [*reversed(spoken), "", ""][:2]
     if last == "of":
@@ -264,8 +277,4 @@ def _states(before: str) -> bool:
         return True
     if last in NUMBER_WORDS or scale_of(last) is not None or last in WORDS.bounds | WORDS.prepositions | WORDS.placing:
         return False
-    return any(map(_is_verb, spoken)) or before.rstrip().endswith((":", "="))
-
-
-def _is_verb(word: str) -> bool:
-    return word in WORDS.verbs or (word.endswith(("ed", "s")) and word not in WORDS.no_verbs)
+    return any(map(is_verb, spoken)) or before.rstrip().endswith((":", "="))

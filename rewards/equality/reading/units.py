@@ -92,6 +92,11 @@ def is_noun(word: str) -> bool:
     return not WORDS.counted.isdisjoint((word, singular(word), word.removesuffix("s")))
 
 
+def is_verb(word: str) -> bool:
+    """Return whether a word may be a verb that states something."""
+    return word in WORDS.verbs or (word.endswith(("ed", "s")) and word not in WORDS.no_verbs)
+
+
 def read_unit(text: str) -> Unit | None:
     """Return the unit that words are (`sq cm`, `cm^2`, `m/s`, `dollars per week`, `red apples`).
 
