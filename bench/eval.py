@@ -23,8 +23,8 @@ from typing import Any
 
 from bench.common import in_turns, parser, save, seconds
 from gtpo.evalkit.engines.base import Sampling, Task, sample_seed
-from gtpo.evalkit.evaluation.evaluate import evaluate, make_engine
-from gtpo.evalkit.evaluation.plan import choose_sampling, plan_evaluation
+from gtpo.evalkit.evaluation.evaluate import evaluate, running_engine
+from gtpo.evalkit.evaluation.plan import plan_evaluation, with_sampling
 from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
@@ -90,12 +90,14 @@ def main() -> None:
     protocol = find_protocol(settings.protocol)
     with Verifier() as verifier:
         plan = plan_evaluation(settings, protocol, verifier, "vllm")
-    sampling, tasks = choose_sampling(settings, protocol, plan), plan.tasks
-    engine = LastYield(make_engine(settings, plan, sampling))
+    plan = with_sampling(plan, settings, protocol)
+    sampling, tasks = plan.sampling, plan.tasks
+    assert sampling is not None
     measured: dict[str, list[float]] = {"bare": [], "gtpo": []}
     tails: list[float] = []
     tokens = 0
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, running_engine(settings, plan) as started:
+        engine, described = LastYield(started), started.describe()
 
         def harness(name: str) -> None:
             evaluate(settings.filled({"out": Path(scratch) / name}), engine=engine)
@@ -115,7 +117,7 @@ def main() -> None:
     result = {
         "model": arguments.model, "benchmarks": arguments.benchmarks, "questions": len(tasks),
         "samples": sum(len(task.missing) for task in tasks), "tokens": tokens, "cpus": len(os.sched_getaffinity(0)),
-        "threads": os.environ.get("OMP_NUM_THREADS"), "engine": engine.describe(), "seconds": measured,
+        "threads": os.environ.get("OMP_NUM_THREADS"), "engine": described, "seconds": measured,
         "ratios": ratios, "ratio_median": statistics.median(ratios), "tail_seconds": statistics.median(tails[1:]),
         "metrics_seconds": metrics,
     }  # fmt: skip

@@ -307,7 +307,7 @@ def _print_prompt(settings: EvalSettings, model: str, protocol: Protocol, proble
 
     first = problems[0]
     question = first, protocol.examples(problems, settings.data_dir)[first.id]
-    rendered = render_prompts(settings, protocol, resolve_model(model), "transformers", {("", first.id): question})
+    rendered = render_prompts(settings, protocol, resolve_model(model), {("", first.id): question})
     prompt = rendered.prompts["", first.id]
     inside = rendered.reading.opens_thought(prompt.text or "")
     print(f"\nprotocol {protocol.name}, the prompt of {first.id}:\n{prompt.text}")

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,20 +18,27 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import command_line, git_commit, now
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Prompt, Sampling, Task
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Prompt, Task
 from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
     Plan,
     choose_engine,
-    choose_sampling,
     find_run,
-    like,
     plan_evaluation,
+    resolve,
+    with_sampling,
 )
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.recorded import plan_recorded
-from gtpo.evalkit.evaluation.scoring import RULES_VERSION, ScoringPipeline, Tally, score, settle_thoughts, verify_stored
+from gtpo.evalkit.evaluation.scoring import (
+    RULES_VERSION,
+    Scorer,
+    ScoringPipeline,
+    Tally,
+    score,
+    settle_thoughts,
+    verify_stored,
+)
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import summarise
 from gtpo.rewards.data.problem import Problem
@@ -43,7 +50,6 @@ from gtpo.runs.eval_record import (
     EngineRecord,
     EvalRecord,
     LabelAgreement,
-    SamplingRecord,
     VerifierRecord,
     check_identity,
 )
@@ -76,104 +82,111 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     if the run stopped early: what was sampled until then is stored.
     """
     started = time.monotonic()
-    settings, stored = like(settings) if settings.like is not None else (settings, [])
-    protocol = find_protocol(settings.protocol)
-    settings = protocol.applied(settings)
+    settings, protocol, benchmarks = resolve(settings)
     # One core is left for the engine: verification runs beside it.
     with Verifier(max(1, usable_cpus() - 1)) as verifier:
         if settings.completions is not None:
-            plan, engine = plan_recorded(settings, protocol, verifier)
+            plan = plan_recorded(settings, protocol, verifier)
         else:
             name = choose_engine(settings) if engine is None else engine.name
-            plan = plan_evaluation(settings, protocol, verifier, name, stored)
+            plan = plan_evaluation(settings, protocol, verifier, name, benchmarks)
         with EvalFolder(settings.out or EVAL_RUNS / plan.name) as folder:
-            tally, old, asked = Tally(folder, verifier), folder.record(), plan.record
-            # No completion is stored: any setting may change.
-            if not tally.keys():
-                tally.drop_failed(tally.keys(failed=True))
-                old = None
-            if plan.ref is not None:
-                sampling = choose_sampling(settings, protocol, plan, old)
-                body = {"extra_body": settings.request_body()} if settings.extra_body else {}
-                own = {"n": sampling.n, "seed": sampling.seed, "stop": list(sampling.reading.stop)}
-                asked = asked.model_copy(update={"sampling": SamplingRecord(**sampling.drawn(), **own, **body)})
-            record = begin_record(folder, settings, asked, plan, old)
-            every = folder.questions() | plan.questions
-            scorer = partial(score, problems=every, verifier=verifier)
+            old = folder.resume()
+            plan = with_sampling(plan, settings, protocol, old)
+            record = begin_record(folder, settings, plan, old)
+            scorer = partial(score, problems=folder.questions() | plan.questions, verifier=verifier)
             if old is not None and old.verifier.version != RULES_VERSION:
                 LOG.warning("the rules of scoring have changed: the stored completions are verified again")
                 deque(verify_stored(folder, scorer), maxlen=0)
-                tally = Tally(folder, verifier)
             check_prompts(folder, plan.rendered.prompts)
-            folder.begin(record)
+            folder.begin(record, started, old.wall_seconds if old is not None else None)
             folder.add_problems(plan.problems)
-            if plan.ref is not None:
+            if plan.rendered.prompts:
                 folder.add_prompts(plan.rendered.prompts)
-            earlier = (old.wall_seconds if old is not None else None) or 0.0
-
-            def clock() -> float:
-                return round(earlier + time.monotonic() - started, 2)
-
-            have, failed = tally.keys(), tally.keys(failed=True)
-            lacking = still_missing(plan.tasks, have, failed)
-            if any(task.missing for task in lacking):
-                with ExitStack() as stack:
-                    if engine is None:
-                        assert plan.ref is not None
-                        LOG.info("starting %s with %s", asked.engine.name, plan.ref.adapter or plan.ref.source)
-                        loading = time.monotonic()
-                        # What libraries print while they load would hide the lines that say something.
-                        with libraries_aside():
-                            engine = make_engine(settings, plan, sampling, record.engine.rows)
-                        stack.callback(engine.close)
-                        LOG.info("engine ready after %.0f s", time.monotonic() - loading)
-                    record.engine = _engine_record(folder.path, settings, engine, record.engine)
-                    # Those beyond what is asked for now stay: they belong to a larger k.
-                    tally.drop_failed({key for key in failed if key[2] < plan.samples.get(key[:2], 0)})
-                    folder.begin(record, clock)
-                    # Of this command's questions, not of all that are stored.
-                    wanted = Counter(task.benchmark for task in plan.tasks for _ in task.missing)
-                    done = Counter(name for name, question, i in have if i < plan.samples.get((name, question), 0))
-                    if done:
-                        LOG.info("%s: keeping %d stored samples", folder.path, done.total())
-                    most = record.sampling.max_tokens
-                    progress = stack.enter_context(EvalProgress(record.scoring, wanted, done, engine, most))
-                    pipeline = ScoringPipeline(folder, every, plan.samples, tally, scorer, progress)
-                    try:
-                        _sample(settings, plan, lacking, engine, pipeline, progress)
-                    finally:
-                        # Also after an error: the time was spent. A server may have refused a parameter by now.
-                        left_out = {*record.engine.parameters_left_out, *engine.left_out}
-                        record.wall_seconds, record.engine.parameters_left_out = clock(), sorted(left_out)
-                        record.write(folder.path)
-            apart = record.engine.name in ("openai", "recorded")
-            cut_off = any(s.finish_reason == "length" and not s.unfinished for s in tally.scored())
-            if cut_off and settle_thoughts(folder, apart, scorer):
-                tally = Tally(folder, verifier)
+            tally = Tally(folder, verifier)
+            sample_missing(settings, plan, folder, record, tally, scorer, plan.engine if engine is None else engine)
+            settle_thoughts(folder, tally, plan.thoughts_apart, scorer)
             if plan.labels:
                 (name,) = plan.problems
-                known = [(sample, plan.labels[sample.key]) for sample in tally.scored() if sample.key in plan.labels]
-                agree = {str(by): sum((s.verdict(by) == "CORRECT") == label for s, label in known) for by in SCORINGS}
-                record.benchmarks[name].labels = LabelAgreement(compared=len(known), agree=agree)
-            return folder.path, write_results(folder, record, tally, verifier, wall_seconds=clock())
+                record.benchmarks[name].labels = label_agreement(plan.labels, tally)
+            return folder.path, write_results(folder, record, tally, verifier, wall_seconds=folder.seconds())
 
 
-def still_missing(tasks: list[Task], have: Set[Key], failed: Set[Key]) -> list[Task]:
-    """Return every task with those of its samples that are not stored yet; those that failed come last."""
+def sample_missing(
+    settings: EvalSettings,
+    plan: Plan,
+    folder: EvalFolder,
+    record: EvalRecord,
+    tally: Tally,
+    scorer: Scorer,
+    engine: Engine | None,
+) -> None:
+    """Sample what the plan asks for and the folder lacks, scored and stored as it comes. Raises Incomplete.
 
-    def without(task: Task, keep: bool, keys: Set[Key]) -> Task:
-        name, question = task.benchmark, task.question_id
-        return replace(task, missing=tuple(i for i in task.missing if ((name, question, i) in keys) == keep))
+    engine: None for the one that the settings name, which is started if anything is missing.
+    """
+    tasks = still_missing(plan.tasks, tally)
+    if not any(task.missing for task in tasks):
+        return
+    with ExitStack() as stack:
+        if engine is None:
+            engine = stack.enter_context(running_engine(settings, plan, record.engine.rows))
+        record.engine = _engine_record(folder.path, settings, engine, record.engine)
+        # Those beyond what is asked for now stay: they belong to a larger k.
+        tally.drop_failed({key for key in tally.keys(failed=True) if key[2] < plan.samples.get(key[:2], 0)})
+        folder.begin(record)
+        # Of this command's questions, not of all that are stored.
+        wanted, done = Counter[str](), Counter[str]()
+        for (name, question), n in plan.samples.items():
+            wanted[name] += n
+            done[name] += sum(i < n for i in tally.questions[name, question].scored)
+        if done.total():
+            LOG.info("%s: keeping %d stored samples", folder.path, done.total())
+        progress = EvalProgress(record.scoring, wanted, done, engine, record.sampling.max_tokens)
+        pipeline = ScoringPipeline(folder, plan.questions, plan.samples, tally, scorer, stack.enter_context(progress))
+        try:
+            _sample(settings, plan, tasks, engine, pipeline, progress)
+        finally:
+            # Also after an error: the time was spent. A server may have refused a parameter by now.
+            record.engine.parameters_left_out = sorted({*record.engine.parameters_left_out, *engine.left_out})
+            record.wall_seconds = folder.seconds()
+            record.write(folder.path)
 
-    last = [without(task, True, failed) for task in tasks] if failed else []
-    # A task that lacks nothing stays: batches are cut by all questions, so that a resumed run has the same.
-    return [without(task, False, have | failed) for task in tasks] + [task for task in last if task.missing]
+
+def still_missing(tasks: Sequence[Task], tally: Tally) -> list[Task]:
+    """Return every task with those of its samples that are not stored yet, then those that failed."""
+    new, again = list[Task](), list[Task]()
+    for task in tasks:
+        stored = tally.questions[task.benchmark, task.question_id]
+        failed = tuple(i for i in task.missing if i in stored.failed)
+        lacking = tuple(i for i in task.missing if i not in stored.failed and i not in stored.scored)
+        # A task that lacks nothing stays: batches are cut by all questions, so that a resumed run has the same.
+        new.append(replace(task, missing=lacking))
+        again += [replace(task, missing=failed)] if failed else []
+    return new + again
 
 
-def make_engine(settings: EvalSettings, plan: Plan, sampling: Sampling, rows: int | None = None) -> Engine:
-    """Start the engine, which is imported now. rows: the batch size that the run was begun with, for transformers."""
+@contextmanager
+def running_engine(settings: EvalSettings, plan: Plan, rows: int | None = None) -> Iterator[Engine]:
+    """Start the engine that the plan names, imported now; end it.
+
+    rows: the batch size that the run was begun with, for transformers.
+    """
     assert plan.ref is not None
-    ref, rendered = plan.ref, plan.rendered
+    LOG.info("starting %s with %s", plan.record.engine.name, plan.ref.adapter or plan.ref.source)
+    loading = time.monotonic()
+    # What libraries print while they load would hide the lines that say something.
+    with libraries_aside():
+        engine = _start_engine(settings, plan, rows)
+    with closing(engine):
+        LOG.info("engine ready after %.0f s", time.monotonic() - loading)
+        yield engine
+
+
+def _start_engine(settings: EvalSettings, plan: Plan, rows: int | None) -> Engine:
+    ref, rendered, sampling = plan.ref, plan.rendered, plan.sampling
+    assert ref is not None
+    assert sampling is not None
     if rendered.servers is not None:
         from gtpo.evalkit.engines.openai import OpenAIEngine
 
@@ -198,9 +211,7 @@ def make_engine(settings: EvalSettings, plan: Plan, sampling: Sampling, rows: in
 # -- what a run records ------------------------------------------------------------------------------------------------
 
 
-def begin_record(
-    folder: EvalFolder, settings: EvalSettings, asked: EvalRecord, plan: Plan, old: EvalRecord | None
-) -> EvalRecord:
+def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: EvalRecord | None) -> EvalRecord:
     """Return the record of a session that begins, with what earlier ones recorded.
 
     UserError if their settings were others. Metrics stay in the record until better ones are known: a raise of k that
@@ -210,7 +221,7 @@ def begin_record(
     # The value of a header may be a key, and the command is stored.
     for header in settings.header or ():
         command = command.replace(value, "***") if (value := header.partition(":")[2].strip()) else command
-    n, record = asked.sampling.n, asked.model_copy(deep=True)
+    n, record = plan.record.sampling.n, plan.record.model_copy(deep=True)
     record.schema_version, record.status = EVAL_SCHEMA_VERSION, "incomplete"
     record.name = folder.path.resolve().name
     record.verifier = VerifierRecord(version=RULES_VERSION)
@@ -407,6 +418,13 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
     folder.write_questions(rows)
     record.write(folder.path)
     return record
+
+
+def label_agreement(labels: Mapping[Key, bool], tally: Tally) -> LabelAgreement:
+    """Compare the verdicts on recorded completions with the labels that their owner gave them."""
+    known = [(sample, labels[sample.key]) for sample in tally.scored() if sample.key in labels]
+    agree = {str(by): sum((s.verdict(by) == "CORRECT") == label for s, label in known) for by in SCORINGS}
+    return LabelAgreement(compared=len(known), agree=agree)
 
 
 def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.packages import installed, require
 from gtpo.common.provenance import text_hash
-from gtpo.evalkit.engines.base import Prompt, Reading, Sampling, Task
+from gtpo.evalkit.engines.base import Engine, Prompt, Reading, Sampling, Task
 from gtpo.evalkit.engines.local import recommended_sampling
 from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
 from gtpo.evalkit.evaluation.benchmarks import (
@@ -24,12 +24,20 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.protocol import Protocol
+from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, PromptRecord, read_record
+from gtpo.runs.eval_record import (
+    BenchmarkRecord,
+    EngineRecord,
+    EvalRecord,
+    ModelRecord,
+    PromptRecord,
+    SamplingRecord,
+    read_record,
+)
 from gtpo.runs.tables import Key, QuestionKey, read_problems
 from gtpo.runs.train_run import find_train_run
 
@@ -70,7 +78,14 @@ class Plan:
     samples: dict[QuestionKey, int]  # Question -> how many samples it is to have
     rendered: Rendering
     ref: ModelRef | None = None  # None for recorded completions
+    sampling: Sampling | None = None  # None for recorded completions, and before the run's folder is opened
+    engine: Engine | None = None  # What gives recorded completions
     labels: dict[Key, bool] = field(default_factory=dict)  # Recorded completions: the owner's verdicts
+
+    @property
+    def thoughts_apart(self) -> bool:
+        """Whether completions that begin with `<think>` had their thoughts apart from their text."""
+        return self.ref is None or self.rendered.servers is not None
 
     @property
     def questions(self) -> dict[QuestionKey, Problem]:
@@ -135,6 +150,16 @@ def like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]]:
     ]
 
 
+def resolve(settings: EvalSettings) -> tuple[EvalSettings, Protocol, list[Benchmark]]:
+    """Return settings in which what was not given is as --like and the protocol say, the protocol, and questions.
+
+    The questions are those of --like; none without it.
+    """
+    settings, benchmarks = like(settings) if settings.like is not None else (settings, [])
+    protocol = find_protocol(settings.protocol)
+    return protocol.applied(settings), protocol, benchmarks
+
+
 def drop_unverifiable(
     name: str, source: str, chosen: Sequence[Problem], verifier: Verifier
 ) -> tuple[list[Problem], BenchmarkRecord]:
@@ -162,7 +187,8 @@ def plan_evaluation(
     benchmarks = stored
     if settings.benchmarks or not stored:
         benchmarks = find_benchmarks(settings.benchmarks or "", settings.field_names())
-    ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=engine == "openai")
+    remote = engine == "openai"
+    ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=remote)
     run = find_train_run(settings.model or "")
     loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
     selected = select_problems(loaded, settings.limit, settings.questions)
@@ -186,7 +212,7 @@ def plan_evaluation(
         # Drawn from all problems: `--limit` must not change which examples a question has.
         examples = protocol.examples(every, settings.data_dir)
         asked |= {(benchmark.name, p.id): (p, examples[p.id]) for p in kept}
-    rendered = render_prompts(settings, protocol, ref, engine, asked)
+    rendered = render_prompts(settings, protocol, ref, asked, remote=remote)
     folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
     model = ModelRecord(
         source=ref.source,
@@ -210,17 +236,21 @@ def render_prompts(
     settings: EvalSettings,
     protocol: Protocol,
     ref: ModelRef,
-    engine: str,
     asked: Mapping[QuestionKey, tuple[Problem, list[Problem]]],
+    *,
+    remote: bool = False,
 ) -> Rendering:
-    """Render every question, each with its examples. Raises UserError for a model or template that cannot be used."""
+    """Render every question, each with its examples. Raises UserError for a model or template that cannot be used.
+
+    remote: by the template of servers that run already; they say what they make of it if they can.
+    """
     system = settings.prompt
     if system is None:
         system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if ref.system is None else ref.system
     prompts = {key: protocol.conversation(*question, system) for key, question in asked.items()}
     kwargs, template_hash, servers = settings.chat_template_kwargs, None, None
     thoughts: tuple[tuple[str, str], ...] = ()
-    if engine == "openai":
+    if remote:
         from gtpo.evalkit.engines.openai_request import Access, find_servers
 
         access = Access(settings.api_key_env, settings.header or (), settings.timeout)
@@ -253,6 +283,17 @@ def render_prompts(
     further = [json.dumps(what, sort_keys=True) for what in (kwargs, other) if what]
     record.hash = text_hash(system, template_hash, *further)
     return Rendering(prompts, record, protocol.reading(thoughts), context, servers)
+
+
+def with_sampling(plan: Plan, settings: EvalSettings, protocol: Protocol, old: EvalRecord | None = None) -> Plan:
+    """Return the plan with how its model is sampled. old: the record of the run, if it goes on."""
+    if plan.ref is None:
+        return plan
+    sampling = choose_sampling(settings, protocol, plan, old)
+    body = {"extra_body": settings.request_body()} if settings.extra_body else {}
+    own = {"n": sampling.n, "seed": sampling.seed, "stop": list(sampling.reading.stop)}
+    record = plan.record.model_copy(update={"sampling": SamplingRecord(**sampling.drawn(), **own, **body)})
+    return replace(plan, sampling=sampling, record=record)
 
 
 def choose_sampling(settings: EvalSettings, protocol: Protocol, plan: Plan, old: EvalRecord | None = None) -> Sampling:

@@ -292,10 +292,8 @@ def _identify(settings: EvalSettings, path: Path, found: FileContent) -> tuple[s
     return benchmark.name, benchmark.source, {identifier: known[identifier] for identifier in found.counts}
 
 
-def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier) -> tuple[Plan, RecordedEngine]:
-    """Check a file; return what is asked, and what gives the completions. Raises UserError with file and line on the
-    first mistake.
-    """
+def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier) -> Plan:
+    """Check a file; return what is asked of it. Raises UserError with file and line on the first mistake."""
     path = settings.completions
     assert path is not None
     found = read_recorded(path, settings.field_names())
@@ -329,15 +327,15 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
         scoring=scoring,
         benchmarks={benchmark: entry},
     )
-    plan = Plan(
+    return Plan(
         settings.model or _stem(path),
         record,
         {benchmark: kept},
         {(benchmark, p.id): found.counts[p.id] for p in kept},
         Rendering({}, prompt, protocol.reading()),
+        engine=RecordedEngine(path, settings.field_names()),
         labels={(benchmark, *key): label for key, label in found.labels.items()},
     )
-    return plan, RecordedEngine(path, settings.field_names())
 
 
 class RecordedEngine(Engine):

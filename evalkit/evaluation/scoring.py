@@ -71,11 +71,13 @@ def verify_stored(folder: EvalFolder, scorer: Scorer) -> Iterator[tuple[list[Sam
         yield before, after
 
 
-def settle_thoughts(folder: EvalFolder, apart: bool, scorer: Scorer) -> bool:
-    """Decide from a run's other completions whether those that were cut off are thoughts; return whether any is.
+def settle_thoughts(folder: EvalFolder, tally: Tally, apart: bool, scorer: Scorer) -> None:
+    """Decide from a run's other completions whether those that were cut off are thoughts, which have no answer.
 
     apart: whether a completion that begins with `<think>` had its thought apart (a server's `reasoning_content`).
     """
+    if not any(sample.finish_reason == "length" and not sample.unfinished for sample in tally.scored()):
+        return
     hidden: dict[Path, list[int]] = {}  # part -> rows that may be thoughts: nothing in them says so
     thought = spoke = 0  # completions that prove that the model thinks, and finished ones without any thought
     for part, table in folder.tables(["completion", "finish_reason", "error"]):
@@ -92,22 +94,23 @@ def settle_thoughts(folder: EvalFolder, apart: bool, scorer: Scorer) -> bool:
                 spoke += not opens
     count = sum(map(len, hidden.values()))
     if not count or not thought:
-        return False
+        return
     if thought <= spoke:
         LOG.warning(
             "%d completions were cut off and may be thoughts: %d others have one that the prompt opened, %d have none. "
             "They are read as answers; a protocol with begins_in_thought: true reads them as thoughts",
             count, thought, spoke,
         )  # fmt: skip
-        return False
+        return
     LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", count)
     for part, places in hidden.items():
         samples = folder.part(part)
         for place in places:
             samples[place].completion = f"<think>{samples[place].completion}"
-        scorer([samples[place] for place in places])
+        changed = [samples[place] for place in places]
+        scorer(changed)
         folder.replace_part(part, samples)
-    return True
+        tally.add(changed, again=True)
 
 
 def verify(
@@ -219,14 +222,14 @@ class Tally:
         for _, table in folder.tables(_COLUMNS):
             self.add(Sample(**row) for row in table.to_pylist())
 
-    def add(self, samples: Iterable[Sample]) -> None:
-        """Count new samples."""
+    def add(self, samples: Iterable[Sample], *, again: bool = False) -> None:
+        """Count new samples; again: in place of what was counted of them."""
         for sample in samples:
             of = self.questions[sample.key[:2]]
             if sample.error is not None:
                 of.failed[sample.sample_index] = replace(sample, completion="")
             # One that is stored twice counts once.
-            elif sample.sample_index not in of.scored:
+            elif again or sample.sample_index not in of.scored:
                 of.scored[sample.sample_index] = replace(sample, completion="")
                 of.votes.clear()
 

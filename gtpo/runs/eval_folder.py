@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -51,7 +52,7 @@ class EvalFolder(AbstractContextManager["EvalFolder"]):
         self._lock = lock_folder(path)
         self._writing = threading.Lock()
         self._header = EvalRecord()
-        self._clock: Callable[[], float | None] = lambda: None
+        self._begun: float | None = None
         self.samples = path / "samples"
         # A writer that was killed; its part was never renamed.
         for leftover in self.samples.glob(".*.tmp"):
@@ -94,18 +95,38 @@ class EvalFolder(AbstractContextManager["EvalFolder"]):
                 record.wall_seconds = max(header.wall_seconds, record.wall_seconds or 0.0)
         return record
 
-    def begin(self, record: EvalRecord, clock: Callable[[], float | None] = lambda: None) -> None:
-        """Write eval.json of a run that goes on; parts written from now on carry it, and the wall time of the run."""
+    def resume(self) -> EvalRecord | None:
+        """Return the record of the run that goes on; None if no completion is stored: any of its settings may change.
+
+        Samples that failed are dropped then.
+        """
+        record = self.record()
+        if any(table.column("error").null_count for _, table in self.tables(["error"])):
+            return record
+        for part in sample_parts(self.path):
+            self.replace_part(part, [])
+        return None
+
+    def begin(self, record: EvalRecord, since: float | None = None, earlier: float | None = None) -> None:
+        """Write eval.json of a run that goes on; parts written from now on carry it, and the wall time of the run.
+
+        since: when this session began, by the monotonic clock; None for as it was. earlier: seconds of other sessions.
+        """
+        if since is not None:
+            self._begun = since - (earlier or 0.0)
         benchmarks = {name: entry.before_samples() for name, entry in record.benchmarks.items()}
         self._header = record.model_copy(update={"status": "incomplete", "benchmarks": benchmarks})
-        self._clock = clock
         record.write(self.path)
+
+    def seconds(self) -> float | None:
+        """Return the wall time of the run, all sessions; None if none has begun here."""
+        return None if self._begun is None else round(time.monotonic() - self._begun, 2)
 
     def append(self, samples: Sequence[Sample]) -> None:
         """Write samples as one more part."""
         if not samples:
             return
-        header = self._header.model_copy(update={"wall_seconds": self._clock()}).as_json()
+        header = self._header.model_copy(update={"wall_seconds": self.seconds()}).as_json()
         metadata = {**SAMPLE_SCHEMA.metadata, RUN: json.dumps(header).encode()}
         with self._writing:
             _write_part(self.samples / f"part-{self._next:06d}.parquet", samples, metadata)
