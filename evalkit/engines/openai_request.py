@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -19,7 +20,8 @@ import aiohttp
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Prompt, Sampling, one_line
-from gtpo.evalkit.engines.model_ref import ModelRef, serve_command
+from gtpo.evalkit.engines.model_ref import ModelRef
+from gtpo.evalkit.engines.serve import SERVED, ServerProcess
 
 CONNECT_S = 10.0
 
@@ -37,13 +39,15 @@ class Access:
     """What every request carries beside its question. The key comes from the environment and is stored nowhere.
 
     variable: the environment variable of the key. headers: further ones as `Name: value`, where `$NAME` is an
-    environment variable. A request fails after timeout_s without anything new, and after total_s in any case. UserError
-    if a value fits no HTTP header.
+    environment variable. A request fails after timeout_s without anything new, and after total_s in any case. direct:
+    never through a proxy. UserError if a value fits no HTTP header.
     """
 
-    def __init__(self, variable: str, headers: Sequence[str], timeout_s: float = 600.0) -> None:
-        self.variable, self.key = variable, os.environ.get(variable, "").strip()
-        self.timeout_s, self.total_s = timeout_s, 60 * timeout_s
+    def __init__(
+        self, variable: str = "", headers: Sequence[str] = (), timeout_s: float = 600.0, *, direct: bool = False
+    ) -> None:
+        self.variable, self.key = variable, os.environ.get(variable, "").strip() if variable else ""
+        self.timeout_s, self.total_s, self._direct = timeout_s, 60 * timeout_s, direct
         self.headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         for header in headers:
             name, colon, value = header.partition(":")
@@ -68,7 +72,7 @@ class Access:
         timeout = aiohttp.ClientTimeout(total_s, sock_connect=min(CONNECT_S, silence_s), sock_read=silence_s)
         connector = aiohttp.TCPConnector(limit=connections)
         # Only for a proxy: aiohttp looks for one, and for a .netrc, with every request (0.2 ms).
-        proxies = bool(getproxies())
+        proxies = not self._direct and bool(getproxies())
         return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self.headers, trust_env=proxies)
 
     def refused(self, url: str, status: int) -> str:
@@ -91,10 +95,15 @@ def server_urls(ref: ModelRef, given: Sequence[str], key_name: str) -> list[str]
     values = ",".join(given or [os.environ.get("OPENAI_BASE_URL", "")]).split(",")
     urls = [_checked(value.strip(), key_name) for value in values if value.strip()]
     if not urls:
-        command = serve_command(ref)
-        start = f". The server for this run: {command}" if command else ""
-        raise UserError(f"--engine openai needs --base-url (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1{start}")
+        raise UserError(
+            f"--engine openai needs --base-url (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1{_own(ref)}"
+        )
     return list(dict.fromkeys(urls))
+
+
+def _own(ref: ModelRef) -> str:
+    """Say how to get a server for a train run; empty for a model that may not be here."""
+    return ". Without --engine and with --serve '' vLLM's server is started for this run" if ref.train_run else ""
 
 
 def _checked(url: str, key_name: str) -> str:
@@ -152,6 +161,7 @@ class Server:
 
     def __init__(self, url: str, ref: ModelRef, access: Access) -> None:
         self.url, self.ref, self.access = url, ref, access
+        self.takes_tokens = False  # Whether it is sent prompts as tokens, rendered here
         self.out: str | None = None  # Why it gets no requests
         self.cards: list[dict[str, Any]] = []  # One for each model that it lists
         self.version: str | None = None  # Of its program, if that is vLLM
@@ -176,10 +186,8 @@ class Server:
         name, served = self.ref.served_name, [str(card["id"]) for card in self.cards]
         if not served or self.card():
             return ""
-        command = serve_command(self.ref)
-        start = f". For this run start it with: {command}" if command else ""
         listed = ", ".join(map(one_line, served[:8]))
-        return f'{self.url} does not list "{name}".{did_you_mean(name, served)} It lists: {listed}{start}'
+        return f'{self.url} does not list "{name}".{did_you_mean(name, served)} It lists: {listed}{_own(self.ref)}'
 
     def mistake(self, status: int | None, text: str) -> str:
         """Return what to tell of an HTTP status that no other request can change; empty if another may."""
@@ -203,9 +211,13 @@ class Server:
     ) -> dict[str, Any]:
         """Return what is sent for a sample."""
         question: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+        usage = {"include_usage": True}
+        if self.takes_tokens:
+            # An event has several tokens.
+            question, usage = {"prompt": prompt.ids}, usage | {"continuous_usage_stats": True}
         sent: dict[str, Any] = {
             "model": self.ref.served_name, **question, "seed": seed, "stream": True,
-            "stream_options": {"include_usage": True}, **s.drawn(), "top_k": s.top_k or -1,
+            "stream_options": usage, **s.drawn(), "top_k": s.top_k or -1,
             "skip_special_tokens": False,
         }  # fmt: skip
         if stop:
@@ -327,3 +339,13 @@ def find_servers(ref: ModelRef, given: Sequence[str], access: Access) -> list[Se
     if all(server.out is not None for server in servers):
         raise UserError("; ".join(f"no server answers at {s.url} ({s.out})" for s in servers))
     return servers
+
+
+def find_own_server(process: ServerProcess, ref: ModelRef, timeout_s: float) -> Server:
+    """Return a server that was started for the run. It is sent tokens, and the only model that it lists answers."""
+    access = Access(timeout_s=timeout_s, direct=True)
+    (server,) = find_servers(ref, [process.url], access)
+    names = [str(card["id"]) for card in server.cards]
+    server.ref = replace(ref, source=names[0] if len(names) == 1 else SERVED, train_run=None)
+    server.takes_tokens = True
+    return server

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import command_line, git_commit, now
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Prompt, Task
+from gtpo.evalkit.engines.serve import ServerProcess, serve_vllm, serve_with
 from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
     Plan,
@@ -130,7 +131,7 @@ def sample_missing(
         return
     with ExitStack() as stack:
         if engine is None:
-            engine = stack.enter_context(running_engine(settings, plan, record.engine.rows))
+            engine = stack.enter_context(running_engine(settings, plan, record.engine.rows, folder.path))
         record.engine = _engine_record(folder.path, settings, engine, record.engine)
         # Those beyond what is asked for now stay: they belong to a larger k.
         tally.drop_failed({key for key in tally.keys(failed=True) if key[2] < plan.samples.get(key[:2], 0)})
@@ -167,39 +168,51 @@ def still_missing(tasks: Sequence[Task], tally: Tally) -> list[Task]:
 
 
 @contextmanager
-def running_engine(settings: EvalSettings, plan: Plan, rows: int | None = None) -> Iterator[Engine]:
-    """Start the engine that the plan names, imported now; end it.
+def running_engine(
+    settings: EvalSettings, plan: Plan, rows: int | None = None, folder: Path = Path()
+) -> Iterator[Engine]:
+    """Start the engine that the plan names, imported now; end it, and the server that was started for it.
 
-    rows: the batch size that the run was begun with, for transformers.
+    rows: the batch size that the run was begun with, for transformers. folder: gets the log of such a server.
     """
     assert plan.ref is not None
     LOG.info("starting %s with %s", plan.record.engine.name, plan.ref.adapter or plan.ref.source)
     loading = time.monotonic()
-    # What libraries print while they load would hide the lines that say something.
-    with libraries_aside():
-        engine = _start_engine(settings, plan, rows)
-    with closing(engine):
+    with ExitStack() as stack:
+        # What libraries print while they load would hide the lines that say something.
+        with libraries_aside():
+            engine = _start_engine(settings, plan, rows, folder, stack)
+        stack.callback(engine.close)
         LOG.info("engine ready after %.0f s", time.monotonic() - loading)
         yield engine
 
 
-def _start_engine(settings: EvalSettings, plan: Plan, rows: int | None) -> Engine:
-    ref, rendered, sampling = plan.ref, plan.rendered, plan.sampling
+def _start_engine(settings: EvalSettings, plan: Plan, rows: int | None, folder: Path, stack: ExitStack) -> Engine:
+    ref, rendered, sampling, name = plan.ref, plan.rendered, plan.sampling, plan.record.engine.name
     assert ref is not None
     assert sampling is not None
-    if rendered.servers is not None:
+    options: dict[str, Any] = {"dtype": settings.dtype, "trust_remote_code": settings.trust_remote_code}
+    log, longest = folder / "server.log", rendered.longest + sampling.max_tokens
+    process: ServerProcess | None = None
+    if settings.serve is not None:
+        process = stack.enter_context(serve_vllm(ref, settings.serve, longest, log, **options))
+    elif settings.serve_command is not None:
+        process = stack.enter_context(serve_with(ref, settings.serve_command, log))
+    if process is not None or rendered.servers is not None:
         from gtpo.evalkit.engines.openai import OpenAIEngine
+        from gtpo.evalkit.engines.openai_request import find_own_server
 
-        asked = {name: getattr(settings, name) for name in ("concurrency", "retries")}
-        return OpenAIEngine(rendered.servers, sampling, body=settings.request_body(), first=plan.tasks, **asked)
-    options: dict[str, Any] = {name: getattr(settings, name) for name in ("dtype", "trust_remote_code")}
-    if plan.record.engine.name == "vllm":
-        options |= {name: getattr(settings, name) for name in ("tensor_parallel_size", "gpu_memory_utilization")}
-        from gtpo.evalkit.engines.vllm import RayEngine, VLLMEngine
+        servers = [find_own_server(process, ref, settings.timeout)] if process is not None else rendered.servers or []
+        # A template that was applied here is not the server's.
+        body = settings.request_body() if process is None else settings.extra_body
+        return OpenAIEngine(
+            servers, sampling, concurrency=settings.in_flight, retries=settings.retries, body=body, first=plan.tasks,
+            name=name, process=process,
+        )  # fmt: skip
+    if name == "vllm":
+        from gtpo.evalkit.engines.vllm import VLLMEngine
 
-        if settings.engine == "ray":
-            options |= {"copies": settings.data_parallel_size, "address": settings.ray_address}
-            return RayEngine(ref, sampling, rendered.longest, **options)
+        options |= {flag: getattr(settings, flag) for flag in ("tensor_parallel_size", "gpu_memory_utilization")}
         return VLLMEngine(ref, sampling, rendered.longest, **options)
     from gtpo.evalkit.engines.local import load_tokenizer
     from gtpo.evalkit.engines.transformers import TransformersEngine

@@ -102,16 +102,16 @@ class Plan:
 def choose_engine(settings: EvalSettings) -> str:
     """Return what samples; with `auto`, vllm if it is installed (on a CPU too), else transformers.
 
-    `ray` is vllm in several processes: its samples are of one kind with those of one process.
+    With --serve it is vllm, in other processes: its samples are of one kind with those of this one.
     """
-    if settings.engine == "ray":
-        require("--engine ray", "ray", extra="ray")
-    if settings.engine in ("vllm", "ray"):
-        require(f"--engine {settings.engine}", "vllm", extra="vllm")
+    if settings.source in ("vllm", "--serve"):
+        require("--serve" if settings.serve is not None else "--engine vllm", "vllm", extra="vllm")
         return "vllm"
-    if settings.engine == "openai":
-        return settings.engine
+    if settings.source == "openai":
+        return settings.source
     require("gtpo eval MODEL", "torch", "transformers", extra="train")
+    if settings.serve_command is not None:
+        return "openai"
     return "vllm" if settings.engine == "auto" and installed("vllm") else "transformers"
 
 
@@ -187,7 +187,7 @@ def plan_evaluation(
     benchmarks = stored
     if settings.benchmarks or not stored:
         benchmarks = find_benchmarks(settings.benchmarks or "", settings.field_names())
-    remote = engine == "openai"
+    remote = engine == "openai" and settings.serve_command is None
     ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=remote)
     run = find_train_run(settings.model or "")
     loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
@@ -222,9 +222,10 @@ def plan_evaluation(
         **content_hashes(ref),
         **{name: getattr(ref, name) for name in ("train_run", "checkpoint", "method", "preset")},
     )
+    served = {"serve": settings.server[1]} if settings.server else {}
     record = EvalRecord(
         model=model,
-        engine=EngineRecord(name=engine, dtype=settings.dtype if engine != "openai" else None),
+        engine=EngineRecord(name=engine, dtype=settings.dtype if engine != "openai" else None, **served),
         prompt=rendered.record,
         scoring=settings.scoring,
         benchmarks=records,
@@ -286,22 +287,12 @@ def render_prompts(
 
 
 def with_sampling(plan: Plan, settings: EvalSettings, protocol: Protocol, old: EvalRecord | None = None) -> Plan:
-    """Return the plan with how its model is sampled. old: the record of the run, if it goes on."""
-    if plan.ref is None:
-        return plan
-    sampling = choose_sampling(settings, protocol, plan, old)
-    body = {"extra_body": settings.request_body()} if settings.extra_body else {}
-    own = {"n": sampling.n, "seed": sampling.seed, "stop": list(sampling.reading.stop)}
-    record = plan.record.model_copy(update={"sampling": SamplingRecord(**sampling.drawn(), **own, **body)})
-    return replace(plan, sampling=sampling, record=record)
-
-
-def choose_sampling(settings: EvalSettings, protocol: Protocol, plan: Plan, old: EvalRecord | None = None) -> Sampling:
-    """Return how a model is sampled: as asked for, as the model recommends if that was asked for, else the defaults.
+    """Return the plan with how its model is sampled: as asked for, as the model recommends, else the defaults.
 
     max_tokens by default: as the run began, as protocol or training say, or what fits. old: the run's record.
     """
-    assert plan.ref is not None
+    if plan.ref is None:
+        return plan
     rendered = plan.rendered
     most = settings.max_tokens or (old.sampling.max_tokens if old is not None else None)
     if most is None:
@@ -331,4 +322,8 @@ def choose_sampling(settings: EvalSettings, protocol: Protocol, plan: Plan, old:
             raise UserError(f"--sampling model: {str(error).removeprefix('--')}") from None
         LOG.info("sampling: %s", ", ".join(f"{name} {getattr(settings, name):g}" for name in settings.SAMPLING))
     values: dict[str, Any] = {name: getattr(settings, name) for name in settings.SAMPLING}
-    return Sampling(max_tokens=most, n=settings.n, seed=settings.seed, reading=rendered.reading, **values)
+    sampling = Sampling(max_tokens=most, n=settings.n, seed=settings.seed, reading=rendered.reading, **values)
+    body = {"extra_body": settings.request_body()} if settings.extra_body else {}
+    own = {"n": sampling.n, "seed": sampling.seed, "stop": list(sampling.reading.stop)}
+    record = plan.record.model_copy(update={"sampling": SamplingRecord(**sampling.drawn(), **own, **body)})
+    return replace(plan, sampling=sampling, record=record)

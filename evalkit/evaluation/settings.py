@@ -22,8 +22,10 @@ FILE = ("model", "completions")
 # In the paper's sampling, which is the default, each of them is off: the model's own distribution.
 SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty"]
 
-LOCAL = ("auto", "vllm", "transformers", "ray")
-VLLM = ("auto", "vllm", "ray")
+# What samples: an engine, or a server that a flag starts.
+LOCAL = ("auto", "vllm", "transformers", "--serve", "--serve-command")
+VLLM = ("auto", "vllm")
+ASKED = ("openai", "--serve", "--serve-command")
 
 EXAMPLES = (
     "gtpo eval Qwen/Qwen2.5-0.5B-Instruct --benchmarks gsm8k --k 8",
@@ -45,8 +47,8 @@ def _section(title: str, engines: Sequence[str] | None = None, modes: Sequence[s
 _what = _section("What", modes=FILE)
 _sampling = _section("Sampling")
 _scoring = _section("Scoring", modes=(*FILE, "rescore"))
-_server = _section("Servers", engines=("openai",))
-_machine = _section("This machine, several GPUs", engines=LOCAL)
+_server = _section("Servers", engines=ASKED)
+_machine = _section("This machine", engines=LOCAL)
 _output = _section("Output", modes=EVERY)
 
 
@@ -89,7 +91,7 @@ class EvalSettings(Options):
 
     k: int = _sampling(1, "Largest k of pass@k and maj@k.", modes=FILE, ge=1)
     samples: int | None = _sampling(None, "Completions per question (default: k).")
-    engine: Literal["auto", "vllm", "transformers", "openai", "ray"] = _sampling("auto", "What samples.")
+    engine: Literal["auto", "vllm", "transformers", "openai"] = _sampling("auto", "What samples.")
     protocol: str = _sampling(
         "gtpo", "How the model is asked, or completions are read: a name (gtpo eval --list) or a YAML file.",
         modes=(*FILE, "check"),
@@ -128,10 +130,16 @@ class EvalSettings(Options):
     )
 
     base_url: Sequence[str] | None = _server(
-        None, "Server URL (repeatable, or a comma list; default: OPENAI_BASE_URL)."
+        None, "Server URL (repeatable, or a comma list; default: OPENAI_BASE_URL).", engines=("openai",)
     )
-    api_key_env: str = _server("OPENAI_API_KEY", "Environment variable that holds the API key.")
-    concurrency: int = _server(64, "Maximum requests in flight at each server.", ge=1)
+    api_key_env: str = _server("OPENAI_API_KEY", "Environment variable that holds the API key.", engines=("openai",))
+    serve: str | None = _server(
+        None, "Start vLLM's server with these flags of its own, sample from it, stop it.", engines=("--serve",)
+    )
+    serve_command: str | None = _server(
+        None, "The same for any server: its command, with {model} and {port}.", engines=("--serve-command",)
+    )
+    concurrency: int = _server(64, "Maximum requests in flight at each server (--serve: 256 a replica).", ge=1)
     timeout: float = _server(
         600.0, "Seconds that a request may be silent; all of it may take 60 times as long.", gt=0.0
     )
@@ -139,24 +147,20 @@ class EvalSettings(Options):
         None, 'JSON object of further fields for every request, e.g. \'{"reasoning_effort": "low"}\'.'
     )
     header: Sequence[str] | None = _server(
-        None, "Further header 'Name: value' (repeatable); '$NAME' stands for an environment variable."
-    )
+        None, "Further header 'Name: value' (repeatable); '$NAME' stands for an environment variable.",
+        engines=("openai",),
+    )  # fmt: skip
     retries: int = _server(5, "Further attempts of a failed request.", ge=0)
 
     batch_size: int | None = _machine(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _machine(
         "auto",
         "Data type. auto on a CPU: bfloat16 if the weights are stored in it and the CPU has instructions for it.",
+        engines=("auto", "vllm", "transformers", "--serve"),
     )
     gpu_memory_utilization: float = _machine(0.9, "Share of GPU memory to use.", engines=VLLM, gt=0.0, le=1.0)
     trust_remote_code: bool = _machine(False, "Run code from the model's repository.", modes=("model", "check"))
     tensor_parallel_size: int = _machine(1, "GPUs per model copy.", engines=VLLM, ge=1)
-    data_parallel_size: int | None = _machine(
-        None, "Model copies on Ray (default: as many as the GPUs hold).", engines=("ray",), ge=1
-    )
-    ray_address: str | None = _machine(
-        None, "Ray cluster to join: auto, or HOST:PORT of its head (default: starts one here).", engines=("ray",)
-    )
 
     out: Path | None = _output(None, "Run folder (default: results/eval/NAME).", modes=FILE)
     list_benchmarks: bool = _output(False, "List the benchmarks and exit.", "--list", modes=("list_benchmarks",))
@@ -171,8 +175,10 @@ class EvalSettings(Options):
 
     def _fit_together(self) -> None:
         """Check what more than one option decides."""
-        if self.quiet and self.verbose:
-            raise UserError("--quiet and --verbose exclude each other")
+        for one, other in (("quiet", "verbose"), ("serve", "serve_command")):
+            if getattr(self, one) not in (None, False) and getattr(self, other) not in (None, False):
+                flags = (self.options[name].flags[0] for name in (one, other))
+                raise UserError(f"{' and '.join(flags)} exclude each other")
         given = [self.options[name] for name in self.given if getattr(self, name) is not None]
         idle = sorted(found.flags[0] for found in given if self.mode not in found.about["modes"])
         if idle and self.mode != "model":
@@ -181,8 +187,14 @@ class EvalSettings(Options):
             return
         for found in given:
             engines = found.about["engines"]
-            if engines is not None and self.engine not in engines:
-                raise UserError(f"{found.flags[0]} needs --engine {either(engines)}, found {self.engine}")
+            if engines is not None and self.source not in engines:
+                raise UserError(f"{found.flags[0]} needs --engine {either(engines)}, found {self.source}")
+        if self.server is not None:
+            if self.engine != "auto":
+                raise UserError(f"{self.source} starts a server, which samples: leave --engine {self.engine} out")
+            from gtpo.evalkit.engines.serve import check_server
+
+            check_server(*self.server)
         if self.samples is not None and self.samples < self.k:
             raise UserError(
                 f"--k {self.k} needs at least {self.k} samples per question, found --samples {self.samples}: "
@@ -218,6 +230,25 @@ class EvalSettings(Options):
     def mode(self) -> str:
         """`model`, or the one of MODES that was asked for."""
         return next((name for name in MODES if getattr(self, name)), "model")
+
+    @property
+    def server(self) -> tuple[str, str] | None:
+        """The flag that starts a server, and its value."""
+        flags = (("--serve", self.serve), ("--serve-command", self.serve_command))
+        return next(((flag, command) for flag, command in flags if command is not None), None)
+
+    @property
+    def source(self) -> str:
+        """What samples: an engine, or the flag that starts a server."""
+        return self.server[0] if self.server else self.engine
+
+    @property
+    def in_flight(self) -> int:
+        """Most requests in flight at each server."""
+        from gtpo.evalkit.engines.serve import IN_FLIGHT, replicas
+
+        by_default = self.serve is not None and "concurrency" not in self.given
+        return IN_FLIGHT * replicas(self.serve or "") if by_default else self.concurrency
 
     @property
     def n(self) -> int:

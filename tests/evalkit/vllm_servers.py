@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import psutil
 import pyarrow.parquet as pq
 
 EVAL = (
@@ -38,17 +37,6 @@ def samples(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
     found = {(row["question_id"], row["sample_index"]): row for row in rows}
     assert len(found) == len(rows), "a sample is stored twice"
     return found
-
-
-def copies(pid: int) -> list[psutil.Process]:
-    """Return the processes of the model copies that a `gtpo eval` has started through Ray."""
-    found = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess, IndexError):
-                if process.cmdline()[0].startswith("ray::ModelCopy"):
-                    found.append(process)
-    return sorted(found, key=lambda process: process.pid)
 
 
 class VLLMServer:

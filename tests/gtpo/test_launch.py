@@ -324,8 +324,8 @@ def test_slurm_file_takes_the_gpus_of_its_node_however_they_were_asked_for(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     words = done.stdout.split("\n")
-    flag, count = ("--num_processes", 2 * gpus) if name == "train" else ("--data-parallel-size", gpus)
-    assert words[words.index(flag) + 1] == str(count)
+    flag, value = ("--num_processes", 2 * gpus) if name == "train" else ("--serve", f"--data-parallel-size {gpus}")
+    assert words[words.index(flag) + 1] == str(value)
 
 
 def test_slurm_training_starts_each_node_with_its_rank(tmp_path: Path) -> None:
