@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Each job imports torch and TRL: no more jobs than cores.
 TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 
-.PHONY: help install docs demo publish-demo publish-first-steps publish-real clean-demo lint check test golden test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench clean
+.PHONY: help install docs demo publish-demo publish-first-steps publish-real clean-demo format lint check test golden test-all release-check test-trl115 test-unsloth test-verl test-vllm real bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -120,6 +120,10 @@ quietly = out=$$($(1) 2>&1) || { echo "$$out" >&2; exit 1; }
 types:
 	@rm -rf .types && mkdir -p .types/gtpo && cd .types/gtpo && ln -s ../../gtpo/* ../../rewards ../../evalkit .
 
+format: $(VENV)/.installed-dev  ## write the code as `make lint` wants it
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+
 lint: types $(VENV)/.installed-dev  ## ruff, mypy, the import contracts and the dependencies
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -135,12 +139,13 @@ test: $(VENV)/.installed-dev  ## lint, and beside it the tests that this machine
 
 .PHONY: quick-tests
 quick-tests: $(VENV)/.installed-dev
-	@$(BIN)/$(PYTEST) -m "not slow and $(ELSEWHERE)"
+	@PYTHONPATH=$(CURDIR)/.ci$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/$(PYTEST) -p recorder -m "not slow and $(ELSEWHERE)"
 
-check: lint  ## lint, then the test files that differ from main or have the name of a module that does, for every commit
-	@names=$$(git diff --name-only main -- '*.py' | sed -E 's#.*/(test_)?##' | sort -u); \
-	  files=$$(for name in $$names; do find tests -name "test_$$name"; done); \
-	  test -z "$$files" || $(BIN)/$(PYTEST) -q -m "not slow and $(ELSEWHERE)" $$files || [ $$? = 5 ]
+# What differs from this commit or branch is what changed, and this long may its tests take.
+BASE ?= main
+CHECK_SECONDS ?= 50
+check: $(VENV)/.installed-dev types  ## the tests nearest to what differs from main, within a minute, and lint beside them: for every commit
+	@$(BIN)/python .ci/check.py --base $(BASE) --jobs $(TEST_JOBS) --seconds $(CHECK_SECONDS) -- -m "not slow and $(ELSEWHERE)"
 
 golden: $(VENV)/.installed-dev  ## write the approved outputs in tests/golden anew; read the difference before you commit it
 	@GTPO_GOLDEN=write $(BIN)/python -m pytest -q tests/test_golden.py

@@ -25,6 +25,8 @@ from test_compare import gtpo
 
 from gtpo.evalkit.comparison.training_curves import Curve
 
+IN_A_PROCESS = ("evalkit/view.py",)
+
 pytestmark = pytest.mark.chromium
 SIZES = {"arithmetic": 40, "hard": 20}
 

@@ -21,6 +21,8 @@ from test_head import Launched, gradients, inputs, plain
 
 from gtpo.common.packages import installed
 
+IN_A_PROCESS = ("gtpo/triton_head.py",)
+
 pytestmark = [
     pytest.mark.skipif(not installed("triton"), reason="triton is not installed"),
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),

@@ -13,6 +13,8 @@ from gtpo.rewards.equality.comparing.decide import decide
 from gtpo.rewards.extract import extract_answer
 from gtpo.rewards.verify import Verdict, Verifier
 
+IN_A_PROCESS = ("rewards/equality/",)
+
 MARKS = {"+": Verdict.CORRECT, "-": Verdict.INCORRECT, "~": Verdict.UNSIMPLIFIED}
 
 

@@ -7,6 +7,8 @@ import pytest
 from bench.mutations import Pair, ours, own_pairs, real_pairs, score
 from gtpo.rewards import Verifier
 
+IN_A_PROCESS = ("rewards/equality/",)
+
 
 @pytest.fixture(scope="module")
 def verifier():

@@ -10,6 +10,8 @@ from gtpo.rewards import Verdict, Verifier, accuracy_reward
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.equality.reading.problem import read_problem
 
+IN_A_PROCESS = ("rewards/equality/",)
+
 CORRECT, INCORRECT, UNSIMPLIFIED = Verdict.CORRECT, Verdict.INCORRECT, Verdict.UNSIMPLIFIED
 
 

@@ -24,6 +24,8 @@ from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verification import pool
 from gtpo.rewards.verify import reject_reason
 
+IN_A_PROCESS = ("rewards/verification/worker.py", "rewards/equality/")
+
 SLOW = r"\frac{d^{7}}{dx^{7}} \tan(\tan(\tan(\tan(\tan(x^{x^{x}})))))"
 """Math-Verify keeps SymPy busy with it for long."""
 
