@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gtpo.common.errors import DISK_FULL, UserError
 from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel
-from gtpo.runs.train_run import PARTIAL, TrainFolder, last_checkpoint
+from gtpo.runs.train_run import PARTIAL, TrainFolder, checkpoint_step, every_checkpoint, last_checkpoint
 from gtpo.trainer import trl_seam
 
 STATE_FILE = "gtpo_state.json"
@@ -49,11 +49,6 @@ def readable(checkpoint: str | Path) -> Iterator[None]:
         raise damaged(checkpoint, why) from error
 
 
-def round_file(checkpoint: str | Path, rank: int) -> Path:
-    """Return the file of what a process still has to train on from the round of sampling in use."""
-    return Path(checkpoint) / f"rollouts_{rank}.pt"
-
-
 def window_file(checkpoint: str | Path, rank: int) -> Path:
     """Return the file of what a process has gathered for the next line of metrics.jsonl."""
     return Path(checkpoint) / f"metrics_{rank}.pt"
@@ -74,23 +69,37 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
     return dict(state)
 
 
-def check_checkpoint(checkpoint: Path, processes: int) -> None:
-    """Raise UserError if a part of a checkpoint is missing that the trainer would silently do without."""
-    rounds = [round_file(checkpoint, rank) for rank in range(processes)]
+def refuse_within_round(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Raise UserError, with what works, if a checkpoint was written within a round of sampling, as 0.2 did."""
+    if not state["within_round"]:
+        return
+    works = "starts from the beginning: no checkpoint before it works"
+    for earlier in every_checkpoint(checkpoint.parent, before=checkpoint_step(checkpoint)):
+        with suppress(UserError):
+            check_checkpoint(earlier)
+            works = f"resumes from {earlier.name}, the newest that works"
+            break
+    raise UserError(
+        f"{checkpoint} was written within a round of sampling, and a run resumes only at the end of one. Move it away: "
+        f"the same command then {works}"
+    )
+
+
+def check_checkpoint(checkpoint: Path) -> None:
+    """Raise UserError if a checkpoint lacks a part that the trainer would silently do without, or cannot go on."""
     state = read_state(checkpoint)
     for name, size in state.get("bytes", {}).items():
         if (path := checkpoint / name).is_file() and path.stat().st_size != size:
             raise damaged(checkpoint, f"holds {path.stat().st_size:,} bytes of {name}, which had {size:,}")
-    if state["within_round"]:
-        for path in rounds:
-            if not path.is_file():
-                raise damaged(checkpoint, f"has no {path.name}")
     if not (checkpoint / TRAINER_STATE_NAME).is_file():
         raise damaged(checkpoint, f"has no {TRAINER_STATE_NAME}")
     with readable(checkpoint):
-        step = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
+        trained = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        step = trained.global_step
     if checkpoint.name.startswith("checkpoint-") and checkpoint.name != f"checkpoint-{step}":
         raise damaged(checkpoint, f"is of step {step} by its {TRAINER_STATE_NAME}")
+    if step < trained.max_steps:
+        refuse_within_round(checkpoint, state)
     names = [path.name for path in checkpoint.iterdir()]
     if any(name.startswith("global_step") for name in names):
         # DeepSpeed keeps both in there, and checks for them itself.

@@ -6,8 +6,8 @@ Nothing here touches a loss or a gradient:
                  dataset's own order if the arguments do not shuffle
     sampling     random numbers are re-seeded from (seed, step) before each round, so that a resumed run draws what
                  the uninterrupted one would have drawn
-    checkpoints  written to a hidden folder and renamed; rounds of sampling in use are saved with them, and what the
-                 next line of the log has gathered
+    checkpoints  written at the end of a round of sampling, with what the next line of the log has gathered, to a hidden
+                 folder that is renamed when it is complete
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gtpo.run.checkpoint import (
     out_of_space,
     read_state,
     readable,
-    round_file,
+    refuse_within_round,
     window_file,
 )
 from gtpo.run.trainers import require_trainer
@@ -87,6 +87,8 @@ class EpochOrder(RepeatSampler):
 class ExactCheckpoints(TrainerCallback):
     """Makes the checkpoints of a trainer whole, and a run that is resumed from one the uninterrupted run.
 
+    A checkpoint that is due within a round of sampling is written at the end of the round, so that it holds none.
+
     trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline: `trainer.add_callback(ExactCheckpoints(trainer))`.
     extra_state: returns what else a checkpoint keeps in gtpo_state.json; `restored` holds it in a resumed run.
     Resuming raises UserError if a checkpoint is damaged.
@@ -105,6 +107,8 @@ class ExactCheckpoints(TrainerCallback):
         # Where the checkpoint that is being written lies.
         self.staging: Path | None = None
         self._resumed_from: Path | None = None
+        # Whether a checkpoint is to be written at the end of the round.
+        self._put_off = False
         self.trainer.exact = self
 
     # -- data and random numbers -------------------------------------------------------------------------------------
@@ -141,6 +145,18 @@ class ExactCheckpoints(TrainerCallback):
         return bool(control.should_training_stop)
 
     # -- writing -----------------------------------------------------------------------------------------------------
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put a checkpoint that is due off to the end of its round of sampling."""
+        if control.should_save or self._put_off:
+            control.should_save = not self.puts_off()
+
+    def puts_off(self) -> bool:
+        """Return whether a checkpoint that is due waits for the end of the round of sampling in use."""
+        state = self.trainer.state
+        # After the last step nothing of the round is left to train on.
+        self._put_off = state.global_step < state.max_steps and trl_seam.round_in_use(self.trainer) is not None
+        return self._put_off
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -188,12 +204,10 @@ class ExactCheckpoints(TrainerCallback):
     def _save_extra(self, folder: Path) -> dict[str, Any]:
         """Write what a process adds to a checkpoint; return what gtpo_state.json is to hold."""
         trainer, rank = self.trainer, self.trainer.accelerator.process_index
-        inputs = trl_seam.round_in_use(trainer)
         if window := trl_seam.open_window(trainer):
             torch.save(window, window_file(folder, rank))
-        if inputs is not None:
-            torch.save({"inputs": inputs, "round": trainer.groups.rollouts["train"]}, round_file(folder, rank))
-        counted = {"within_round": inputs is not None, **trl_seam.counters(trainer)}
+        # Only the last step of a run may lie within one.
+        counted = {"within_round": trl_seam.round_in_use(trainer) is not None, **trl_seam.counters(trainer)}
         return {**self.extra_state(), **counted, "follows_from": self._follows_from()}
 
     def _follows_from(self) -> dict[str, Any]:
@@ -216,7 +230,7 @@ class ExactCheckpoints(TrainerCallback):
         # best/, for a rollback, is weights only; a copy of a checkpoint may have any name.
         whole = folder.name.startswith(PREFIX_CHECKPOINT_DIR) or (folder / STATE_FILE).exists()
         if whole and folder != self.checked:
-            check_checkpoint(folder, self.trainer.accelerator.num_processes)
+            check_checkpoint(folder)
         with readable(checkpoint):
             yield
 
@@ -234,16 +248,20 @@ class ExactCheckpoints(TrainerCallback):
                 f"{checkpoint} was written with other settings, so what follows is not what its run would have done: "
                 f"{', '.join(changed)}"
             )
-        rounds, saved = round_file(checkpoint, trainer.accelerator.process_index), None
-        if rounds.is_file():
-            saved = torch.load(rounds, map_location=trainer.args.device, weights_only=True)
-            trainer.groups.rollouts["train"] = saved["round"]
-        trl_seam.restore(trainer, self.restored, None if saved is None else saved["inputs"])
+        trl_seam.restore(trainer, self.restored)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take up what the line of the log that the checkpoint cut had gathered, if there was one."""
+        """Restore the metrics gathered since the last line of the log; say if checkpoints are put off."""
+        steps = trl_seam.round_steps(self.trainer)
+        if state.is_world_process_zero and args.save_strategy == "steps" and state.save_steps % steps:
+            LOG.info(
+                f"save_steps {state.save_steps}: a round of sampling feeds {steps} steps, and a checkpoint is written "
+                "at the end of the round"
+            )
         if self._resumed_from is None:
             return
+        if state.global_step < state.max_steps:
+            refuse_within_round(self._resumed_from, self.restored)
         path = window_file(self._resumed_from, self.trainer.accelerator.process_index)
         if path.is_file():
             with readable(self._resumed_from):

@@ -51,7 +51,7 @@ from gtpo.run.trainers import (
 from gtpo.run.untrained_kl import UntrainedKL
 from gtpo.run.validation import METRIC as VALIDATION_METRIC
 from gtpo.run.validation import ScoreHeldOut, Validation
-from gtpo.runs.train_run import TrainFolder, last_checkpoint
+from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
 from gtpo.trainer import GTPOTrainer, SampledTrainer, trl_seam
 from gtpo.trainer.group_statistics import GroupStatistics
 
@@ -124,7 +124,7 @@ class TrainingRun(TrainerCallback):
             checkpoint = last_checkpoint(self.folder.checkpoints)
             if checkpoint is not None:
                 check_same(self.folder, self.processes.num_processes)
-                check_checkpoint(checkpoint, self.processes.num_processes)
+                check_checkpoint(checkpoint)
             with libraries_aside():
                 loaded = load_model(self.config, self.inputs.weights)
             # All weights are trained in the type in which they are held.
@@ -268,10 +268,11 @@ class TrainingRun(TrainerCallback):
             )
         trainer.writes_model_card = False  # run.json says what ran
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(self.exact)
         if kl_every := self._kl_every(loaded):
             trainer.add_callback(UntrainedKL(trainer, kl_every, self._untrained(loaded)))
         trainer.add_callback(self)
+        # After the run, which asks for checkpoints.
+        trainer.add_callback(self.exact)
         trainer.add_callback(Advice(trainer))
 
     @contextmanager
@@ -441,9 +442,12 @@ class TrainingRun(TrainerCallback):
         self.processes.wait_for_everyone()
         self.progress.stop()
         if stopped:
+            saved = checkpoint_step(last_checkpoint(self.folder.checkpoints))
+            again = f" from step {saved} and makes {step - saved} step{'s' * (step - saved > 1)} again"
+            within = step > saved
             LOG.info(
-                f"{self.folder.root}: stopped at step {step} of {total}; the same command resumes the run: "
-                f"{command_line()}"
+                f"{self.folder.root}: stopped at step {step} of {total}{', within a round of sampling' * within}; the "
+                f"same command resumes the run{again * within}: {command_line()}"
             )
             return
         if self.main and (table := reward_table(self.folder, self.health.lines)):

@@ -87,10 +87,21 @@ _IN_STATE = OF_TRL | {
 }
 
 
+def checkpoint_step(checkpoint: Path | None) -> int:
+    """Return the step in the name of a checkpoint; 0 if there is none."""
+    word, _, number = (checkpoint or Path()).name.partition("-")
+    return int(number) if word == "checkpoint" and number.isdigit() else 0
+
+
+def every_checkpoint(checkpoints: Path, before: float = math.inf) -> list[Path]:
+    """Return the whole checkpoints in a folder of steps below `before`, the highest step first."""
+    numbered = {path: checkpoint_step(path) for path in checkpoints.glob("checkpoint-*")}
+    return sorted((path for path, step in numbered.items() if 0 < step < before), key=numbered.__getitem__)[::-1]
+
+
 def last_checkpoint(checkpoints: Path) -> Path | None:
     """Return the whole checkpoint of the highest step in a folder, or None."""
-    found = [path for path in checkpoints.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
-    return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)
+    return next(iter(every_checkpoint(checkpoints)), None)
 
 
 class TrainFolder:

@@ -67,11 +67,11 @@ class GateCalibration(TrainerCallback, ExportableState):
             self.calibration = Calibration.from_record(measured)
         elif self.objective.filter == "auto" and self.calibration is None:
             LOG.warning(f"checkpoint-{step} has no H_ini; it is measured on the policy as it is now")
-        round_steps = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
-        if round_steps > 1 and step % round_steps and trl_seam.round_in_use(self.trainer) is None:
+        steps = trl_seam.round_steps(self.trainer)
+        if step % steps and step < self.trainer.state.max_steps:
             LOG.warning(
-                f"resumed at step {step}, within a round of sampling that feeds {round_steps} steps: the rest of it is "
-                "sampled again (gtpo.callbacks.ExactCheckpoints keeps it)"
+                f"resumed at step {step}, within a round of sampling that feeds {steps} steps: the rest of it is "
+                "sampled again (gtpo.callbacks.ExactCheckpoints writes checkpoints at the end of a round)"
             )
 
     def active(self) -> bool:

@@ -47,7 +47,8 @@ from gtpo.trainer.policy_head import add_policy_head, token_forward
 
 # What stands at the place of `exact` and of `step_progress` until they are built.
 _NOT_BUILT = SimpleNamespace(
-    order=lambda: None, is_over=lambda: False, seed_round=lambda: None, staging=None, saving=nullcontext,
+    order=lambda: None, is_over=lambda: False, puts_off=lambda: False, seed_round=lambda: None, staging=None,
+    saving=nullcontext,
     reading=nullcontext, restore=lambda checkpoint: None,
     training=nullcontext, sampling=nullcontext, scoring=nullcontext,
 )  # fmt: skip
@@ -114,6 +115,8 @@ class RunTrainer(Trainer):
         return str(self.exact.staging or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.exact.puts_off():
+            return
         with self.exact.saving():
             super()._save_checkpoint(model, trial)
 

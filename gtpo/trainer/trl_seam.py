@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -96,6 +97,16 @@ def group_size(trainer: Any) -> int:
 def tokenizer(trainer: Any) -> Any:
     """Return the tokenizer of a GRPOTrainer, also if its processing class is a processor around it."""
     return trainer._tokenizer
+
+
+def round_steps(trainer: Any) -> int:
+    """Return the optimizer steps from one end of a round of sampling to the next that ends with a step."""
+    args = trainer.args
+    if not isinstance(trainer, GRPOTrainer):
+        return 1
+    return math.lcm(args.steps_per_generation * args.num_iterations, args.gradient_accumulation_steps) // (
+        args.gradient_accumulation_steps
+    )
 
 
 def round_in_use(trainer: Any) -> Any:
@@ -220,11 +231,11 @@ def counters(trainer: Any) -> dict[str, int]:
     return {"micro_step": getattr(trainer, "_step", 0), "tokens_seen": trainer._total_train_tokens}
 
 
-def restore(trainer: Any, counted: dict[str, Any], inputs: Any) -> None:
-    """Take up the counters of a checkpoint and its round of sampling; inputs: None if it has none."""
+def restore(trainer: Any, counted: dict[str, Any]) -> None:
+    """Take up the counters of a checkpoint."""
     trainer._total_train_tokens = counted["tokens_seen"]
     if isinstance(trainer, GRPOTrainer):
-        trainer._step, trainer._buffered_inputs = counted["micro_step"], inputs
+        trainer._step = counted["micro_step"]
 
 
 def open_window(trainer: Any) -> dict[str, Any] | None:

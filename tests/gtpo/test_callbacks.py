@@ -82,7 +82,7 @@ def weights(trainer: Any) -> list[torch.Tensor]:
 
 @needs_trl_kernel
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_a_script_that_resumes_within_a_round_ends_where_the_whole_one_does(
+def test_a_script_that_resumes_ends_where_the_whole_one_does(
     method: str,
     folder: Path,  # noqa: F811
     tmp_path: Path,
@@ -95,16 +95,18 @@ def test_a_script_that_resumes_within_a_round_ends_where_the_whole_one_does(
             trainer.add_callback(ExactCheckpoints(trainer))
         if stop:
             trainer.add_callback(StopAt(stop))
-        trainer.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-3") if resume else None)
+        cut = "checkpoint-2" if exact else "checkpoint-3"
+        trainer.train(resume_from_checkpoint=str(tmp_path / name / cut) if resume else None)
         return weights(trainer)
 
     whole = run("whole")
     run("cut", stop=3)
+    assert not (tmp_path / "cut" / "checkpoint-3").exists(), "it lies within a round"
     assert all(map(torch.equal, run("cut", resume=True), whole))
     with logged() as told:
         run("cut", resume=True, seed=7)
     assert any("so what follows is not what its run would have done: seed 42, now 7" in line for line in told)
-    os.truncate(tmp_path / "cut" / "checkpoint-3" / "rng_state.pth", 100)
+    os.truncate(tmp_path / "cut" / "checkpoint-2" / "rng_state.pth", 100)
     with pytest.raises(UserError, match=r"holds 100 bytes of rng_state\.pth"):
         run("cut", resume=True)
     # The same without the part: the round is lost, and the run another one.
@@ -300,7 +302,7 @@ def test_a_checkpoint_without_a_part_is_refused(folder: Path, tmp_path: Path) ->
         ExactCheckpoints(trainer_of("gtpo", folder, tmp_path / "only", save_only_model=True))
 
     def built() -> Any:
-        trainer = trainer_of("gtpo", folder, tmp_path / "out")
+        trainer = trainer_of("gtpo", folder, tmp_path / "out", steps_per_generation=1)
         trainer.add_callback(ExactCheckpoints(trainer))
         return trainer
 

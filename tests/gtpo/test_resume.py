@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +73,10 @@ def test_start_that_made_a_step_is_not_replaced(tmp_path: Path, monkeypatch: pyt
         run(tmp_path, **{"training.per_device_train_batch_size": 4})
 
 
-def cut_run(folder: Path) -> Path:
+def cut_run(folder: Path, **changes: Any) -> Path:
     """Return a run as it is when it was killed after the checkpoint of step 4."""
     found = folder / "results/train/run"
-    shutil.copytree(whole_run(), found)
+    shutil.copytree(whole_run(**changes), found)
     about = json.loads((found / "run.json").read_text())
     (found / "run.json").write_text(json.dumps(about | {"status": "running"}))
     for name in ("checkpoints/checkpoint-6", "final"):
@@ -182,7 +184,7 @@ def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
     changes = {**MANY_STEPS_A_ROUND, "health.on_collapse": "rollback", "health.smoothing_steps": 1}
     whole = run(tmp_path / "whole", **changes)
     assert sampled_at == [1, 4, 5]
-    # The checkpoint of the rollback lies within the round and has nothing sampled: it resumes nevertheless.
+    # The rollback ended the round: its checkpoint is written at once.
     sampled_at.clear()
     crash(4, lambda: run(tmp_path / "cut", **changes), "on_step_end")
     run(tmp_path / "cut", **changes)
@@ -204,12 +206,69 @@ def test_a_checkpoint_with_weights_that_are_no_numbers_is_refused(method: str, v
         run(tmp_path, method=method)
 
 
-def test_round_that_is_missing_from_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    changes = {**MANY_STEPS_A_ROUND, "training.save_steps": 3}
-    crash(4, lambda: run(tmp_path, **changes), "on_step_end")
-    (tmp_path / "results/train/run/checkpoints/checkpoint-3/rollouts_0.pt").unlink()
-    with pytest.raises(UserError, match=r"checkpoint-3 has no rollouts_0.pt.*Move it away"):
-        run(tmp_path, **changes)
+def checkpoints(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "checkpoints").glob("*")}
+
+
+def test_checkpoints_are_written_at_the_end_of_a_round_and_at_the_end_of_the_run(tmp_path: Path) -> None:
+    """A round feeds steps 1 to 4 and the next one 5 to 8, of which the run makes 6."""
+    with logged(logging.INFO) as told:
+        folder = run(tmp_path, **MANY_STEPS_A_ROUND, **{"training.save_steps": 3, "training.save_total_limit": 9})
+    assert checkpoints(folder) == {"checkpoint-4", "checkpoint-6"}
+    line = "save_steps 3: a round of sampling feeds 4 steps, and a checkpoint is written at the end of the round"
+    assert told.count(line) == 1
+    with logged(logging.INFO) as told:
+        run(tmp_path / "aligned", **MANY_STEPS_A_ROUND, **{"training.save_steps": 4})
+    assert not any("is written at the end of the round" in text for text in told)
+
+
+def test_a_stop_within_a_round_ends_at_once_and_says_which_steps_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = GTPOTrainer._compute_loss
+    asked = [1, 5]  # the steps made before: the first has no checkpoint before it, the second one at step 4
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        if asked and self.state.global_step == asked[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+            asked.pop(0)
+        return plain(self, *args)
+
+    monkeypatch.setattr(GTPOTrainer, "_compute_loss", interrupted)
+    longer = {**MANY_STEPS_A_ROUND, "training.max_steps": 8, "training.num_iterations": 2}
+    folder = tmp_path / "cut/results/train/run"
+    for step, words, there in (
+        (2, "resumes the run from step 0 and makes 2 steps again: ", set()),
+        (6, "resumes the run from step 4 and makes 2 steps again: ", {"checkpoint-4"}),
+    ):
+        with logged(logging.INFO) as told, pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "cut", **longer)
+        assert any(f"stopped at step {step} of 8, within a round of sampling; the same command {words}" in line
+                   for line in told), told  # fmt: skip
+        about = json.loads((folder / "run.json").read_text())
+        assert (about["status"], about["step"], checkpoints(folder)) == ("interrupted", step, there)
+    run(tmp_path / "cut", **longer)
+    whole = run(tmp_path / "whole", **longer)
+    assert metrics(folder) == metrics(whole)
+    assert (folder / "final/model.safetensors").read_bytes() == (whole / "final/model.safetensors").read_bytes()
+
+
+def test_a_checkpoint_of_0_2_within_a_round_is_refused_with_what_works(tmp_path: Path) -> None:
+    """It says so itself, and holds the micro-batches of the round."""
+    every = {"training.save_total_limit": None}
+    folder = cut_run(tmp_path, **every)
+    for name, words in (
+        ("checkpoint-4", "resumes from checkpoint-2, the newest that works"),
+        ("checkpoint-2", "starts from the beginning: no checkpoint before it works"),
+    ):
+        state = folder / "checkpoints" / name / "gtpo_state.json"
+        state.write_text(json.dumps({**json.loads(state.read_text()), "within_round": True}))
+        torch.save({"inputs": [], "round": {}}, state.with_name("rollouts_0.pt"))
+        with pytest.raises(UserError, match=f"{name} was written within a round of sampling.*Move it away.*{words}"):
+            run(tmp_path, **every)
+        shutil.rmtree(state.parent)
+    run(tmp_path, **every)
+    assert_same_run(folder, whole_run(**every))
 
 
 def test_best_weights_outlive_a_kill_while_they_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ PLAIN: dict[str, Any] = {
     "health": {"smoothing_steps": 2},
 }
 
-# A round of sampling that feeds four optimizer steps: checkpoints fall into its middle.
+# A round of sampling that feeds four optimizer steps: checkpoints are due in its middle.
 MANY_STEPS_A_ROUND = {
     "training.per_device_train_batch_size": 4,
     "training.gradient_accumulation_steps": 2,
@@ -194,7 +194,7 @@ def crash(step: int, start: Callable[[], Any], event: str = "on_log") -> None:
 
 @pytest.mark.parametrize(
     ("method", "changes", "step"),
-    [("gtpo", MANY_STEPS_A_ROUND, 3), ("grpo", {"training.beta": 0.05}, 5), ("sft", {}, 3)],
+    [("gtpo", MANY_STEPS_A_ROUND, 5), ("grpo", {"training.beta": 0.05}, 5), ("sft", {}, 3)],
     ids=["gtpo within a round", "grpo with KL", "sft"],
 )
 def test_resumed_run_is_the_uninterrupted_one(method: str, changes: dict[str, Any], step: int, tmp_path: Path) -> None:
