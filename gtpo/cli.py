@@ -127,8 +127,8 @@ def train(
     require("gtpo train", "torch", "transformers", "trl", "peft", "datasets", "accelerate", extra="train")
     if dry_run:
         from gtpo.plan.dry_run import dry_run as describe
-        from gtpo.run.arguments import trainer_arguments
         from gtpo.run.environment import quiet_libraries
+        from gtpo.run.trainers import trainer_arguments
 
         quiet_libraries()
         trainer_arguments(config, Path("results"), "float32")  # what TRL would refuse

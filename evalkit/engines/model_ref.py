@@ -17,7 +17,7 @@ from gtpo.common.files import read_json_object
 from gtpo.common.hub import adapter_base, check_model
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash, text_hash
-from gtpo.runs.train_run import RESULTS, TrainFolder, find_train_run
+from gtpo.runs.train_run import RESULTS, TrainFolder, find_train_run, run_by_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,8 @@ def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = F
         return ModelRef(source=model, name=model.rstrip("/").split("/")[-1])
     if checkpoint is not None:
         raise UserError(f"--checkpoint chooses among the weights of a train run, and {model} is none")
+    if (run := run_by_id(path)) is not None:  # of a script that wrote its checkpoints elsewhere
+        return _train_run(run, str(path))
     if path.is_dir():
         return _weights(path, name=path.resolve().name)
     if model.count("/") != 1 or model.startswith((".", "~", "/", "results/")):

@@ -5,15 +5,20 @@ Unlike collapse (`gtpo.run.health`), none of this is a matter of a run's own bes
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
+from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
+from gtpo.run.resume import no_room, out_of_space
+from gtpo.runs.train_run import TrainFolder, last_checkpoint
 
 # Logged steps that must agree before a warning.
 STEPS = 5
@@ -103,6 +108,29 @@ class Advice(TrainerCallback):
             "start from an sft run. If it is high everywhere, take harder problems. If none of these, the reward "
             "function returns a constant"
         )
+
+
+# Messages of weights that are not finite: from torch as it samples, and from our own checks of statistics.
+_NO_NUMBERS = re.compile("probability tensor contains either|(?:is|are) not finite")
+
+
+def explain(error: Exception, config: TrainConfig, folder: TrainFolder, step: int) -> UserError | None:
+    """Return what the user can do about an error that ended a run after `step`; None if nothing is known of it."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        return UserError(memory_advice(config, error))
+    if out_of_space(error):
+        return no_room(folder.checkpoints, f"in {folder.root} ({str(error).splitlines()[0]})")
+    # Of all other errors the traceback says more than a sentence could.
+    if not _NO_NUMBERS.search(str(error)):
+        return None
+    last = last_checkpoint(folder.checkpoints)
+    why = "the weights of model.model_name hold NaN or infinity, or overflow in model.dtype"
+    if step:
+        why = "its weights have overflowed: lower training.learning_rate and choose another run_name"
+        why += f" ({last.name} is whole)" if last else ""
+    return UserError(f"step {step + 1}: the policy's probabilities are no numbers ({error}); {why}")
 
 
 def memory_advice(config: TrainConfig, error: BaseException) -> str:

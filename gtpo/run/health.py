@@ -1,12 +1,28 @@
-"""The health of a run, only from its metrics: collapse, best step, early stop. No trainer, no files.
+"""The health of a run, from its metrics only: collapse, best step, early stop. No trainer, no files.
 
-A run has collapsed if one of its metrics has left the run's own past, beyond what chance explains
-(`gtpo.run.watch`). A loss that is not finite is collapse at once.
+    Drift    a test that may be looked at after every line of a run and still keeps its error rate
+    Watch    which metrics of a run have left the run's own past, beyond what chance explains
+    Health   what follows: whether the run has collapsed, which step is the best, and whether patience has run out
 
-If the run validates, the held-out problems judge: the same problems, against the best validation and the one before
-the first step. What the training rewards say is then only a reason to validate.
+**Drift** bets against no change. It asks whether a metric has left its own past on one side. A value is scored in [0,
+1]: 1 if it is on the good side of a bound that the past gives, less the farther it lies beyond. Under no change the
+mean score is at least `null`, a lower confidence bound from the past with some slack; then the wealth of a bet against
+it, a product of 1 + f (null - score) / (1 - null), is a non-negative supermartingale. Bets start again and again, each
+with the past as it is then and a share of the capital. The sum exceeds 1/alpha with probability at most alpha (Ville),
+however often it is looked at. This is the e-detector of Shin, Ramdas and Rinaldo (arXiv 2203.03532) with a summable
+prior on the start, on bounded bets as in Waudby-Smith and Ramdas (arXiv 2010.09686). Scores are bounded, so that
+neither heavy tails nor the number of prompts behind a value matter. If the past is correlated over tau values, the
+wealth is taken to the power 1/tau: the geometric mean of the bets on every tau-th value, which is no larger than their
+arithmetic mean. What is not exact is what is estimated: tau, and the bound of the past. `bench.health` measures the
+rates.
 
-`best/` follows a lower bound: what replaces it must be better beyond the noise of both, the untrained model included.
+**Watch** has two: the accuracy reward has fallen; or the KL divergence from the untrained policy has passed a limit
+while the accuracy reward is lower than it was. Together they raise a false alarm in at most `health.false_alarms` of
+the runs whose policy does not change. Values that are not finite are collapse too; a loss, at once.
+
+**Health**: if the run validates, the held-out problems judge: the same problems, against the best validation and the
+one before the first step. What the training rewards say is then only a reason to validate. `best/` follows a lower
+bound: what replaces it must be better beyond the noise of both, the untrained model included.
 """
 
 from __future__ import annotations
@@ -18,10 +34,360 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import special, stats
 
 from gtpo.config import HealthSection
-from gtpo.run.sequential import paired_bound, spent
-from gtpo.run.watch import Watch
+
+Floats = NDArray[np.float64]
+
+# -- a test that may be looked at after every line ---------------------------------------------------------------------
+
+# Shares of the largest safe bet, a third of the capital on each.
+FRACTIONS = np.array([0.15, 0.5, 0.9])[:, None, None]
+
+# The mean score may fall to this share of what the past shows before it counts against no change.
+SLACK = 0.9
+
+# The past's lower confidence bound has level PAST_LEVEL / k^1.5 at the k-th start: the more there are, the surer.
+PAST_LEVEL = 0.1
+
+# Values before the first bet.
+FIRST = 4
+
+# (n, every): a bet starts every so many values until there are n.
+STRIDES = ((48, 4), (256, 8), (math.inf, 16))
+
+# Lengths of the past that a bet may refer to: the one whose level is safest is taken.
+WINDOWS = (64, 256, 1024)
+
+# Values of the past that are kept.
+KEPT = WINDOWS[-1]
+
+# Bets that run at a time; the oldest go, with their capital.
+LIVE = 64
+
+# Length of the segments in which correlation is measured.
+SEGMENT = 128
+
+# Factor on what tau has above 1: correlations are cut off at the noise, so that it comes out too small.
+CAUTION = 2.0
+
+
+def correlation_time(values: Floats) -> Floats:
+    """Return tau of each row [R, n]: 1 + 2 sum of the autocorrelations up to the first that is within noise.
+
+    They are taken within segments, without the most correlated one, so that a change of level does not look
+    like a long memory.
+    """
+    count = values.shape[1]
+    length = min(max(3 * FIRST, count // 4), SEGMENT)
+    tau = np.ones(values.shape[0])
+    if count < 3 * FIRST:
+        return tau
+    cut = values[:, count % length :].reshape(values.shape[0], -1, length)
+    cut = cut - cut.mean(2, keepdims=True)
+    spectrum = np.fft.rfft(cut, 2 * length, axis=2)
+    products = np.fft.irfft(np.abs(spectrum) ** 2, axis=2)[:, :, : length // 2]
+    most = np.argmax(products[:, :, 1:].sum(2), axis=1)
+    products = products.sum(1) - products[np.arange(len(tau)), most] * (cut.shape[1] > 2)
+    known = products[:, 0] > 1e-12
+    rho = products[known, 1:] / products[known, :1] * length / (length - np.arange(1, length // 2))
+    noise = 1.5 / math.sqrt(count)
+    # What the mean of a segment takes away from a first-order process (Marriott and Pope 1954).
+    first = np.where(rho[:, 0] > noise, np.clip((length * rho[:, 0] + 1) / (length - 3), 0.0, 0.95), 0.0)
+    rho = rho + (1 - rho) * (1 + 2 * np.maximum(rho[:, :1], 0)) / length
+    later = (rho * np.cumprod(rho > noise, axis=1)).sum(1)
+    tau[known] = np.maximum(1 + 2 * CAUTION * later, (1 + first) / (1 - first))
+    return tau
+
+
+def _log_sum(logs: Floats, axis: int) -> Floats:
+    """Return log(sum(exp)); scipy's costs ten times as much on arrays as small as these."""
+    largest = logs.max(axis, keepdims=True)
+    return np.asarray(largest.squeeze(axis) + np.log(np.exp(logs - largest).sum(axis)))
+
+
+class Drift:
+    """Whether `rows` streams have fallen below `ratio` of their past, or risen above `limit`, beyond chance.
+
+    alpha: chance that a stream which stays as it is is ever flagged. ratio: the bound of a fall as a multiple of the
+    past's mean, below 1. limit: the bound of a rise, which needs no past; under no change at most a tenth of the values
+    lie beyond it.
+    """
+
+    def __init__(self, alpha: float, *, ratio: float = 1.0, limit: float | None = None, rows: int = 1) -> None:
+        self.alpha, self.ratio, self.limit, self.rows = alpha, ratio, limit, rows
+        self.forget(np.empty((rows, 0)))
+
+    def forget(self, past: Floats) -> None:
+        """End all bets; [rows, n] is the past of the next ones."""
+        shape = (self.rows, 0)
+        # Values seen.
+        self.count = past.shape[1]
+        self._buffer = np.empty((self.rows, 2 * KEPT))
+        self._end = min(self.count, KEPT)
+        self._buffer[:, : self._end] = past[:, self.count - self._end :]
+        self.started = 0
+        # How many values each live bet had for its past.
+        self.starts: list[int] = []
+        self.means, self.low, self.bound, self.null = (np.empty(shape) for _ in range(4))
+        self.tau = np.ones(self.rows)
+        self.log_capital = np.empty(0)
+        self.log_wealth = np.empty((len(FRACTIONS), *shape))
+
+    @property
+    def past(self) -> Floats:
+        """The latest values [rows, n], at most KEPT."""
+        return self._buffer[:, max(0, self._end - KEPT) : self._end]
+
+    def _append(self, values: Floats) -> None:
+        if self._end == 2 * KEPT:
+            self._buffer[:, :KEPT] = self._buffer[:, KEPT:]
+            self._end = KEPT
+        self._buffer[:, self._end] = values
+        self._end += 1
+        self.count += 1
+
+    def _scores(self, values: Floats, bound: Floats, low: Floats) -> Floats:
+        if self.limit is None:
+            return np.clip(2 * (values - low) / np.maximum(bound - low, 1e-12) - 1, 0.0, 1.0)
+        return np.minimum(bound / np.maximum(values, 1e-12), 1.0) ** 2
+
+    def _start(self) -> None:
+        """Start a bet with the past as it is."""
+        past = self.past
+        lengths = [length for length in WINDOWS if length < past.shape[1]] + [past.shape[1]]
+        if self.limit is None:
+            # Without what lies far out, which would hide how the rest goes together.
+            self.tau = correlation_time(np.minimum(past, 2 * np.maximum(past.mean(1, keepdims=True), 0.0)))
+        k = self.started + 2
+        best: tuple[Floats, ...] | None = None
+        for length in lengths:
+            window = past[:, -length:]
+            # If a reward may be negative, falls are measured from its least value.
+            mean, low = window.mean(1), np.minimum(window.min(1), 0.0)
+            if self.limit is None:
+                bound = low + self.ratio * (mean - low)
+                independent = length / self.tau
+                good = self._scores(window, bound[:, None], low[:, None]).mean(1) * independent
+                lower = special.betaincinv(np.maximum(good, 1e-9), independent - good + 1.0, PAST_LEVEL / k**1.5)
+                level = lower * (bound - low)
+            else:
+                bound, lower = np.full_like(mean, self.limit), np.full_like(mean, 0.9 / SLACK)
+                level = lower / bound
+            found: tuple[Floats, ...] = (level, mean, low, bound, np.minimum(SLACK * lower, 0.95))
+            if best is not None:
+                found = tuple(np.where(level > best[0], new, old) for new, old in zip(found, best, strict=True))
+            best = found
+        assert best is not None
+        live = zip((self.means, self.low, self.bound, self.null), best[1:], strict=True)
+        self.means, self.low, self.bound, self.null = (np.column_stack(pair)[:, -LIVE:] for pair in live)
+        self.started += 1
+        self.starts = [*self.starts, self.count][-LIVE:]
+        # 2.11 = sum of 1 / (k log^2 k) over k >= 2.
+        capital = -math.log(2.11 * k * math.log(k) ** 2)
+        self.log_capital = np.append(self.log_capital, capital)[-LIVE:]
+        fresh = np.zeros((len(FRACTIONS), self.rows, 1))
+        self.log_wealth = np.concatenate([self.log_wealth, fresh], axis=2)[:, :, -LIVE:]
+
+    def observe(self, values: Floats) -> Floats:
+        """Take in a value of each stream [rows]; return the log of the wealth [rows]. Flagged: above log(1/alpha)."""
+        wealth = np.full(self.rows, -np.inf)
+        if self.starts:
+            scores = self._scores(values[:, None], self.bound, self.low)
+            odds = (self.null - scores) / (1.0 - self.null)
+            self.log_wealth += np.log(1.0 + odds * FRACTIONS)  # numpy has no fast log1p
+            wealth = _log_sum(self._capital(), axis=1)
+        self._append(values)
+        stride = next(stride for until, stride in STRIDES if self.count <= until)
+        if self.count >= FIRST and self.count % stride == 0:
+            self._start()
+        return wealth
+
+    def _capital(self, rows: slice = slice(None)) -> Floats:
+        """Return the log of what each live bet [rows, bets] has now."""
+        shares = self.log_wealth[:, rows] / self.tau[rows, None] - math.log(len(FRACTIONS))
+        return self.log_capital + _log_sum(shares, axis=0)
+
+    def strongest(self, row: int = 0) -> tuple[int, float]:
+        """Return (values before it, mean of its past) of the bet of a stream that has won most."""
+        at = int(np.argmax(self._capital(slice(row, row + 1))))
+        return self.starts[at], float(self.means[row, at])
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs to go on (JSON)."""
+        arrays = {name: getattr(self, name).tolist() for name in (*_ARRAYS, "past")}
+        return arrays | {"count": self.count, "starts": self.starts, "started": self.started}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.forget(np.array(state["past"], dtype=np.float64))
+        self.count, self.starts, self.started = state["count"], list(state["starts"]), state["started"]
+        for name in _ARRAYS:
+            setattr(self, name, np.array(state[name], dtype=np.float64))
+
+
+# Fields of the state with one entry per live bet.
+_ARRAYS = ("means", "low", "bound", "null", "tau", "log_capital", "log_wealth")
+
+
+def paired_bound(now: Sequence[float], then: Sequence[float], level: float, share: float = 1.0) -> tuple[float, float]:
+    """Return the lower and upper confidence bound of the mean of now - share * then, paired; each errs with `level`."""
+    differences = np.asarray(now, dtype=np.float64) - share * np.asarray(then, dtype=np.float64)
+    count, mean = len(differences), float(differences.mean())
+    if count < 2:
+        return -math.inf, math.inf
+    half = float(stats.t.isf(level, count - 1)) * float(differences.std(ddof=1)) / math.sqrt(count)
+    return mean - half, mean + half
+
+
+def spent(alpha: float, look: int) -> float:
+    """Return the level of the `look`-th look (from 1), such that all looks together err with at most `alpha`."""
+    return 6 * alpha / (math.pi * look) ** 2
+
+
+# -- the metrics that are watched --------------------------------------------------------------------------------------
+
+# Nats per token from the untrained policy. A policy beyond it that has become worse is coming apart.
+KL_LIMIT = 0.1
+
+# A policy beyond this need not have become worse: it is enough that it has learned nothing.
+KL_FAR = 0.2
+
+# Lines from the start of a run that the KL divergence is compared with.
+FIRST_LINES = 64
+
+# Standard errors by which the logarithm of the KL divergence must have grown since then.
+GROWN = 3.0
+
+# Lines in a row without a finite gradient, entropy or KL that are a collapse.
+STREAK = 3
+
+
+# Names of the metrics of the two tests; the first that a run has counts.
+ACCURACY, KL = ("reward/accuracy", "reward"), ("kl/untrained", "kl")
+
+# Share of the false alarms that each test may have.
+SHARES = {"accuracy": 0.25, "kl": 0.5 / 6}
+
+WORDS = {"accuracy": "the accuracy reward fell", "kl": "the KL divergence grew"}
+
+# Below this share of its past the accuracy reward counts as fallen.
+FALLEN = 0.6
+
+
+def metric_value(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    """Return the first of `names` that a line has as a number, None if it has none."""
+    return next((float(row[name]) for name in names if isinstance(row.get(name), int | float)), None)
+
+
+class Watch:
+    """The tests of one run, or of `rows` at once; each raises an alarm at most once until `forgive`."""
+
+    def __init__(self, false_alarms: float, rows: int = 1) -> None:
+        self.tests = {
+            "accuracy": Drift(false_alarms * SHARES["accuracy"], ratio=FALLEN, rows=rows),
+            "kl": Drift(false_alarms * SHARES["kl"], limit=KL_LIMIT, rows=rows),
+        }
+        self.said = {name: np.zeros(rows, dtype=bool) for name in self.tests}
+        # The first FIRST_LINES values of each run, by line.
+        self.first: dict[str, list[list[float]]] = {name: [] for name in self.tests}
+        self.streak = 0
+
+    def observe(self, step: int, row: Mapping[str, Any]) -> str | None:
+        """Take in one line of metrics; return what is wrong, None while nothing is or if it was said."""
+        loss = row.get("loss")
+        if loss is not None and not math.isfinite(loss):
+            return f"the loss is {loss}, not finite, at step {step}"
+        watched = ("grad_norm", "entropy/mean", "entropy", *ACCURACY, *KL)
+        lost = [name for name in watched if isinstance(row.get(name), float) and not math.isfinite(row[name])]
+        self.streak = self.streak + 1 if lost else 0
+        if self.streak == STREAK:
+            return f"{', '.join(lost)} is not finite in {STREAK} lines up to step {step}"
+        values = {"accuracy": metric_value(row, ACCURACY), "kl": metric_value(row, KL)}
+        found = self.look(
+            {name: np.array([value]) for name, value in values.items() if value is not None and math.isfinite(value)}
+        )
+        new = [name for name, alarms in found.items() if alarms[0]]
+        return self._words(new[0], step) if new else None
+
+    def look(self, values: Mapping[str, Floats]) -> dict[str, NDArray[np.bool_]]:
+        """Take in one value per run [rows] for each test that has one; return by test which runs it flags now."""
+        found = {}
+        for name, value in values.items():
+            test = self.tests[name]
+            found[name] = (test.observe(value) >= -math.log(test.alpha)) & ~self.said[name]
+            if len(self.first[name]) < FIRST_LINES:
+                self.first[name].append(value.tolist())
+        for at in np.flatnonzero(found.get("kl", ())):
+            found["kl"][at] = self._accuracy_lost(int(at))
+        for name, alarms in found.items():
+            self.said[name] |= alarms
+        return found
+
+    def _words(self, name: str, step: int) -> str:
+        test = self.tests[name]
+        start, mean = test.strongest()
+        later = test.count - start
+        return (
+            f"at step {step} {WORDS[name]} from {mean:.3g} to {test.past[0, -later:].mean():.3g} (means of "
+            f"{start} lines and of the {later} lines after them); a policy that does not change does this in fewer "
+            f"than {100 * test.alpha:.2g} % of runs"
+        )
+
+    def _accuracy_lost(self, at: int) -> bool:
+        """Return whether the accuracy reward of run `at` is lower than before its KL divergence passed the limit.
+
+        The divergence must have grown since the first lines, and the accuracy lie below that of these lines; beyond
+        KL_FAR it must not lie above.
+        """
+        test, accuracy = self.tests["kl"], self.tests["accuracy"]
+        later = test.count - test.strongest(at)[0]
+        since = min(math.ceil(later * accuracy.count / test.count), KEPT // 2)  # it may be logged less often
+        rewards = accuracy.past[at]
+        if not 0 < since < len(rewards):
+            return False
+        memory = math.sqrt(max(accuracy.tau[at], test.tau[at]))
+        first = np.array([values[at] for values in self.first["kl"][: test.count - later]])
+        logs = [np.log(np.maximum(values, KL_LIMIT / 10)) for values in (test.past[at, -later:], first)]
+        if logs[0].mean() <= logs[1].mean() + GROWN * memory * _standard_error(*logs):
+            return False
+        now = rewards[-since:]
+        before = np.array([values[at] for values in self.first["accuracy"][: accuracy.count - since]])
+        noise = memory * _standard_error(now, before)
+        return bool(now.mean() <= before.mean() + (noise if logs[0].mean() > math.log(KL_FAR) else -2 * noise))
+
+    def forgive(self, *, keep_past: bool) -> None:
+        """Start the tests again. keep_past: with the past up to the start of the strongest bet, that of a well run."""
+        for name, test in self.tests.items():
+            later = test.count - test.strongest()[0] if keep_past and test.starts else test.count
+            test.forget(test.past[:, : max(0, test.past.shape[1] - later)])
+            self.said[name][:] = False
+        self.streak = 0
+        if not keep_past:
+            self.first = {name: [] for name in self.first}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs to go on."""
+        tests = {name: test.state() for name, test in self.tests.items()}
+        said = {name: values.tolist() for name, values in self.said.items()}
+        return {"tests": tests, "said": said, "first": self.first, "streak": self.streak}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.first, self.streak = {name: list(values) for name, values in state["first"].items()}, state["streak"]
+        for name, test in state["tests"].items():
+            self.tests[name].load(test)
+            self.said[name] = np.array(state["said"][name])
+
+
+def _standard_error(*samples: Floats) -> float:
+    """Of the difference of their means. The variance of a short one says little: each has the larger."""
+    return math.sqrt(max(values.var() for values in samples) * sum(1 / len(values) for values in samples))
+
+
+# -- what follows for the run ------------------------------------------------------------------------------------------
 
 # Chance at one look that weights that replace the best are not better.
 BETTER = 0.025

@@ -6,12 +6,15 @@ import logging
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from accelerate import PartialState
+
 from gtpo.common.log import LOG, stderr_console
+from gtpo.run.run_log import metrics_row
+from gtpo.trainer import RunPart
 
 SHOWN = (
     ("loss", "loss", "{:.4f}"),
@@ -66,15 +69,43 @@ def _live_line(title: str) -> Any:
     return TwoLines(*columns, console=stderr_console(), expand=len(title) > 30)
 
 
-class Progress:
-    """Shows steps as they come, at log level INFO. shown: whether this process shows them."""
+class Progress(RunPart):
+    """Shows steps as they come, at log level INFO: `trainer.add_callback(Progress("my run"))`.
 
-    def __init__(self, title: str, *, shown: bool) -> None:
-        self.title = title
-        self.shown = shown and LOG.isEnabledFor(logging.INFO)
+    While a step takes long it says what the step is at: sampling, scoring, or which micro-batch is trained on.
+
+    shown: whether this process shows them; unset: the main one does.
+    """
+
+    def __init__(self, title: str, *, shown: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.title, self._clock = title, clock
+        main = PartialState().is_main_process if shown is None else shown
+        self.shown = main and LOG.isEnabledFor(logging.INFO)
         self._bar: Any = None
         self._task: Any = None
         self._last = 0.0
+        # When what is going on began, and what is shown of it after so many seconds.
+        self._now: tuple[float, Callable[[float], str]] | None = None
+        self._micro_batch = self._of = 0
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin at the step that the run begins at."""
+        self.start(state.global_step, state.max_steps)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count the micro-batches of the step."""
+        self._micro_batch, self._of = 0, args.gradient_accumulation_steps
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Show a line of metrics."""
+        if logs and "loss" in logs:
+            self.step(state.global_step, metrics_row(state.global_step, logs, args))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the live line down."""
+        self.stop()
 
     def start(self, step: int, total: int) -> None:
         """Begin at `step` of `total`."""
@@ -96,13 +127,7 @@ class Progress:
             left = (now - self._begin) / max(step - self._first_step, 1) * (self.total - step)
             LOG.info(f"{self.title} {step}/{self.total}  {summary(row)}  ({left:.0f} s left)")
 
-    @property
-    def live(self) -> bool:
-        """Whether the progress is a line of a terminal that changes."""
-        return self._bar is not None
-
-    def note(self, text: str) -> None:
-        """Show what is going on within a step."""
+    def _note(self, text: str) -> None:
         if self._bar is not None:
             self._bar.update(self._task, status=text)
         elif self.shown:
@@ -114,37 +139,30 @@ class Progress:
             self._bar.stop()
             self._bar = None
 
+    # -- within a step ---------------------------------------------------------------------------------------------
 
-class StepProgress:
-    """Says what a step is at while it takes long: sampling, scoring, or which micro-batch is trained on.
-
-    Counts the seconds of the first two, shown or not.
-    """
-
-    def __init__(self, trainer: Any, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
-        self.trainer, self.progress, self._clock = trainer, progress, clock
-        # When what is going on began, and what is shown of it after so many seconds.
-        self._now: tuple[float, Callable[[float], str]] | None = None
-        self._step, self._micro_batch = -1, 0
-        # Metric -> seconds since the last line of metrics, which takes them out.
-        self.seconds: dict[str, float] = defaultdict(float)
-        trainer.step_progress = self
+    def activity(self, name: str, count: int) -> AbstractContextManager[None]:
+        """Show inside how long the trainer has been at it."""
+        if name == "training":
+            self._micro_batch += 1
+            which = f"micro-batch {self._micro_batch} of {self._of}"
+            return self._during(lambda seconds: f"training on {which} for {seconds:.0f} s")
+        if name in ("sampling", "scoring"):
+            return self._during(lambda seconds: f"{name} {count} completions for {seconds:.0f} s")
+        return nullcontext()
 
     @contextmanager
-    def _during(self, tell: Callable[[float], str], metric: str | None = None) -> Iterator[None]:
+    def _during(self, tell: Callable[[float], str]) -> Iterator[None]:
         """Show `tell(seconds since its begin)` now and then; inside another one, in its place."""
-        outer, begin, ended = self._now, self._clock(), threading.Event()
-        self._now = (begin, tell)
+        outer, ended = self._now, threading.Event()
+        self._now = (self._clock(), tell)
         thread = threading.Thread(target=self._report, args=(ended,), daemon=True)
-        reports = outer is None and self.progress.shown
+        reports = outer is None and self.shown
         if reports:
             thread.start()
         try:
             yield
         finally:
-            # What is sampled to be measured (H_ini, validation) has a time of its own.
-            if metric and not self.trainer.only_samples:
-                self.seconds[metric] += self._clock() - begin
             self._now = None if outer is None else (self._clock(), outer[1])
             if reports:
                 ended.set()
@@ -159,24 +177,6 @@ class StepProgress:
                 continue
             seconds, before = now - activity[0], at if activity is shown else 0.0
             # A log gets fewer lines the longer it takes: what is on a terminal is replaced.
-            if seconds >= (before + TELL_SECONDS if self.progress.live else max(TELL_SECONDS, 1.5 * before)):
-                self.progress.note(activity[1](seconds))
+            if seconds >= (before + TELL_SECONDS if self._bar is not None else max(TELL_SECONDS, 1.5 * before)):
+                self._note(activity[1](seconds))
                 shown, at = activity, seconds
-
-    def training(self) -> AbstractContextManager[None]:
-        """Show inside which micro-batch is trained on."""
-        at, count = self.trainer.state.global_step, self.trainer.args.gradient_accumulation_steps
-        self._micro_batch = self._micro_batch + 1 if at == self._step else 1
-        self._step = at
-        which = f"micro-batch {self._micro_batch} of {count}"
-        return self._during(lambda seconds: f"training on {which} for {seconds:.0f} s")
-
-    def scoring(self, inputs: Sequence[Any]) -> AbstractContextManager[None]:
-        """Show inside how long completions are scored."""
-        return self._during(lambda seconds: f"scoring {len(inputs)} completions for {seconds:.0f} s", "time/reward")
-
-    def sampling(self, prompts: Sequence[Any]) -> AbstractContextManager[None]:
-        """Show inside how long completions are sampled."""
-        return self._during(
-            lambda seconds: f"sampling {len(prompts)} completions for {seconds:.0f} s", "time/generation"
-        )

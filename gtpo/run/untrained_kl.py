@@ -9,19 +9,24 @@ q is the same model with its adapter disabled, or a second copy of the weights t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
-from transformers import TrainerCallback
 
+from gtpo.config import TrainConfig
+from gtpo.inputs.model import LoadedModel, load_model
+from gtpo.inputs.model_shape import Weights
 from gtpo.run.trainers import require_trainer
-from gtpo.trainer import GTPOTrainer, trl_seam
+from gtpo.trainer import GTPOTrainer, RunPart, SampledTrainer, trl_seam
 from gtpo.trainer.policy_head import LMHead, add_policy_head
 
 METRIC = "kl/untrained"
+# Steps between measurements, if they cost no second copy of the weights.
+KL_STEPS = 10
 # Sequences of the micro-batch that are looked at, per process.
 MAX_ROWS = 32
 # Bytes of logits that are held at a time, of each of the two policies.
@@ -49,7 +54,7 @@ def summed_kl(
     return total
 
 
-class UntrainedKL(TrainerCallback):
+class UntrainedKL(RunPart):
     """Logs `kl/untrained` every `every` steps: `trainer.add_callback(UntrainedKL(trainer, every=10))`.
 
     trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline. reference: the untrained model; needed if the model has no
@@ -68,9 +73,8 @@ class UntrainedKL(TrainerCallback):
             add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
         if self.reference is not None:
             add_policy_head(trainer.accelerator.unwrap_model(self.reference))
-        self.trainer.untrained_kl = self
 
-    def observe(self, model: Any, inputs: Mapping[str, Any]) -> None:
+    def on_micro_batch(self, model: Any, inputs: Mapping[str, Any]) -> None:
         """Measure on a micro-batch if its step is due and this is the first of it. All processes call it."""
         trainer, reference = self.trainer, self.reference
         step = trainer.state.global_step + 1
@@ -105,6 +109,22 @@ class UntrainedKL(TrainerCallback):
                 )
         total = trainer.accelerator.reduce(found.value)
         trl_seam.log(trainer, METRIC, float(total[0] / total[1].clamp(min=1)))
+
+
+def untrained_kl(trainer: Any, config: TrainConfig, loaded: LoadedModel, source: Weights) -> UntrainedKL | None:
+    """Return the part that a config asks for, or that costs no second copy of the weights; else None.
+
+    source: of the weights that the run began from, also if it resumes.
+    """
+    training = config.training
+    every = training.log_kl_steps
+    if every is None:
+        # TRL logs the divergence itself with beta. Of a policy that samples nothing the watch could not use it.
+        wanted = isinstance(trainer, SampledTrainer) and not training.beta and loaded.peft_config is not None
+        every = training.logging_steps * math.ceil(KL_STEPS / training.logging_steps) if wanted else 0
+    # The adapter is disabled, or TRL's own reference serves.
+    copied = loaded.peft_config is None and training.beta == 0
+    return UntrainedKL(trainer, every, load_model(config, source).model if copied else None) if every else None
 
 
 def _sequences(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

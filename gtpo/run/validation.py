@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accelerate.utils import broadcast_object_list, gather_object
-from transformers import TrainerCallback
 
 from gtpo.common.log import LOG
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.data.problem import Problem, chat_messages
 from gtpo.run.health import Health, Judgement
 from gtpo.run.trainers import require_trainer
-from gtpo.trainer import SampledTrainer, trl_seam
+from gtpo.trainer import RunPart, SampledTrainer, trl_seam
 
 # The metric that `best/` follows, a fraction.
 METRIC = "validation/pass@1"
@@ -26,7 +25,7 @@ METRIC = "validation/pass@1"
 ScoreHeldOut = Callable[[Sequence[Problem], Sequence[Sequence[str]]], Mapping[str, Any]]
 
 
-class Validation(TrainerCallback):
+class Validation(RunPart):
     """Samples and scores held-out problems every `every` steps, and before the first: `trainer.add_callback(...)`.
 
     trainer: a GTPOTrainer or GRPOBaseline. score: what scores them, such as
@@ -68,11 +67,20 @@ class Validation(TrainerCallback):
             self.run(0)
             self.fresh = {}
 
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Keep the latest validation, which may wait for the next line of the log to be judged."""
+        return {"validation": {"passed": self.passed, "fresh": self.fresh}}
+
+    def on_resume(self, state: dict[str, Any]) -> None:
+        """Restore the latest validation; a checkpoint of 0.2 has none."""
+        for name, value in state.get("validation", {}).items():
+            setattr(self, name, value)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Validate if it is due; the next line of the log has the result."""
         if self.is_due(state.global_step, state.max_steps):
             for name, value in self.run(state.global_step).items():
-                trl_seam.log(self.groups.trainer, name, value)
+                trl_seam.log(self.groups.trainer, name, value, instead=True)
 
     def judged(self, health: Health, step: int, verdict: Judgement) -> Judgement:
         """Return what counts of a line that gave `verdict`: an alarm is a reason to ask the held-out problems.
@@ -97,15 +105,16 @@ class Validation(TrainerCallback):
         accelerator = trainer.accelerator
         # Another stream for each step, and none that a round of sampling has.
         seed = (trainer.args.seed * 1_000_003 + step) % 2**31 + 2**31
-        texts = self._sample(seed)
         row: list[dict[str, Any]] = [{}]
-        if accelerator.is_main_process:
-            completions = [texts[at : at + self.samples] for at in range(0, len(texts), self.samples)]
-            scores = dict(self.score(self.problems, completions))
-            row[0]["passed"] = [float(value) for value in scores.pop("problems")]
-            for name, found in scores.items():
-                row[0][f"validation/{name}"] = found.mean
-                row[0] |= {f"validation/{name}_low": found.low, f"validation/{name}_high": found.high}
+        with trainer.activity("validating", len(self.prompts)):
+            texts = self._sample(seed)
+            if accelerator.is_main_process:
+                completions = [texts[at : at + self.samples] for at in range(0, len(texts), self.samples)]
+                scores = dict(self.score(self.problems, completions))
+                row[0]["passed"] = [float(value) for value in scores.pop("problems")]
+                for name, found in scores.items():
+                    row[0][f"validation/{name}"] = found.mean
+                    row[0] |= {f"validation/{name}_low": found.low, f"validation/{name}_high": found.high}
         broadcast_object_list(row)
         self.passed = row[0].pop("passed")
         seconds = time.perf_counter() - begin
@@ -146,15 +155,13 @@ class Validation(TrainerCallback):
             mean, low, high = (100 * value for value in gain)
             LOG.info(f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} [{low:+.1f}, {high:+.1f}]")
         return {
-            "validation": {
-                "untrained": untrained,
-                "gain": None if gain is None else dict(zip(("mean", "low", "high"), gain, strict=True)),
-                "problems": [problem.id for problem in self.problems],
-                "samples": self.samples,
-                "count": self.count,
-                "seconds": round(self.seconds, 1),
-                "share_of_session": round(self.seconds / session_s, 4),
-            }
+            "untrained": untrained,
+            "gain": None if gain is None else dict(zip(("mean", "low", "high"), gain, strict=True)),
+            "problems": [problem.id for problem in self.problems],
+            "samples": self.samples,
+            "count": self.count,
+            "seconds": round(self.seconds, 1),
+            "share_of_session": round(self.seconds / session_s, 4),
         }
 
     def _line(self, step: int, row: Mapping[str, float]) -> str:

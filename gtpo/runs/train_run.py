@@ -45,6 +45,8 @@ COMPLETIONS_SCHEMA = 1
 PROBLEMS = "problems.txt"
 # Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one.
 PARTIAL = ".partial"
+# A file beside weights that lie elsewhere than in their run's folder: the run's id, and where its folder is from here.
+RUN_ID = "gtpo_run.json"
 # The status in run.json of a training whose policy collapsed.
 COLLAPSED = "collapsed"
 # Statuses of a run that is not resumed.
@@ -159,13 +161,16 @@ class TrainFolder:
         """Return the folder of its weights: best/, else final/; or a checkpoint by name or path. Raises UserError."""
         names = ["best", "final"] if checkpoint is None else [checkpoint, f"checkpoints/{checkpoint}"]
         places = [self.root / name for name in names]
-        elsewhere = checkpoint is not None and checkpoint not in ("best", "final")
-        if elsewhere:
+        if (elsewhere := self.run().get("weights")) is not None:
+            output = (self.root / elsewhere).resolve()
+            places += self._weights_of_script(output) if checkpoint in (None, "final") else [output / str(checkpoint)]
+        named = checkpoint is not None and checkpoint not in ("best", "final")
+        if named:
             places.append(Path(str(checkpoint)))
         for place in places:
             if place.is_dir():
                 return place
-        if elsewhere:
+        if named:
             there = sorted(path.name for path in self.checkpoints.glob("*") if path.is_dir())
             near = did_you_mean(str(checkpoint), ["best", "final", *there])
             raise UserError(f'train run {self.root} has no checkpoint "{checkpoint}".{near}')
@@ -173,6 +178,13 @@ class TrainFolder:
             f"train run {self.root} has no {f'{checkpoint}/' if checkpoint else 'best/ or final/'} yet (status: "
             f"{self.status}); the command that started it resumes it; gtpo eval --checkpoint chooses other weights"
         )
+
+    @staticmethod
+    def _weights_of_script(output: Path) -> list[Path]:
+        """Return where the last weights of a script lie that writes to `output`: there, else in its last checkpoint."""
+        saved = any((output / name).is_file() for name in ("config.json", "adapter_config.json"))
+        last = output if saved else last_checkpoint(output)
+        return [] if last is None else [last]
 
     def metrics_file(self) -> Path | None:
         """Return metrics.jsonl, else transformers' own log, of the folder or of its last checkpoint; else None."""
@@ -327,4 +339,15 @@ def train_run_of(given: Iterable[str | None], folder: Path) -> TrainFolder | Non
         for place in (weights, weights.parent, *of_checkpoint, results / "train" / name):
             if (place / "run.json").is_file():
                 return TrainFolder(place)
+        if (run := run_by_id(weights)) is not None:
+            return run
     return None
+
+
+def run_by_id(weights: Path) -> TrainFolder | None:
+    """Return the train run that weights beside an id are of; None if there is no id, or its folder is another run's."""
+    if not (weights / RUN_ID).is_file():
+        return None
+    about = read_json_object(weights / RUN_ID)
+    run = TrainFolder((weights / str(about.get("folder"))).resolve())
+    return run if about.get("id") and run.run().get("id") == about["id"] else None

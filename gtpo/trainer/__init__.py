@@ -4,6 +4,6 @@ Begin with gtpo_trainer, which calls the other modules by name, in the order in 
 """
 
 from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.gtpo_trainer import GTPOTrainer, RunTrainer, SampledTrainer
+from gtpo.trainer.gtpo_trainer import GTPOTrainer, RunPart, RunTrainer, SampledTrainer
 
-__all__ = ["GTPOConfig", "GTPOTrainer", "RunTrainer", "SampledTrainer"]
+__all__ = ["GTPOConfig", "GTPOTrainer", "RunPart", "RunTrainer", "SampledTrainer"]

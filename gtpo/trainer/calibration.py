@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -35,8 +34,6 @@ class GateCalibration(TrainerCallback, ExportableState):
         self.trainer, self.objective = trainer, objective
         given = trainer.args.initial_entropy
         self.calibration = None if given is None else Calibration(given)
-        # Entered around each batch of the calibration, by all processes; what it raises ends the training.
-        self.around_batch: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def state(self) -> dict[str, Any]:
         """Return what transformers writes to trainer_state.json."""
@@ -67,7 +64,7 @@ class GateCalibration(TrainerCallback, ExportableState):
             self.calibration = Calibration.from_record(measured)
         elif self.objective.filter == "auto" and self.calibration is None:
             LOG.warning(f"checkpoint-{step} has no H_ini; it is measured on the policy as it is now")
-        steps = trl_seam.round_steps(self.trainer)
+        steps = trl_seam.round_steps(args)
         if step % steps and step < self.trainer.state.max_steps:
             LOG.warning(
                 f"resumed at step {step}, within a round of sampling that feeds {steps} steps: the rest of it is "
@@ -109,7 +106,7 @@ class GateCalibration(TrainerCallback, ExportableState):
             LOG.info(f"measuring H_ini on the untrained policy: sampling {len(rows)} completions")
         # Rollouts are made in this mode, and TRL's group size is its own in the other.
         trainer.model.train()
-        with self.around_batch():
+        with trainer.activity("calibrating", len(rows)):
             prompt_ids, completion_ids, written, _, sampled, *_ = trl_seam.sample(trainer, rows)
             batch = padded_batch(trainer, prompt_ids, completion_ids, written, sampled)
             # Of the distribution that was sampled, whatever the objective takes.

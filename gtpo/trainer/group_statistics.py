@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from trl.trainer.utils import pad
 
+from gtpo.common.errors import UserError
 from gtpo.completions import Advantages, group_advantages, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text, format_score
@@ -83,8 +84,6 @@ class GroupStatistics:
         #   ids        [N, L]; mask, weights too
         #   entropy    [N] in nats, and keep_mask [N]: NaN and True until the completion has been through the loss
         self.rollouts: dict[str, dict[str, Any]] = {}
-        # Makes whole rows NaN if a function failed (`gtpo train`); by itself TRL's meaning of None is kept.
-        self.mark_unscored: Callable[[Tensor], Tensor] = lambda rewards: rewards
         # prompts, rewards and format of the round that is being scored.
         self._scores: dict[str, Any] = {}
 
@@ -94,7 +93,8 @@ class GroupStatistics:
         prompts, completions: this rank's.
         """
         trainer = self.trainer
-        rewards = self.mark_unscored(rewards)
+        if trainer.unscored_as_whole:
+            rewards = unscored_rows(trainer, rewards)
         # The rewards are gathered already, the texts are not.
         form = trainer.accelerator.gather(
             torch.tensor([format_score(completion_text(text)) for text in completions], device=rewards.device)
@@ -182,6 +182,21 @@ class GroupStatistics:
             trl_seam.log(self.trainer, "entropy/above_ln2", (written[:, 1] > LN2).double().mean().item())
             if kept is not None:
                 trl_seam.log(self.trainer, "gate/kept", written[:, 2].mean().item())
+
+
+def unscored_rows(trainer: Any, rewards: Tensor) -> Tensor:
+    """Make all rewards [N, functions] of a completion NaN if any is. Raises UserError if more than half are."""
+    # The sum of the others would be the reward of another task.
+    unscored = rewards.isnan().any(dim=1)
+    if unscored.float().mean() > 0.5:
+        traces = (getattr(function, "first_traceback", None) for function in trainer.reward_funcs)
+        trace = next(filter(None, traces), None)
+        raise UserError(
+            f"{int(unscored.sum())} of {len(unscored)} completions at step {trainer.state.global_step + 1} could not "
+            f"be scored by {', '.join(trainer.reward_func_names)}; the run stops. "
+            + (f"The first traceback:\n{trace}" if trace else "The functions returned None.")
+        )
+    return rewards.masked_fill(unscored[:, None], math.nan)
 
 
 def draw_again(

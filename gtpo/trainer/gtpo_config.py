@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,29 +14,9 @@ from trl import GRPOConfig
 
 from gtpo.presets import PRESETS, Objective
 
-# GRPOConfig's fields that GTPO decides itself, and what to do instead: setting one is an error, never ignored.
-NOT_GTPO = {
-    name: instead
-    for instead, names in {
-        "the objective is GTPO's; GRPOTrainer has TRL's losses": "loss_type",
-        "set objective={'scale_rewards': ...}": "scale_rewards",
-        "set objective={'mask_truncated': True}": "mask_truncated_completions",
-        "GTPO's ratio is per token": "importance_sampling_level",
-        "GTPO has its entropy gate": "top_entropy_quantile",
-        "set objective={'entropy_mode': 'loss', 'gamma': ...}": "entropy_coef use_adaptive_entropy entropy_coef_min "
-        "entropy_coef_max entropy_coef_delta entropy_target",
-        "it belongs to another loss; GRPOTrainer has TRL's losses": "sapo_temperature_neg sapo_temperature_pos "
-        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
-        "GTPO has no such mask": "off_policy_mask_threshold",
-        "GTPO clips on both sides by epsilon": "delta",
-        "GTPO has no reference model and no KL term": "beta use_bias_correction_kl",
-        "GTPO has no reference model": "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
-        "logits and statistics are float32 already": "cast_lm_head_to_fp32",
-        "the loss would be of another policy than the one that sampled": "neftune_noise_alpha",
-        "the loss has no labels": "label_smoothing_factor",
-    }.items()
-    for name in names.split()
-}
+# Settings that are not the user's -> what to do instead, by who decides them (objective, run, sampler): setting one is
+# an error, never ignored.
+DECIDED = tomllib.loads(Path(__file__).with_name("decided.toml").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -80,7 +62,7 @@ class GTPOConfig(GRPOConfig):
             self.objective = asdict(self.objective)
         objective = self.resolved_objective()
         defaults = {entry.name: entry.default for entry in fields(self)}
-        for name, instead in NOT_GTPO.items():
+        for name, instead in DECIDED["objective"].items():
             as_decided = name == "scale_rewards" and getattr(self, name) == objective.scale_rewards
             if name in defaults and getattr(self, name) != defaults[name] and not as_decided:
                 raise ValueError(f"GTPOConfig: remove {name}={getattr(self, name)!r}: {instead}")

@@ -1,6 +1,7 @@
 """What GTPO and a run do around TRL's methods, in the order in which it happens.
 
-    RunTrainer      any method: exact checkpoints, progress, KL to the untrained policy
+    RunPart         a callback of a run with further events
+    RunTrainer      any method: calls these events
     SampledTrainer  methods that sample: group statistics too
     GTPOTrainer     GRPOTrainer with GTPO's objective. A TRL user switches by changing the class name
 
@@ -15,14 +16,14 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
 from gtpo.common.log import LOG, start_logging
@@ -45,27 +46,40 @@ from gtpo.trainer.group_statistics import (
 from gtpo.trainer.gtpo_config import GTPOConfig
 from gtpo.trainer.policy_head import add_policy_head, token_forward
 
-# What stands at the place of `exact` and of `step_progress` until they are built.
-_NOT_BUILT = SimpleNamespace(
-    order=lambda: None, is_over=lambda: False, puts_off=lambda: False, seed_round=lambda: None, staging=None,
-    saving=nullcontext,
-    reading=nullcontext, restore=lambda checkpoint: None,
-    training=nullcontext, sampling=nullcontext, scoring=nullcontext,
-)  # fmt: skip
+
+class RunPart(TrainerCallback):
+    """A callback with events that transformers does not have; a RunTrainer calls them in the order of its callbacks."""
+
+    # Whether it decides how checkpoints are written and read (`gtpo.callbacks.ExactCheckpoints`).
+    keeps_checkpoints = False
+
+    def activity(self, name: str, count: int) -> AbstractContextManager[None]:
+        """Return what to enter while the trainer is busy with something.
+
+        name: training on a micro-batch; sampling, scoring, calibrating or validating on `count` completions.
+        """
+        return nullcontext()
+
+    def on_round_begin(self) -> None:
+        """Act before a round of completions is sampled."""
+
+    def on_micro_batch(self, model: Any, inputs: Mapping[str, Any]) -> None:
+        """Act before the loss of a micro-batch is computed. All processes call it."""
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of this part, in names of its own."""
+        return {}
+
+    def on_resume(self, state: dict[str, Any]) -> None:
+        """Restore what `checkpoint_state` of all parts returned."""
 
 
 class RunTrainer(Trainer):
-    """A trainer of transformers that calls the parts of a run (`gtpo.callbacks`), if they are built.
+    """A trainer of transformers that calls the parts of a run (`gtpo.callbacks`) that were added to it.
 
     It goes before TRL's class: `class Mine(RunTrainer, SFTTrainer)`.
     """
 
-    # gtpo.run.exact.ExactCheckpoints.
-    exact: Any = _NOT_BUILT
-    # gtpo.run.progress.StepProgress.
-    step_progress: Any = _NOT_BUILT
-    # gtpo.run.untrained_kl.UntrainedKL.
-    untrained_kl: Any = None
     writes_model_card = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -73,11 +87,29 @@ class RunTrainer(Trainer):
         torch.backends.cuda.enable_cudnn_sdp(False)
         super().__init__(*args, **kwargs)
 
+    @property
+    def parts(self) -> list[RunPart]:
+        """The parts of the run, in the order in which they were added."""
+        return [part for part in self.callback_handler.callbacks if isinstance(part, RunPart)]
+
+    @property
+    def checkpoints(self) -> Any:
+        """The part that keeps the checkpoints; None: transformers does."""
+        return next((part for part in self.parts if part.keeps_checkpoints), None)
+
+    @contextmanager
+    def activity(self, name: str, count: int = 0) -> Iterator[None]:
+        """Let the parts know inside what the trainer is doing (`RunPart.activity`)."""
+        with ExitStack() as stack:
+            for part in self.parts:
+                stack.enter_context(part.activity(name, count))
+            yield
+
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Train on a micro-batch."""
-        with self.step_progress.training():
+        with self.activity("training"):
             loss: Tensor = super().training_step(*args, **kwargs)
         return loss
 
@@ -97,39 +129,48 @@ class RunTrainer(Trainer):
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the loss of a micro-batch."""
-        if self.untrained_kl is not None and trl_seam.mode(self) == "train":
-            self.untrained_kl.observe(model, inputs)  # before the step changes the policy
+        if trl_seam.mode(self) == "train":
+            for part in self.parts:
+                part.on_micro_batch(model, inputs)  # before the step changes the policy
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     # -- the data's order and checkpoints ------------------------------------------------------------------------------
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        order = self.exact.order()
-        return super()._get_train_sampler(*args, **kwargs) if order is None else order
+        keeper = self.checkpoints
+        return super()._get_train_sampler(*args, **kwargs) if keeper is None else keeper.order()
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        # Resumed from the run's last step, transformers would train one step more.
-        return None if self.exact.is_over() else super()._run_epoch(*args, **kwargs)
+        # Resumed from the run's last step, or by a part that stops it, transformers would train one step more.
+        self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
+        return None if self.control.should_training_stop else super()._run_epoch(*args, **kwargs)
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self.exact.staging or super()._get_output_dir(trial))
+        keeper = self.checkpoints
+        return str((keeper and keeper.staging) or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.exact.puts_off():
-            return
-        with self.exact.saving():
+        keeper = self.checkpoints
+        if keeper is None:
             super()._save_checkpoint(model, trial)
+        elif not keeper.puts_off():
+            with keeper.saving():
+                super()._save_checkpoint(model, trial)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with self.exact.reading(resume_from_checkpoint):
+        keeper = self.checkpoints
+        with nullcontext() if keeper is None else keeper.reading(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        keeper = self.checkpoints
         # None: there is nothing to resume.
-        if checkpoint is not None:
-            with self.exact.reading(checkpoint):
-                super()._load_optimizer_and_scheduler(checkpoint)
-                self.exact.restore(checkpoint)
+        if keeper is None or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        with keeper.reading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            keeper.restore(checkpoint)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the model card, unless the run says what it is itself (run.json)."""
@@ -145,6 +186,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     only_samples = False
     # How many times groups whose rewards are all equal are drawn again.
     resample_equal_groups = 0
+    # Whether a completion is unscored if one of its rewards could not be computed; TRL leaves that one out of the sum.
+    unscored_as_whole = False
     _rows: Any = None
     _rewards: Tensor | None = None
 
@@ -157,7 +200,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         self.sampler = SamplerCheck(self)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self.exact.seed_round()
+        for part in self.parts:
+            part.on_round_begin()
         # TRL hands `_generate` the prompts only, and a reward wants the other columns.
         self._rows = inputs
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -171,7 +215,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 
     def draw(self, prompts: list[Any]) -> tuple[Any, ...]:
         """Return what TRL's `_generate` samples for prompts, one completion each."""
-        with self.step_progress.sampling(prompts):
+        with self.activity("sampling", len(prompts)):
             outputs = super()._generate(prompts)
         # The policy cannot draw such an id; a tool or an environment can write it.
         self.sampler.embedded([*outputs[0], *outputs[1]])
@@ -195,7 +239,7 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 
     def rewards_of(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Return the rewards [N, functions] of this rank's completions, gathered over ranks."""
-        with self.step_progress.scoring(inputs):
+        with self.activity("scoring", len(inputs)):
             rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return rewards
 

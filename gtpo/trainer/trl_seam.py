@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from transformers import GenerationConfig
-from trl import GRPOTrainer, SFTTrainer
+from trl import GRPOConfig, GRPOTrainer, SFTTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
@@ -99,14 +99,11 @@ def tokenizer(trainer: Any) -> Any:
     return trainer._tokenizer
 
 
-def round_steps(trainer: Any) -> int:
+def round_steps(args: Any) -> int:
     """Return the optimizer steps from one end of a round of sampling to the next that ends with a step."""
-    args = trainer.args
-    if not isinstance(trainer, GRPOTrainer):
-        return 1
-    return math.lcm(args.steps_per_generation * args.num_iterations, args.gradient_accumulation_steps) // (
-        args.gradient_accumulation_steps
-    )
+    accumulation: int = args.gradient_accumulation_steps
+    micro_batches = (args.steps_per_generation or 1) * args.num_iterations if isinstance(args, GRPOConfig) else 1
+    return math.lcm(micro_batches, accumulation) // accumulation
 
 
 def round_in_use(trainer: Any) -> Any:
@@ -209,9 +206,7 @@ def aside(trainer: Any, seed: int | None = None) -> Iterator[None]:
 def log(trainer: Any, name: str, value: float, *, instead: bool = False) -> None:
     """Let the next line of the log have `value` in its mean of `name`; instead: of what was logged last."""
     values = trainer._metrics[mode(trainer)][name]
-    if instead:
-        values.pop()
-    values.append(value)
+    values[len(values) - instead :] = [value]
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

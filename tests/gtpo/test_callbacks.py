@@ -11,6 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from logs import logged
+from safetensors.torch import load_file
 from test_trainer import PROMPTS, arguments, folder, needs_trl_kernel, reward  # noqa: F401  # folder is a fixture
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
@@ -30,6 +31,7 @@ from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel
 from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.comparison.training_curves import read_curves
+from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.report.excerpts import choose_groups
 from gtpo.inputs.model import rounded_away, savable_generation_config
 from gtpo.inputs.tiny import build_tiny_model
@@ -37,6 +39,7 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.run.health import Health, Judgement
 from gtpo.runs.eval_record import Interval
 from gtpo.runs.find import find_runs
+from gtpo.runs.train_run import TrainFolder, run_by_id
 from gtpo.trainer import RunTrainer
 
 TWO_STEPS_A_ROUND = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "learning_rate": 1e-2}
@@ -158,6 +161,45 @@ def test_a_collapse_warns_or_stops(
     assert (tmp_path / "out/checkpoint-2").is_dir()
 
 
+@needs_trl_kernel
+@pytest.mark.parametrize("method", ["gtpo", "trl"])
+def test_a_script_rolls_back_to_its_best_weights(
+    method: str,
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `gtpo train` does: best/ as it was at step 2, and half the learning rate."""
+    verdicts = {2: Judgement(new_best=True), 3: Judgement(collapsed="made up")}
+    monkeypatch.setattr(Health, "observe", lambda self, step, row: verdicts.get(step, Judgement()))
+    trainer = trainer_of(method, folder, tmp_path / "out", steps_per_generation=1, lr_scheduler_type="constant")
+    with pytest.raises(ValueError, match="needs best="):
+        CollapseWatch(trainer, on_collapse="rollback")
+    trainer.add_callback(CollapseWatch(trainer, on_collapse="rollback", best=tmp_path / "best"))
+    with logged() as told:
+        trainer.train()
+    assert any("rolled back to the weights of step" in line for line in told)
+    saved = [load_file(tmp_path / name / "model.safetensors") for name in ("best", "out/checkpoint-3")]
+    assert all(torch.equal(saved[1][name], value) for name, value in saved[0].items())
+    rates = [row["learning_rate"] for row in trainer.state.log_history if "learning_rate" in row]
+    assert rates[3] == pytest.approx(rates[0] / 2)
+
+
+def test_a_watch_goes_on_where_the_checkpoint_was(folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    def watched(name: str, *, resume: bool = False, **more: Any) -> Health:
+        trainer = trainer_of("gtpo", folder, tmp_path / name, **more)
+        watch = CollapseWatch(trainer, validation=validated(trainer, *([0.7] if resume else [0.1, 0.4, 0.7])))
+        for part in (watch.validation, watch, ExactCheckpoints(trainer)):
+            trainer.add_callback(part)
+        trainer.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-2") if resume else None)
+        return watch.health
+
+    # The validation of step 2 is judged at the line of step 4.
+    whole = watched("out", logging_steps=4)
+    assert watched("out", logging_steps=4, resume=True).state() == whole.state()
+    assert whole.first == pytest.approx([0.1] * 3)
+
+
 def sft(method: str, folder: Path, out: Path, **changes: Any) -> Any:  # noqa: F811
     """TRL's own SFTTrainer."""
     config = SFTConfig(output_dir=str(out), max_steps=4, per_device_train_batch_size=2, logging_steps=1, report_to=[],
@@ -189,10 +231,37 @@ def test_a_script_writes_a_run_folder(method: str, folder: Path, tmp_path: Path)
     if files:
         assert len(choose_groups(files[:1], 10**6)[0]["completions"]) == trainer.args.num_generations
     assert [[member.seed for member in found.members] for found in compare(runs, trains).trained] == [["1", "2"]]
+    assert len({run.run()["id"] for run in trains}) == 2
+    assert resolve_model(names[0]).source == str(trains[0].root / "final")
+    about = trains[0].run()
+    assert about["parameters"]["trained"] == sum(p.numel() for p in trainer.model.parameters())
+    assert about["wall_time_s"] >= 0
+    assert ("time/generation" in trains[0].metrics()[1]) == (method in ("gtpo", "grpo"))
     again = (sft if method == "sft" else trainer_of)(method, folder, tmp_path / "again", save_strategy="no")
     again.add_callback(RunLog(again, names[0]))
     with pytest.raises(UserError, match="holds a run already"):
         again.train()
+
+
+def test_weights_that_lie_elsewhere_lead_to_their_run(folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    out, name = tmp_path / "out", tmp_path / "results/train/script"
+    trainer = trainer_of("gtpo", folder, out)
+    trainer.add_callback(RunLog(trainer, name, weights=False))
+    trainer.train()
+    run = TrainFolder(name)
+    assert not run.final.exists()
+    assert resolve_model(str(name)).source == str(out / "checkpoint-4")
+    assert resolve_model(str(name), checkpoint="checkpoint-2").source == str(out / "checkpoint-2")
+    found = resolve_model(str(out / "checkpoint-3"))
+    assert (found.source, found.train_run, found.method) == (str(out / "checkpoint-3"), "script", "gtpo")
+    assert run_by_id(out / "checkpoint-3").root == name
+    trainer.save_model(str(out))
+    assert resolve_model(str(name)).source == str(out)
+    assert resolve_model(str(out)).train_run == "script"
+    # Another run took the folder's place: its id is not that of the weights.
+    run.update_run(id="another")
+    assert run_by_id(out / "checkpoint-3") is None
+    assert resolve_model(str(out / "checkpoint-3")).train_run is None
 
 
 HELD_OUT = [Problem(id=str(number), problem=f"{number} + 1?", answer=str(number + 1)) for number in range(3)]

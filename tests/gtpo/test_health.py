@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from gtpo.config import HealthSection
-from gtpo.run.health import MAX_ROLLBACKS, Health
-from gtpo.run.sequential import Drift, correlation_time, paired_bound, spent
+from gtpo.run.health import MAX_ROLLBACKS, Drift, Health, correlation_time, paired_bound, spent
 
 
 def row(accuracy: float = 5.0, **others: Any) -> dict[str, Any]:

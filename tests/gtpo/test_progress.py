@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 from pathlib import Path
@@ -113,7 +114,8 @@ def test_a_long_step_says_where_it_is(
     monkeypatch.setattr(type(model), "generate", long_generate)
     monkeypatch.setattr(LOG, "handlers", [told])
     caplog.set_level(logging.INFO, LOG.name)
-    progress.StepProgress(trainer, Progress("run (gtpo)", shown=shown), clock=lambda: told.now)
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", math.inf)
+    trainer.add_callback(Progress("run (gtpo)", shown=shown, clock=lambda: told.now))
     trainer.train()
     step = ["sampling 4 completions", "scoring 4 completions"]
     step += [f"training on micro-batch {i} of 2" for i in (1, 2)]

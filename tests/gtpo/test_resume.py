@@ -19,8 +19,8 @@ from test_train_run import MANY_STEPS_A_ROUND, assert_same_run, config_of, crash
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
-from gtpo.run.checkpoint import replace_folder
 from gtpo.run.health import Health, Judgement
+from gtpo.run.resume import replace_folder
 from gtpo.runs.train_run import TrainFolder
 
 

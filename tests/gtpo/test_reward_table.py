@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gtpo.run.logs import reward_table
+from gtpo.run.run_log import reward_table
 from gtpo.runs.train_run import TrainFolder
 
 

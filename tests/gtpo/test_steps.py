@@ -31,8 +31,8 @@ def test_steps_are_those_of_the_trainer(
     from gtpo.inputs.dataset import TrainingProblems
     from gtpo.inputs.tiny import build_tiny_model
     from gtpo.rewards.data.problem import Problem
-    from gtpo.run.arguments import trainer_arguments
-    from gtpo.run.exact import ExactCheckpoints
+    from gtpo.run.resume import ExactCheckpoints
+    from gtpo.run.trainers import trainer_arguments
 
     config = config_of(
         tmp_path,

@@ -26,7 +26,8 @@ from commands import command_line
 from logs import logged
 from safetensors.torch import load_file
 
-import gtpo.run.session
+import gtpo.run.collapse
+import gtpo.run.run_log
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder
@@ -38,7 +39,7 @@ from gtpo.plan.preflight import needed_packages
 from gtpo.run.command import train
 from gtpo.run.environment import FOLDERS, trackers_write_to
 from gtpo.run.health import Health, Judgement
-from gtpo.run.session import TrainingRun
+from gtpo.run.run_log import RunLog
 from gtpo.runs.train_run import TrainFolder
 
 STEPS = 6
@@ -179,15 +180,15 @@ class _Crash(BaseException):
 
 def crash(step: int, start: Callable[[], Any], event: str = "on_log") -> None:
     """Let what `start` trains die, as far as the run can tell, after an event of `step`."""
-    plain = getattr(TrainingRun, event)
+    plain = getattr(RunLog, event)
 
-    def dies(self: TrainingRun, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def dies(self: RunLog, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         plain(self, args, state, control, **kwargs)
         if state.global_step == step and "loss" in kwargs.get("logs", {"loss": None}):
             raise _Crash
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(TrainingRun, event, dies)
+        patched.setattr(RunLog, event, dies)
         with pytest.raises(_Crash):
             start()
 
@@ -425,7 +426,7 @@ def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path) -> No
 def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(
     place: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner: Any = gtpo.run.session if place == "save_weights" else TrainFolder
+    owner: Any = gtpo.run.collapse if place == "save_weights" else TrainFolder
     plain, calls = getattr(owner, place), []
 
     def full(*args: Any, **kwargs: Any) -> Any:

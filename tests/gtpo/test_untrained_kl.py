@@ -12,7 +12,7 @@ from torch.nn.functional import kl_div
 
 from gtpo.common.errors import UserError
 from gtpo.inputs.tiny import build_tiny_model
-from gtpo.run import session, untrained_kl
+from gtpo.run import untrained_kl
 from gtpo.run.untrained_kl import METRIC, UntrainedKL, summed_kl, token_kl
 from gtpo.trainer.policy_head import LMHead
 
@@ -101,7 +101,7 @@ def test_an_adapter_can_be_switched_off_so_the_watch_has_the_divergence(
         found.append(steps)
         return UntrainedKL(trainer, steps, reference)
 
-    monkeypatch.setattr(session, "UntrainedKL", built)
+    monkeypatch.setattr(untrained_kl, "UntrainedKL", built)
     run(tmp_path, **{"model.lora_rank": 2, "training.max_steps": 1, **changes})
     assert found == every
 

