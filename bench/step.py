@@ -45,7 +45,7 @@ from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.run.environment import quiet_libraries
 from gtpo.trainer.shared_prefixes import share_prefixes
-from gtpo.trainer.trl_seam import scoring_labels_alone
+from gtpo.trainer.trl_seam import score_only_labels
 
 GROUP = 8
 KINDS = ("gtpo", "grpo", "grpo-kl")
@@ -156,7 +156,7 @@ def turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict[
         if trainer.ref_model is not None:
             reference = sum(p.numel() * p.element_size() for p in trainer.ref_model.parameters())
     trainer.remove_callback(PrinterCallback)
-    head = scoring_labels_alone() if shape.share_prefixes else contextlib.nullcontext()
+    head = score_only_labels() if shape.share_prefixes else contextlib.nullcontext()
     with head, Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
         trainer.train()
     found = {name: values[1:] for name, values in meter.found.items()}

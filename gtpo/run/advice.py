@@ -43,7 +43,7 @@ class Advice(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=EQUAL_STEPS)
-        self.said: set[str] = set()
+        self.warned: set[str] = set()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Look at a line of metrics."""
@@ -56,10 +56,10 @@ class Advice(TrainerCallback):
         self.recent.append(row)
         if len(self.recent) < STEPS:
             return []
-        found = dict(self._found())
-        new = [text for name, text in found.items() if name not in self.said]
+        faults = dict(self._faults())
+        new = [text for name, text in faults.items() if name not in self.warned]
         # A cause that comes and goes is still one cause: in a log of 300 steps the same text stood six times.
-        self.said |= set(found)
+        self.warned |= set(faults)
         return new
 
     def _values(self, name: str, trls: str = "", steps: int = STEPS) -> list[float]:
@@ -67,9 +67,9 @@ class Advice(TrainerCallback):
         values = [row.get(name, row.get(trls)) for row in list(self.recent)[-steps:]]
         return [] if None in values else [float(value) for value in values if value is not None]
 
-    def _found(self) -> Iterator[tuple[str, str]]:
+    def _faults(self) -> Iterator[tuple[str, str]]:
         since = f"in the last {STEPS} logged steps"
-        if (kept := self._values("gate/kept")) and max(kept) == 0:
+        if (passing := self._values("gate/kept")) and max(passing) == 0:
             entropy = self._values("entropy/mean")
             mean = sum(entropy) / len(entropy) if entropy else float("nan")
             threshold = self.trainer.objective.entropy_threshold

@@ -68,7 +68,7 @@ class CollapseWatch(RunPart):
             if "loss" in logs:
                 self.health.observe(logs["step"], {**logs, **metrics_row(logs["step"], logs, args)})
         if self.validation is not None and state.global_step == 0:
-            self.health.validated(0, self.validation.passed)
+            self.health.observe_validation(0, self.validation.passed)
             self._save_best()
         # Stopped for good, and killed before its last weights were written.
         if self.stopped_because:
@@ -81,7 +81,7 @@ class CollapseWatch(RunPart):
         step, health = state.global_step, self.health
         verdict = health.observe(step, {**logs, **metrics_row(step, logs, args)})
         if self.validation is not None:
-            verdict = self.validation.judged(health, step, verdict)
+            verdict = self.validation.judge(health, step, verdict)
             # Of one that an alarm has asked for, too.
             logs |= self.validation.fresh
             state.log_history[-1] |= self.validation.fresh

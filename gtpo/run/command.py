@@ -69,7 +69,7 @@ def train(
         run.run()
     if run.main:
         _print_result(folder, json_output)
-    if stop.asked:
+    if stop.requested:
         raise KeyboardInterrupt
     return folder.root
 

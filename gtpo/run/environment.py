@@ -82,12 +82,12 @@ class Stop:
     """Whether a run stops after its step. As a context manager it takes SIGINT and SIGTERM: the first one asks for a
     clean stop, the second one acts as usual.
 
-    hint: what else to say when asked.
+    hint: what else to say when a stop is requested.
     """
 
     def __init__(self, run_folder: Path, hint: str = "") -> None:
-        # Whether a stop was asked for: of this process; after `agree`, of any.
-        self.asked = False
+        # Whether a stop was requested: of this process; after `agree`, of any.
+        self.requested = False
         self.agreed = False
         # Whether a signal stops at once: nothing has been trained that a step would lose.
         self.immediate = False
@@ -110,7 +110,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.requested = True
         if self.immediate:
             raise StoppedBeforeTraining
         LOG.warning(f"stopping after this step (press again to stop at once){self.hint}")
@@ -131,17 +131,17 @@ class Stop:
 
     def agree(self, accelerator: Accelerator) -> bool:
         """Return whether any process was asked to stop, the same on all. All processes call it after each step."""
-        asked = self.asked
-        if accelerator.is_main_process and (found := [path for path in self.files if path.exists()]):
-            if not asked:
-                LOG.warning(f"stopping after this step ({found[0]})")
-            asked = True
+        requested = self.requested
+        if accelerator.is_main_process and (files := [path for path in self.files if path.exists()]):
+            if not requested:
+                LOG.warning(f"stopping after this step ({files[0]})")
+            requested = True
         if accelerator.num_processes > 1:
             import torch  # not before CUDA_VISIBLE_DEVICES is set
 
-            asked = bool(accelerator.gather(torch.tensor([asked], device=accelerator.device).int()).max())
-        self.asked = self.agreed = asked
-        return asked
+            requested = bool(accelerator.gather(torch.tensor([requested], device=accelerator.device).int()).max())
+        self.requested = self.agreed = requested
+        return requested
 
 
 def end_process(code: int = 0) -> NoReturn:

@@ -176,10 +176,10 @@ class Drift:
             else:
                 bound, lower = np.full_like(mean, self.limit), np.full_like(mean, 0.9 / SLACK)
                 level = lower / bound
-            found: tuple[Floats, ...] = (level, mean, low, bound, np.minimum(SLACK * lower, 0.95))
+            candidate: tuple[Floats, ...] = (level, mean, low, bound, np.minimum(SLACK * lower, 0.95))
             if best is not None:
-                found = tuple(np.where(level > best[0], new, old) for new, old in zip(found, best, strict=True))
-            best = found
+                candidate = tuple(np.where(level > best[0], new, old) for new, old in zip(candidate, best, strict=True))
+            best = candidate
         assert best is not None
         live = zip((self.means, self.low, self.bound, self.null), best[1:], strict=True)
         self.means, self.low, self.bound, self.null = (np.column_stack(pair)[:, -LIVE:] for pair in live)
@@ -242,7 +242,7 @@ def paired_bound(now: Sequence[float], then: Sequence[float], level: float, shar
     return mean - half, mean + half
 
 
-def spent(alpha: float, look: int) -> float:
+def look_level(alpha: float, look: int) -> float:
     """Return the level of the `look`-th look (from 1), such that all looks together err with at most `alpha`."""
     return 6 * alpha / (math.pi * look) ** 2
 
@@ -290,7 +290,7 @@ class Watch:
             "accuracy": Drift(false_alarms * SHARES["accuracy"], ratio=FALLEN, rows=rows),
             "kl": Drift(false_alarms * SHARES["kl"], limit=KL_LIMIT, rows=rows),
         }
-        self.said = {name: np.zeros(rows, dtype=bool) for name in self.tests}
+        self.flagged = {name: np.zeros(rows, dtype=bool) for name in self.tests}
         # The first FIRST_LINES values of each run, by line.
         self.first: dict[str, list[list[float]]] = {name: [] for name in self.tests}
         self.streak = 0
@@ -306,25 +306,25 @@ class Watch:
         if self.streak == STREAK:
             return f"{', '.join(lost)} is not finite in {STREAK} lines up to step {step}"
         values = {"accuracy": metric_value(row, ACCURACY), "kl": metric_value(row, KL)}
-        found = self.look(
+        alarms_of = self.look(
             {name: np.array([value]) for name, value in values.items() if value is not None and math.isfinite(value)}
         )
-        new = [name for name, alarms in found.items() if alarms[0]]
+        new = [name for name, alarms in alarms_of.items() if alarms[0]]
         return self._words(new[0], step) if new else None
 
     def look(self, values: Mapping[str, Floats]) -> dict[str, NDArray[np.bool_]]:
         """Take in one value per run [rows] for each test that has one; return by test which runs it flags now."""
-        found = {}
+        flags = {}
         for name, value in values.items():
             test = self.tests[name]
-            found[name] = (test.observe(value) >= -math.log(test.alpha)) & ~self.said[name]
+            flags[name] = (test.observe(value) >= -math.log(test.alpha)) & ~self.flagged[name]
             if len(self.first[name]) < FIRST_LINES:
                 self.first[name].append(value.tolist())
-        for at in np.flatnonzero(found.get("kl", ())):
-            found["kl"][at] = self._accuracy_lost(int(at))
-        for name, alarms in found.items():
-            self.said[name] |= alarms
-        return found
+        for at in np.flatnonzero(flags.get("kl", ())):
+            flags["kl"][at] = self._accuracy_lost(int(at))
+        for name, alarms in flags.items():
+            self.flagged[name] |= alarms
+        return flags
 
     def _words(self, name: str, step: int) -> str:
         test = self.tests[name]
@@ -363,7 +363,7 @@ class Watch:
         for name, test in self.tests.items():
             later = test.count - test.strongest()[0] if keep_past and test.starts else test.count
             test.forget(test.past[:, : max(0, test.past.shape[1] - later)])
-            self.said[name][:] = False
+            self.flagged[name][:] = False
         self.streak = 0
         if not keep_past:
             self.first = {name: [] for name in self.first}
@@ -371,15 +371,15 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs to go on."""
         tests = {name: test.state() for name, test in self.tests.items()}
-        said = {name: values.tolist() for name, values in self.said.items()}
-        return {"tests": tests, "said": said, "first": self.first, "streak": self.streak}
+        flagged = {name: values.tolist() for name, values in self.flagged.items()}
+        return {"tests": tests, "said": flagged, "first": self.first, "streak": self.streak}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
         self.first, self.streak = {name: list(values) for name, values in state["first"].items()}, state["streak"]
         for name, test in state["tests"].items():
             self.tests[name].load(test)
-            self.said[name] = np.array(state["said"][name])
+            self.flagged[name] = np.array(state["said"][name])
 
 
 def _standard_error(*samples: Floats) -> float:
@@ -474,11 +474,11 @@ class Health:
     def observe(self, step: int, row: Mapping[str, Any]) -> Judgement:
         """Take in one line of metrics.jsonl."""
         self.seen += 1
-        said = self.watch.observe(step, row)
-        broken = said is not None and "not finite" in said
-        self.fallen |= said is not None
+        alarm = self.watch.observe(step, row)
+        broken = alarm is not None and "not finite" in alarm
+        self.fallen |= alarm is not None
         if self.validates:
-            return Judgement(said, broken)
+            return Judgement(alarm, broken)
         value = row.get(self.metric)
         if value is not None and math.isfinite(value):
             self.window.append(float(value))
@@ -487,7 +487,7 @@ class Health:
         new_best = due and not self.fallen and self._beats(list(self.window))
         if new_best:
             self.best, self.best_step = list(self.window), step
-        return Judgement(said, broken, new_best, self._patience(step))
+        return Judgement(alarm, broken, new_best, self._patience(step))
 
     def last_is_best(self, step: int) -> bool:
         """Take the last lines of a run too short for a best, unless it collapsed; return whether there are any."""
@@ -506,7 +506,7 @@ class Health:
                              for each in (values, self.best)))  # fmt: skip
         return bool(gain > 2 * noise and gain > 0)
 
-    def validated(self, step: int, passed: Sequence[float]) -> Judgement:
+    def observe_validation(self, step: int, passed: Sequence[float]) -> Judgement:
         """Take in a validation: pass@1 of each held-out problem, always the same. Step 0: the untrained model."""
         values = [float(value) for value in passed]
         if step == 0 or self.best is None:
@@ -515,20 +515,20 @@ class Health:
             return Judgement(new_best=True)
         self.looks += 1
         self.recent.append(values)
-        said = next(self._fallen_since(step, values), None)
-        before, self.fallen = self.judged, self.fallen or said is not None
-        self.judged = self.judged or said is not None
+        alarm = next(self._fallen_since(step, values), None)
+        before, self.fallen = self.judged, self.fallen or alarm is not None
+        self.judged = self.judged or alarm is not None
         window = np.mean(list(self.recent), axis=0).tolist()
         low, _ = paired_bound(window, self.best, BETTER)
         full = len(self.recent) == self.recent.maxlen
         new_best = full and not self.fallen and low > 0
         if new_best:
             self.best, self.best_step = window, step
-        return Judgement(None if before else said, False, new_best, self._patience(step))
+        return Judgement(None if before else alarm, False, new_best, self._patience(step))
 
     def _fallen_since(self, step: int, values: list[float]) -> Iterator[str]:
         """Yield what the held-out problems say of a collapse."""
-        level, now = spent(self.alpha / 2, self.looks), 100 * float(np.mean(values))
+        level, now = look_level(self.alpha / 2, self.looks), 100 * float(np.mean(values))
         for then, share, what in ((self.best, LOST, "the best"), (self.first, WORSE, "the untrained model")):
             if then is not None and paired_bound(values, then, level, share)[1] < 0:
                 yield (
@@ -546,7 +546,7 @@ class Health:
             return None
         return float(np.mean(self.best) - np.mean(self.first)), *paired_bound(self.best, self.first, 0.025)
 
-    def unconfirmed(self) -> None:
+    def dismiss_alarm(self) -> None:
         """Go on after an alarm of the training metrics that the held-out problems do not confirm."""
         self.fallen = False
         self.watch.forgive(keep_past=False)

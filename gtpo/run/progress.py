@@ -124,8 +124,8 @@ class Progress(RunPart):
         due = now - self._last >= PLAIN_SECONDS or step >= self.total or step - 1 == self._first_step
         if self.shown and due:
             self._last = now
-            left = (now - self._begin) / max(step - self._first_step, 1) * (self.total - step)
-            LOG.info(f"{self.title} {step}/{self.total}  {summary(row)}  ({left:.0f} s left)")
+            remaining = (now - self._begin) / max(step - self._first_step, 1) * (self.total - step)
+            LOG.info(f"{self.title} {step}/{self.total}  {summary(row)}  ({remaining:.0f} s left)")
 
     def _note(self, text: str) -> None:
         if self._bar is not None:

@@ -49,7 +49,7 @@ STATE_FILE = "gtpo_state.json"
 _STATE_KEYS = ("micro_step", "tokens_seen", "within_round")
 
 
-def damaged(checkpoint: str | Path, why: str) -> UserError:
+def damage_error(checkpoint: str | Path, why: str) -> UserError:
     """Return the error of a checkpoint that cannot be resumed, with what to do."""
     return UserError(
         f"{checkpoint} {why}. Move it away: the same command then resumes from the checkpoint before it, or starts "
@@ -58,7 +58,7 @@ def damaged(checkpoint: str | Path, why: str) -> UserError:
 
 
 @contextmanager
-def readable(checkpoint: str | Path) -> Iterator[None]:
+def explain_damage(checkpoint: str | Path) -> Iterator[None]:
     """Turn what a damaged checkpoint raises into a UserError that says what to do."""
     try:
         yield
@@ -66,7 +66,7 @@ def readable(checkpoint: str | Path) -> Iterator[None]:
         raise
     except Exception as error:
         why = f"cannot be read ({type(error).__name__}: {str(error)[:160]})"
-        raise damaged(checkpoint, why) from error
+        raise damage_error(checkpoint, why) from error
 
 
 def window_file(checkpoint: str | Path, rank: int) -> Path:
@@ -78,14 +78,14 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
     """Return gtpo_state.json. Raises UserError if it is missing or lacks what a run resumes from."""
     path = Path(checkpoint) / STATE_FILE
     if not path.is_file():
-        raise damaged(checkpoint, f"has no {STATE_FILE}")
+        raise damage_error(checkpoint, f"has no {STATE_FILE}")
     try:
         state = read_json(path)
     except UserError as error:
-        raise damaged(checkpoint, f"cannot be read ({error})") from None
+        raise damage_error(checkpoint, f"cannot be read ({error})") from None
     missing = [key for key in _STATE_KEYS if not isinstance(state, dict) or key not in state]
     if missing:
-        raise damaged(checkpoint, f"lacks {', '.join(missing)} in {STATE_FILE}")
+        raise damage_error(checkpoint, f"lacks {', '.join(missing)} in {STATE_FILE}")
     return dict(state)
 
 
@@ -110,14 +110,14 @@ def check_checkpoint(checkpoint: Path) -> None:
     state = read_state(checkpoint)
     for name, size in state.get("bytes", {}).items():
         if (path := checkpoint / name).is_file() and path.stat().st_size != size:
-            raise damaged(checkpoint, f"holds {path.stat().st_size:,} bytes of {name}, which had {size:,}")
+            raise damage_error(checkpoint, f"holds {path.stat().st_size:,} bytes of {name}, which had {size:,}")
     if not (checkpoint / TRAINER_STATE_NAME).is_file():
-        raise damaged(checkpoint, f"has no {TRAINER_STATE_NAME}")
-    with readable(checkpoint):
+        raise damage_error(checkpoint, f"has no {TRAINER_STATE_NAME}")
+    with explain_damage(checkpoint):
         trained = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         step = trained.global_step
     if checkpoint.name.startswith("checkpoint-") and checkpoint.name != f"checkpoint-{step}":
-        raise damaged(checkpoint, f"is of step {step} by its {TRAINER_STATE_NAME}")
+        raise damage_error(checkpoint, f"is of step {step} by its {TRAINER_STATE_NAME}")
     if step < trained.max_steps:
         refuse_within_round(checkpoint, state)
     names = [path.name for path in checkpoint.iterdir()]
@@ -126,9 +126,9 @@ def check_checkpoint(checkpoint: Path) -> None:
         return
     # optimizer.pt; FSDP: optimizer.bin or optimizer_0/.
     if not any(name.startswith("optimizer") for name in names):
-        raise damaged(checkpoint, "has no optimizer state (optimizer.pt)")
+        raise damage_error(checkpoint, "has no optimizer state (optimizer.pt)")
     if SCHEDULER_NAME not in names:
-        raise damaged(checkpoint, f"has no {SCHEDULER_NAME}")
+        raise damage_error(checkpoint, f"has no {SCHEDULER_NAME}")
 
 
 def out_of_space(error: BaseException) -> bool:
@@ -147,10 +147,10 @@ def out_of_space(error: BaseException) -> bool:
 
 def no_room(checkpoints: Path, what: str) -> UserError:
     """Return the error of a full disk, with what the run resumes from."""
-    kept = last_checkpoint(checkpoints)
+    whole = last_checkpoint(checkpoints)
     return UserError(
         f"no room on disk {what}. "
-        + (f"{kept.name} is whole: " if kept else "There is no checkpoint yet: ")
+        + (f"{whole.name} is whole: " if whole else "There is no checkpoint yet: ")
         + "free some space (or raise ulimit -f, if it is set); the same command resumes the run"
     )
 
@@ -275,7 +275,7 @@ class ExactCheckpoints(RunPart):
                 shutil.rmtree(self.staging, ignore_errors=True)
             accelerator.wait_for_everyone()
             yield
-            kept = self._save_extra(self.staging / name)
+            state = self._save_extra(self.staging / name)
             if str(trainer.state.best_model_checkpoint) == str(self.staging / name):  # its name after the renaming
                 trainer.state.best_model_checkpoint = str(folder / name)
                 if accelerator.is_main_process:
@@ -283,8 +283,8 @@ class ExactCheckpoints(RunPart):
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
                 written = [path for path in (self.staging / name).iterdir() if path.suffix in WEIGHED]
-                kept["bytes"] = {path.name: path.stat().st_size for path in written}
-                write_json(self.staging / name / STATE_FILE, kept)
+                state["bytes"] = {path.name: path.stat().st_size for path in written}
+                write_json(self.staging / name / STATE_FILE, state)
                 for path in (self.staging / name).rglob("*"):
                     if path.is_file():
                         with path.open("rb") as handle:
@@ -313,19 +313,19 @@ class ExactCheckpoints(RunPart):
             torch.save(window, window_file(folder, rank))
         # Only the last step of a run may lie within one.
         counted = {"within_round": trl_seam.round_in_use(trainer) is not None, **trl_seam.counters(trainer)}
-        kept = {name: value for part in trainer.parts for name, value in part.checkpoint_state().items()}
-        return {**kept, **counted, "follows_from": self._follows_from()}
+        of_parts = {name: value for part in trainer.parts for name, value in part.checkpoint_state().items()}
+        return {**of_parts, **counted, "follows_from": self._follows_from()}
 
     def _follows_from(self) -> dict[str, Any]:
         """Return what the rest of a run follows from: settings, and a checksum of a few rows in their order."""
         trainer, rows = self.trainer, self.trainer.train_dataset
-        found = {name: getattr(trainer.args, name) for name in FOLLOWS_FROM if hasattr(trainer.args, name)}
-        found |= {"optim": str(trainer.args.optim), "processes": trainer.accelerator.num_processes}
+        causes = {name: getattr(trainer.args, name) for name in FOLLOWS_FROM if hasattr(trainer.args, name)}
+        causes |= {"optim": str(trainer.args.optim), "processes": trainer.accelerator.num_processes}
         if hasattr(rows, "__len__") and len(rows):
             some = [rows[len(rows) * part // 8] for part in range(8)]
             plain = [[each for each in row.values() if isinstance(each, str | int | float | list)] for row in some]
-            found |= {"rows of train_dataset": len(rows), "its checksum": zlib.crc32(repr(plain).encode())}
-        return found
+            causes |= {"rows of train_dataset": len(rows), "its checksum": zlib.crc32(repr(plain).encode())}
+        return causes
 
     # -- resuming ----------------------------------------------------------------------------------------------------
 
@@ -337,14 +337,14 @@ class ExactCheckpoints(RunPart):
         whole = folder.name.startswith(PREFIX_CHECKPOINT_DIR) or (folder / STATE_FILE).exists()
         if whole and folder != self.checked:
             check_checkpoint(folder)
-        with readable(checkpoint):
+        with explain_damage(checkpoint):
             yield
 
     def restore(self, checkpoint: str) -> None:
         """Take up what a checkpoint of TRL's own would not hold."""
         trainer = self.trainer
         if name := not_finite(trainer.model):
-            raise damaged(checkpoint, f"holds NaN or infinity in the weight {name}")
+            raise damage_error(checkpoint, f"holds NaN or infinity in the weight {name}")
         self._resumed_from = Path(checkpoint)
         restored, now = read_state(checkpoint), self._follows_from()
         before = restored.get("follows_from", {})
@@ -372,7 +372,7 @@ class ExactCheckpoints(RunPart):
             refuse_within_round(self._resumed_from, read_state(self._resumed_from))
         path = window_file(self._resumed_from, self.trainer.accelerator.process_index)
         if path.is_file():
-            with readable(self._resumed_from):
+            with explain_damage(self._resumed_from):
                 trl_seam.reopen_window(self.trainer, torch.load(path, map_location="cpu", weights_only=True))
 
 

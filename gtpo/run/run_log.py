@@ -339,7 +339,7 @@ def describe_parameters(model: Any) -> dict[str, int]:
 
 
 def _hardware() -> dict[str, Any]:
-    found: dict[str, Any] = {
+    machine: dict[str, Any] = {
         "machine": platform.machine(),
         "cpu": cpu_model(),
         "system": platform.system(),
@@ -348,12 +348,12 @@ def _hardware() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
     }
     if torch.cuda.is_available():
-        found["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return found
+        machine["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return machine
 
 
 def describe_calibration(gate: GateCalibration) -> dict[str, Any]:
     """Return the gate's decision, and H_ini if it was measured, for run.json."""
     decision = {"filter": gate.objective.filter, "active": gate.active(), "scope": gate.objective.filter_scope}
-    found = gate.calibration
-    return {"gate": decision, **({"initial_entropy": found.record()} if found and found.samples else {})}
+    measured = gate.calibration
+    return {"gate": decision, **({"initial_entropy": measured.record()} if measured and measured.samples else {})}

@@ -28,13 +28,13 @@ from gtpo.run.progress import Progress
 from gtpo.run.resume import CleanStop, ExactCheckpoints, check_checkpoint, provide_base
 from gtpo.run.run_log import RunLog, prompt_text, reward_table
 from gtpo.run.trainers import (
+    explain_vllm_failures,
     guarded_rewards,
     require_optimizer,
     rollout_engine,
     sharing_prefixes,
     trainer_arguments,
     trainer_class,
-    vllm_failures_explained,
 )
 from gtpo.run.untrained_kl import untrained_kl
 from gtpo.run.validation import ScoreHeldOut, Validation
@@ -90,7 +90,7 @@ class TrainingRun:
         try:
             checkpoint = self._checkpoint()
             loaded, dataset, about = self._load(checkpoint)
-            explaining = vllm_failures_explained(loaded.model) if self.beside_vllm else nullcontext()
+            explaining = explain_vllm_failures(loaded.model) if self.beside_vllm else nullcontext()
             with sharing_prefixes(self.config, loaded.model), explaining:
                 self._build(kind, loaded, dataset, rewards, about)
                 self.exact.checked = checkpoint
@@ -265,8 +265,8 @@ class TrainingRun:
         if self.main and (table := reward_table(folder, self.watch.health.lines)):
             LOG.info(table)
         if self.watch.collapsed:
-            kept = f"step {self.watch.health.best_step} in best/" if folder.best.exists() else "no step before it"
-            LOG.error(f"{folder.root}: collapsed at step {step} of {total}; it keeps the weights of {kept}")
+            best = f"step {self.watch.health.best_step} in best/" if folder.best.exists() else "no step before it"
+            LOG.error(f"{folder.root}: collapsed at step {step} of {total}; it keeps the weights of {best}")
             return
         took = duration(folder.run().get("wall_time_s", 0.0))
         words = held_out_benchmark(self.config.dataset) + " --with-base" * (folder.began_from() is not None)

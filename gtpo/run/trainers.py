@@ -39,7 +39,7 @@ from gtpo.trainer.group_statistics import GroupStatistics
 from gtpo.trainer.gtpo_config import DECIDED
 from gtpo.trainer.policy_head import sequences
 from gtpo.trainer.shared_prefixes import share_prefixes
-from gtpo.trainer.trl_seam import scoring_labels_alone
+from gtpo.trainer.trl_seam import score_only_labels
 
 # Published name -> TRL's. A warm-up below 1 is a share of all steps; a warmup_steps that is set comes later and wins.
 _TRLS_NAMES = {"optimizer": "optim", "warmup_ratio": "warmup_steps"}
@@ -74,8 +74,8 @@ class GRPOBaseline(SampledTrainer):
         """Return log-probabilities [B, L] of a batch's completions as TRL's loss has them."""
         length = batch["completion_ids"].size(1)
         with torch.no_grad():
-            found = super()._get_per_token_logps_and_entropies(self.model_wrapped, *sequences(batch).values(), length)
-        logps: Tensor = found[0]
+            outputs = super()._get_per_token_logps_and_entropies(self.model_wrapped, *sequences(batch).values(), length)
+        logps: Tensor = outputs[0]
         return logps
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -96,8 +96,8 @@ class GRPOBaseline(SampledTrainer):
 def require_trainer(part: Any, trainer: Any, kind: type = RunTrainer) -> Any:
     """Return a trainer that `part` is built for. Raises ValueError if it never calls one."""
     if not isinstance(trainer, kind):
-        name, found = type(part).__name__, type(trainer).__name__
-        raise ValueError(f"{name} needs a GTPOTrainer, or GRPOBaseline or SFTBaseline of gtpo.callbacks; found {found}")
+        needed = f"{type(part).__name__} needs a GTPOTrainer, or GRPOBaseline or SFTBaseline of gtpo.callbacks"
+        raise ValueError(f"{needed}; found {type(trainer).__name__}")
     return trainer
 
 
@@ -154,12 +154,12 @@ def sharing_prefixes(config: TrainConfig, model: Any) -> Iterator[None]:
         shared = share_prefixes(model)
     except ValueError as error:
         raise UserError(f"training.share_prefixes: {error}; set it to false") from None
-    with shared, scoring_labels_alone():
+    with shared, score_only_labels():
         yield
 
 
 @contextmanager
-def vllm_failures_explained(model: Any) -> Iterator[None]:
+def explain_vllm_failures(model: Any) -> Iterator[None]:
     """Turn what vLLM raises inside, as it starts or samples, into one UserError. Other errors pass."""
     try:
         yield
@@ -206,7 +206,7 @@ def _common(config: TrainConfig, kind: Any, output: Path, dtype: str) -> dict[st
     }
 
 
-def _sampled(config: TrainConfig) -> dict[str, Any]:
+def _rollout_arguments(config: TrainConfig) -> dict[str, Any]:
     rollout, engine = config.rollout, rollout_engine(config)
     return {
         "reward_weights": config.trainer.reward_weights,
@@ -288,7 +288,7 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         arguments["train_sampling_strategy"] = "sequential"
     else:
         objective = config.resolved_objective()
-        arguments |= _sampled(config)
+        arguments |= _rollout_arguments(config)
         if config.method == "gtpo":
             arguments |= {"preset": config.preset_name(), "objective": objective, "check_loss": check_loss}
         else:

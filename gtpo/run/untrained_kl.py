@@ -90,7 +90,7 @@ class UntrainedKL(RunPart):
                 with trainer.accelerator.unwrap_model(model).disable_adapter():
                     # Both have one head: an adapter on it is refused.
                     # accelerate gives what a forward returns in float32.
-                    found = model(
+                    output = model(
                         **batch,
                         policy_loss=lambda before, head: summed_kl(
                             now.to(before.dtype), head, before, head, mask, temperature
@@ -98,7 +98,7 @@ class UntrainedKL(RunPart):
                     )
             else:
                 # One forward inside the other: a sharded head is whole only in its own.
-                found = model(
+                output = model(
                     **batch,
                     policy_loss=lambda now, head: (
                         reference(
@@ -107,7 +107,7 @@ class UntrainedKL(RunPart):
                         ).value
                     ),
                 )
-        total = trainer.accelerator.reduce(found.value)
+        total = trainer.accelerator.reduce(output.value)
         trl_seam.log(trainer, METRIC, float(total[0] / total[1].clamp(min=1)))
 
 

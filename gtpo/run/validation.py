@@ -46,8 +46,8 @@ class Validation(RunPart):
     ) -> None:
         self.groups, self.problems, self.score = require_trainer(self, trainer, SampledTrainer).groups, problems, score
         self.samples, self.every = samples, every
-        asked = [chat_messages(problem.problem) for problem in problems] if prompts is None else prompts
-        self.prompts = [prompt for prompt in asked for _ in range(samples)]
+        rows = [chat_messages(problem.problem) for problem in problems] if prompts is None else prompts
+        self.prompts = [prompt for prompt in rows for _ in range(samples)]
         # Seconds that this process spent on validation.
         self.seconds = 0.0
         self.count = 0
@@ -82,7 +82,7 @@ class Validation(RunPart):
             for name, value in self.run(state.global_step).items():
                 trl_seam.log(self.groups.trainer, name, value, instead=True)
 
-    def judged(self, health: Health, step: int, verdict: Judgement) -> Judgement:
+    def judge(self, health: Health, step: int, verdict: Judgement) -> Judgement:
         """Return what counts of a line that gave `verdict`: an alarm is a reason to ask the held-out problems.
 
         All processes call it.
@@ -93,11 +93,11 @@ class Validation(RunPart):
         if verdict.broken or not self.fresh:
             return verdict
         if verdict.collapsed is not None:
-            health.unconfirmed()
-        found = health.validated(step, self.passed)
-        if verdict.collapsed is not None and found.collapsed is None:
+            health.dismiss_alarm()
+        judgement = health.observe_validation(step, self.passed)
+        if verdict.collapsed is not None and judgement.collapsed is None:
             LOG.warning(f"{verdict.collapsed}. The held-out problems do not confirm a collapse; the run goes on")
-        return found
+        return judgement
 
     def run(self, step: int) -> dict[str, float]:
         """Return the metrics of the policy as it is now. All processes must call it; the training does not notice."""
@@ -112,9 +112,9 @@ class Validation(RunPart):
                 completions = [texts[at : at + self.samples] for at in range(0, len(texts), self.samples)]
                 scores = dict(self.score(self.problems, completions))
                 row[0]["passed"] = [float(value) for value in scores.pop("problems")]
-                for name, found in scores.items():
-                    row[0][f"validation/{name}"] = found.mean
-                    row[0] |= {f"validation/{name}_low": found.low, f"validation/{name}_high": found.high}
+                for name, interval in scores.items():
+                    row[0][f"validation/{name}"] = interval.mean
+                    row[0] |= {f"validation/{name}_low": interval.low, f"validation/{name}_high": interval.high}
         broadcast_object_list(row)
         self.passed = row[0].pop("passed")
         seconds = time.perf_counter() - begin
@@ -139,9 +139,9 @@ class Validation(RunPart):
         texts: list[str] = []
         with trl_seam.aside(trainer, seed):
             for start in range(0, len(prompts), batch):
-                asked = prompts[start : start + batch]
-                completions = trl_seam.sample(trainer, [{"prompt": prompt} for prompt in asked])[3]
-                texts += gather_object([completion_text(completion) for completion in completions])[: len(asked)]
+                some = prompts[start : start + batch]
+                completions = trl_seam.sample(trainer, [{"prompt": prompt} for prompt in some])[3]
+                texts += gather_object([completion_text(completion) for completion in completions])[: len(some)]
         return texts
 
     def summary(self, session_s: float, health: Health) -> dict[str, Any]:

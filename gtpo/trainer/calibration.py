@@ -32,8 +32,8 @@ class GateCalibration(TrainerCallback, ExportableState):
 
     def __init__(self, trainer: Any, objective: Objective) -> None:
         self.trainer, self.objective = trainer, objective
-        given = trainer.args.initial_entropy
-        self.calibration = None if given is None else Calibration(given)
+        known = trainer.args.initial_entropy
+        self.calibration = None if known is None else Calibration(known)
 
     def state(self) -> dict[str, Any]:
         """Return what transformers writes to trainer_state.json."""
@@ -51,15 +51,15 @@ class GateCalibration(TrainerCallback, ExportableState):
         if self.trainer.accelerator.is_main_process:
             LOG.info(describe_gate(self.objective, self.calibration))
 
-    def _resume(self, args: Any, step: int, kept: Mapping[str, Any]) -> None:
+    def _resume(self, args: Any, step: int, state: Mapping[str, Any]) -> None:
         now = asdict(self.objective)
         if changed := [
             f"{name} {value!r}, now {now.get(name)!r}"
-            for name, value in kept.get("objective", {}).items()
+            for name, value in state.get("objective", {}).items()
             if value != now.get(name)
         ]:
             raise ValueError(f"GTPOTrainer: checkpoint-{step} was trained with another objective: {', '.join(changed)}")
-        measured = kept.get("initial_entropy")
+        measured = state.get("initial_entropy")
         if measured and args.initial_entropy is None:
             self.calibration = Calibration.from_record(measured)
         elif self.objective.filter == "auto" and self.calibration is None:
@@ -86,8 +86,8 @@ class GateCalibration(TrainerCallback, ExportableState):
         rows: list[dict[str, Any]] = list(itertools.islice(iter(trainer.train_dataset), SAMPLES))
         batch = self.sampled_at_once(rows) * trainer.accelerator.num_processes
         with trl_seam.aside(trainer, trainer.args.seed):
-            found = calibrate_initial_entropy(self._completion_entropies, rows, batch_size=batch)
-        self.calibration = found._replace(seconds=round(time.monotonic() - begin, 1))
+            measured = calibrate_initial_entropy(self._completion_entropies, rows, batch_size=batch)
+        self.calibration = measured._replace(seconds=round(time.monotonic() - begin, 1))
 
     def sampled_at_once(self, rows: Sequence[dict[str, Any]]) -> int:
         """Return the completions that a process samples side by side: of vLLM, which bounds its memory, all of them."""

@@ -226,11 +226,11 @@ def draw_again(
         most = int(counts.max())
         # Every rank takes part in every forward, with as many rows.
         chosen = (mine + [0] * most)[:most]
-        asked = [prompts[i] for i in chosen]
+        again = [prompts[i] for i in chosen]
         with trl_seam.aside(trainer):
-            _, new_ids, _, texts, new_logprobs, *_ = trainer.draw(asked)
-        found = trainer.rewards_of([rows[i] for i in chosen], asked, texts, new_ids).view(len(by_rank), most, -1)
-        rewards[equal] = found[torch.arange(most, device=found.device) < counts]
+            _, new_ids, _, texts, new_logprobs, *_ = trainer.draw(again)
+        new_rewards = trainer.rewards_of([rows[i] for i in chosen], again, texts, new_ids).view(len(by_rank), most, -1)
+        rewards[equal] = new_rewards[torch.arange(most, device=new_rewards.device) < counts]
         for k, place in enumerate(mine):
             completion_ids[place], completions[place] = new_ids[k], texts[k]
             if logprobs is not None:
@@ -256,8 +256,8 @@ def padded_batch(
 
     def padded(rows: Sequence[Sequence[Any]], value: Any, side: str = "right") -> Tensor:
         kind = torch.float32 if isinstance(value, float) else torch.long
-        found: Tensor = pad([torch.tensor(row, dtype=kind) for row in rows], value, side)
-        return found.to(trainer.accelerator.device)
+        tensor: Tensor = pad([torch.tensor(row, dtype=kind) for row in rows], value, side)
+        return tensor.to(trainer.accelerator.device)
 
     batch = {}
     for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
@@ -277,11 +277,11 @@ def batch_statistics(trainer: Any, model: Any, batch: Mapping[str, Tensor], **op
     A forward takes as many rows as a step's, which needs more memory. options: of
     `gtpo.trainer.policy_head.token_forward`.
     """
-    size, found = trainer.args.per_device_train_batch_size, []
+    size, parts = trainer.args.per_device_train_batch_size, []
     for start in range(0, len(batch["completion_ids"]), size):
         some = {name: column[start : start + size] for name, column in batch.items()}
         with torch.no_grad():
             mask = some["completion_mask"].bool()
-            found.append(token_forward(trainer, model, some, mask, lambda *of: of[:2], **options).value)
-    logps, entropies = map(torch.cat, zip(*found, strict=True))
+            parts.append(token_forward(trainer, model, some, mask, lambda *of: of[:2], **options).value)
+    logps, entropies = map(torch.cat, zip(*parts, strict=True))
     return logps, entropies

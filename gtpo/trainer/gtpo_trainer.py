@@ -193,8 +193,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # TRL builds its vLLM engine in its constructor, so the class of the engine is decided around it.
-        given = kwargs.get("args") or dict(enumerate(args)).get(2)
-        with trl_seam.sampling_with(AdapterGeneration, scratch=Path(given.output_dir if given else ".")):
+        config = kwargs.get("args") or dict(enumerate(args)).get(2)
+        with trl_seam.sampling_with(AdapterGeneration, scratch=Path(config.output_dir if config else ".")):
             super().__init__(*args, **kwargs)
         prepare(self)
         self.sampler = SamplerCheck(self)
@@ -380,11 +380,11 @@ class GTPOTrainer(SampledTrainer):
         of_tokens = functools.partial(loss, completions)
         output, aux_loss = token_forward(self, model, inputs, mask, of_tokens, check=check, **options)
         self._log(output, inputs)
-        found: Tensor = output.loss
+        total: Tensor = output.loss
         if aux_loss is None:
-            return found
+            return total
         trl_seam.log(self, "aux_loss", self.accelerator.gather(aux_loss.detach()).mean().item())
-        return found + self.router_aux_loss_coef * aux_loss / micro_batches
+        return total + self.router_aux_loss_coef * aux_loss / micro_batches
 
     def _log(self, output: PolicyLoss, inputs: dict[str, Any]) -> None:
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""

@@ -62,20 +62,20 @@ def missing(owner: type, names: str) -> Iterator[str]:
         if (method is None) if is_method else (name not in used):
             yield f"{owner.__name__}.{name}"
         elif is_method and expected != "...":
-            found = ",".join(list(inspect.signature(method).parameters)[1:])
-            if found != expected:
-                yield f"{owner.__name__}.{name}({expected}), which takes ({found})"
+            taken = ",".join(list(inspect.signature(method).parameters)[1:])
+            if taken != expected:
+                yield f"{owner.__name__}.{name}({expected}), which takes ({taken})"
 
 
-def check_trl(grpo: type = GRPOTrainer, sft: type = SFTTrainer, found: str = version("trl")) -> None:
+def check_trl(grpo: type = GRPOTrainer, sft: type = SFTTrainer, release: str = version("trl")) -> None:
     """Raise UserError if TRL lacks a name that is leaned on; warn of a TRL newer than the newest tried."""
     lacking = [*missing(grpo, OF_TRAINERS + OF_GRPO), *missing(sft, OF_TRAINERS), *missing(VLLMGeneration, OF_VLLM)]
     known = f"gtpo is tested with TRL 1.15 to {NEWEST[0]}.{NEWEST[1]}"
     install = f"pip install 'trl>=1.15,<{NEWEST[0]}.{NEWEST[1] + 1}'"
     if lacking:
-        raise UserError(f"TRL {found} has no {'; no '.join(lacking)}. {known}: {install}")
-    if tuple(int(part) for part in found.split(".")[:2]) > NEWEST:
-        LOG.warning(f"TRL {found}: {known}. If a run fails: {install}")
+        raise UserError(f"TRL {release} has no {'; no '.join(lacking)}. {known}: {install}")
+    if tuple(int(part) for part in release.split(".")[:2]) > NEWEST:
+        LOG.warning(f"TRL {release}: {known}. If a run fails: {install}")
 
 
 check_trl()
@@ -120,7 +120,7 @@ def policy(trainer: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def generate(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, asked: GenerationConfig) -> Any:
+def generate(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, config: GenerationConfig) -> Any:
     """Return what `generate` makes of padded prompts [B, T], in the contexts in which TRL samples."""
     options = {"gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs}
     known = inspect.signature(unwrap_model_for_generation).parameters  # TRL 1.15 does not have the last one
@@ -133,7 +133,7 @@ def generate(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, asked: Generat
     )
     whole = trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False)
     with unwrapped as model, torch.no_grad(), whole:
-        return model.generate(input_ids=ids, attention_mask=mask, generation_config=asked)
+        return model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
 
 
 class RoundOver(Exception):
@@ -268,7 +268,7 @@ def round_nothing_in_fsdp2(accelerator: Any) -> None:
 
 
 @contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+def _replace(module: Any, name: str, value: Any) -> Iterator[None]:
     """Let a module's name mean something else inside."""
     plain = getattr(module, name)
     setattr(module, name, value)
@@ -278,22 +278,22 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, plain)
 
 
-def scoring_labels_alone() -> AbstractContextManager[None]:
+def score_only_labels() -> AbstractContextManager[None]:
     """Let TRL's fused head project the positions that have a label inside, on a CPU as on a GPU.
 
     On a CPU TRL 1.16 projects all of them otherwise, those of the prompt and of the padding too; 1.15 did not.
     """
     if not hasattr(trl_utils, "_use_triton"):
         return nullcontext()
-    return _replaced(trl_utils, "_use_triton", lambda device: True)  # asked there for this alone
+    return _replace(trl_utils, "_use_triton", lambda device: True)  # asked there for this alone
 
 
 def sampling_with(engine: type[VLLMGeneration], **fields: Any) -> AbstractContextManager[None]:
     """Let the GRPOTrainer that is built inside sample with an engine of this class; `fields` are set on it."""
-    return _replaced(grpo_trainer, "VLLMGeneration", type(engine.__name__, (engine,), fields))
+    return _replace(grpo_trainer, "VLLMGeneration", type(engine.__name__, (engine,), fields))
 
 
 def engine_options(options: dict[str, Any]) -> AbstractContextManager[None]:
     """Let the vLLM engine that is built inside have `options` over what TRL gives it."""
     plain = getattr(vllm_generation, "LLM")  # noqa: B009  # absent without vLLM
-    return _replaced(vllm_generation, "LLM", lambda **given: plain(**given | options))
+    return _replace(vllm_generation, "LLM", lambda **given: plain(**given | options))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gtpo.config import HealthSection
-from gtpo.run.health import MAX_ROLLBACKS, Drift, Health, correlation_time, paired_bound, spent
+from gtpo.run.health import MAX_ROLLBACKS, Drift, Health, correlation_time, look_level, paired_bound
 
 
 def row(accuracy: float = 5.0, **others: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def test_state_survives_a_checkpoint(metric: str) -> None:
 
     def go(health: Health, at: int) -> Any:
         found = health.observe(at, rows[at])
-        return (found, health.validated(at, [at % 3 / 3, 0.5, 1.0]) if metric != "reward/accuracy" else None)
+        return (found, health.observe_validation(at, [at % 3 / 3, 0.5, 1.0]) if metric != "reward/accuracy" else None)
 
     for step in range(70):
         assert go(whole, step) == go(first, step)
@@ -153,7 +153,8 @@ def held_out(rates: list[float], seed: int = 0, problems: int = 64) -> tuple[Hea
     health = Health(HealthSection(smoothing_evaluations=1), "validation/pass@1")
     ease = draw.uniform(-0.2, 0.2, problems)
     return health, [
-        health.validated(20 * at, draw.binomial(4, np.clip(rate + ease, 0, 1)) / 4) for at, rate in enumerate(rates)
+        health.observe_validation(20 * at, draw.binomial(4, np.clip(rate + ease, 0, 1)) / 4)
+        for at, rate in enumerate(rates)
     ]
 
 
@@ -208,4 +209,4 @@ def test_paired_bounds_cover_and_looks_add_up() -> None:
     assert np.mean([low <= 0.2 for low, _ in inside]) == pytest.approx(0.95, abs=0.015)
     assert np.mean([high >= 0.2 for _, high in inside]) == pytest.approx(0.95, abs=0.015)
     assert paired_bound([1.0], [0.0], 0.05) == (-math.inf, math.inf)
-    assert sum(spent(0.01, look) for look in range(1, 10_000)) == pytest.approx(0.01, rel=1e-3)
+    assert sum(look_level(0.01, look) for look in range(1, 10_000)) == pytest.approx(0.01, rel=1e-3)

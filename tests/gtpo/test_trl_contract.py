@@ -33,7 +33,7 @@ def test_a_name_that_is_gone_is_named_and_a_newer_release_only_warned_of() -> No
         def _generate(self, prompts: Any, images: Any) -> Any: ...
 
     with pytest.raises(UserError) as refused:
-        check_trl(grpo=Renamed, found="1.17.0")
+        check_trl(grpo=Renamed, release="1.17.0")
     told = str(refused.value)
     assert (
         "TRL 1.17.0 has no Renamed._get_train_sampler; no Renamed._generate(prompts), which takes (prompts,images)"
@@ -44,7 +44,7 @@ def test_a_name_that_is_gone_is_named_and_a_newer_release_only_warned_of() -> No
         check_trl(sft=type("SFT", (Trainer,), {}))
     for found, warned in (("1.15.0", False), ("1.16.3", False), ("1.17.0", True), ("2.0.0", True)):
         with logged(logging.WARNING) as lines:
-            check_trl(found=found)
+            check_trl(release=found)
         assert bool(lines) == warned, found
 
 
