@@ -214,6 +214,7 @@ all. Metrics have [a page of their own](metrics.md).
 | `problems.txt` | train run | a hash of the text of each problem that is trained on |
 | `completions/step-N.parquet` | train run | what the model wrote, every `training.log_completions_steps` steps |
 | `checkpoints/`, `best/`, `final/` | train run | weights or adapter; `best/best.json` says why it is best |
+| `gtpo_run.json` | checkpoint | the run's id and where its folder is: a script's checkpoints lead to their run |
 | `eval.json` | eval run | settings, provenance, all metrics |
 | `questions.parquet` | eval run | one row per question and scoring |
 | `problems.parquet` | eval run | the questions and golds |

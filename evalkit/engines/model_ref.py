@@ -136,7 +136,7 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
         train_run=name,
         method=run.run().get("method"),
         preset=run.run().get("preset"),
-        checkpoint=chosen.name if chosen.parent in (run.root, run.checkpoints) else str(chosen),
+        checkpoint=run.kind_of(chosen),
         system=config.get("dataset.system_instruction"),
         max_tokens=max_tokens,
     )

@@ -157,13 +157,20 @@ class TrainFolder:
             return None
         return flatten(read_yaml(self.config_yaml, "a mapping of sections")[0])
 
+    @property
+    def output(self) -> Path | None:
+        """Return the output_dir of a script that logs here; None of `gtpo train`, whose weights are in the folder."""
+        elsewhere = self.run().get("weights")
+        return None if elsewhere is None else (self.root / str(elsewhere)).resolve()
+
     def weights(self, checkpoint: str | None = None) -> Path:
         """Return the folder of its weights: best/, else final/; or a checkpoint by name or path. Raises UserError."""
         names = ["best", "final"] if checkpoint is None else [checkpoint, f"checkpoints/{checkpoint}"]
         places = [self.root / name for name in names]
-        if (elsewhere := self.run().get("weights")) is not None:
-            output = (self.root / elsewhere).resolve()
-            places += self._weights_of_script(output) if checkpoint in (None, "final") else [output / str(checkpoint)]
+        if (output := self.output) is not None:
+            saved = any((output / name).is_file() for name in ("config.json", "adapter_config.json"))
+            last = output if saved else last_checkpoint(output)
+            places += [output / str(checkpoint)] if checkpoint not in (None, "final") else [last] if last else []
         named = checkpoint is not None and checkpoint not in ("best", "final")
         if named:
             places.append(Path(str(checkpoint)))
@@ -179,12 +186,11 @@ class TrainFolder:
             f"{self.status}); the command that started it resumes it; gtpo eval --checkpoint chooses other weights"
         )
 
-    @staticmethod
-    def _weights_of_script(output: Path) -> list[Path]:
-        """Return where the last weights of a script lie that writes to `output`: there, else in its last checkpoint."""
-        saved = any((output / name).is_file() for name in ("config.json", "adapter_config.json"))
-        last = output if saved else last_checkpoint(output)
-        return [] if last is None else [last]
+    def kind_of(self, weights: Path) -> str:
+        """Return best, final or the checkpoint's name for weights of this run; else their path."""
+        if weights == self.output:
+            return "final"
+        return weights.name if weights.parent in (self.root, self.checkpoints, self.output) else str(weights)
 
     def metrics_file(self) -> Path | None:
         """Return metrics.jsonl, else transformers' own log, of the folder or of its last checkpoint; else None."""
@@ -336,16 +342,17 @@ def train_run_of(given: Iterable[str | None], folder: Path) -> TrainFolder | Non
     for results, name in itertools.product(homes, filter(None, given)):
         weights = results.parent / name
         of_checkpoint = [weights.parents[1]] if weights.parent.name == "checkpoints" else []
+        # Weights of a script may lie anywhere; their id is surer than a name.
+        if (run := run_by_id(weights)) is not None:
+            return run
         for place in (weights, weights.parent, *of_checkpoint, results / "train" / name):
             if (place / "run.json").is_file():
                 return TrainFolder(place)
-        if (run := run_by_id(weights)) is not None:
-            return run
     return None
 
 
 def run_by_id(weights: Path) -> TrainFolder | None:
-    """Return the train run that weights beside an id are of; None if there is no id, or its folder is another run's."""
+    """Return the train run whose id lies beside weights; None if there is none, or its folder is another run's."""
     if not (weights / RUN_ID).is_file():
         return None
     about = read_json_object(weights / RUN_ID)
