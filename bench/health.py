@@ -1,6 +1,6 @@
 """How often the watch of a run is wrong, and how late it is right: `python -m bench.health [PART]...`.
 
-stationary: false alarms of both tests together (`gtpo.run.health.Watch`) on policies that do not change. trends: the
+stationary: false alarms of both tests together (`gtpo.train.health.Watch`) on policies that do not change. trends: the
 same where they learn or drift without a collapse. sudden: delay where the accuracy falls to a tenth at once. claims:
 which runs of results/published/claims/first.parquet it flags, and how many steps after the accuracy reward first lay
 below half of its best; the records hold means of blocks of steps, and a block is a line. cost: time per line.
@@ -24,7 +24,7 @@ from bench.common import save, table
 from gtpo.common.files import read_json
 from gtpo.config import HealthSection
 from gtpo.evalkit.comparison.training_curves import smoothed
-from gtpo.run.health import ACCURACY, KL, Floats, Watch
+from gtpo.train.health import ACCURACY, KL, Floats, Watch
 
 Row = dict[str, Any]
 OUT = Path("results/published/bench/health.json")

@@ -43,7 +43,7 @@ from trl import GRPOConfig, GRPOTrainer
 from bench.common import in_turns, parser, save, table
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.inputs.tiny import build_tokenizer
-from gtpo.run.environment import quiet_libraries
+from gtpo.train.environment import quiet_libraries
 from gtpo.trainer.shared_prefixes import share_prefixes
 from gtpo.trainer.trl_seam import score_only_labels
 

@@ -14,14 +14,14 @@ Advice             warns of settings that learn nothing
 ExactCheckpoints   a resumed run is the uninterrupted one, bit for bit; checkpoints end a round of sampling
 """
 
-from gtpo.run.advice import Advice
-from gtpo.run.collapse import CollapseWatch
-from gtpo.run.progress import Progress
-from gtpo.run.resume import ExactCheckpoints
-from gtpo.run.run_log import RunLog
-from gtpo.run.trainers import GRPOBaseline, SFTBaseline
-from gtpo.run.untrained_kl import UntrainedKL
-from gtpo.run.validation import Validation
+from gtpo.train.advice import Advice
+from gtpo.train.collapse import CollapseWatch
+from gtpo.train.progress import Progress
+from gtpo.train.resume import ExactCheckpoints
+from gtpo.train.run_log import RunLog
+from gtpo.train.trainers import GRPOBaseline, SFTBaseline
+from gtpo.train.untrained_kl import UntrainedKL
+from gtpo.train.validation import Validation
 
 __all__ = [
     "Advice",

@@ -126,16 +126,16 @@ def train(
         )
     require("gtpo train", "torch", "transformers", "trl", "peft", "datasets", "accelerate", extra="train")
     if dry_run:
-        from gtpo.plan.dry_run import dry_run as describe
-        from gtpo.run.environment import quiet_libraries
-        from gtpo.run.trainers import trainer_arguments
+        from gtpo.dry_run.forecast import dry_run as describe
+        from gtpo.train.environment import quiet_libraries
+        from gtpo.train.trainers import trainer_arguments
 
         quiet_libraries()
         trainer_arguments(config, Path("results"), "float32")  # what TRL would refuse
         describe(config, overrides, json_output=json_output, verbose=verbose)
         return
-    from gtpo.run.command import train as run
     from gtpo.runs.train_run import TrainFolder
+    from gtpo.train.command import train as run
 
     scorer: Any = None
     if config.training.eval_steps is not None:
@@ -145,7 +145,7 @@ def train(
     folder = run(config, json_output=json_output, check_loss=check_loss, score_held_out=scorer)
     code = COLLAPSED if TrainFolder(folder).run().get("status") == "collapsed" else 0
     if launched_processes() > 1:
-        from gtpo.run.environment import end_process
+        from gtpo.train.environment import end_process
 
         end_process(code)
     raise typer.Exit(code)

@@ -77,7 +77,7 @@ NEEDS_TRAIN = (
     "gtpo.integrations.verl.advantages",
     "gtpo.integrations.verl.trainer",
     "gtpo.objective",
-    "gtpo.run",
+    "gtpo.train",
     "gtpo.trainer",
     "gtpo.triton_head",
 )

@@ -58,7 +58,7 @@ def test_a_full_disk_behind_standard_output(mine: Path) -> None:
 
 @pytest.mark.parametrize("number", KINDS)
 def test_each_kind_is_known_to_commands_and_runs(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    from gtpo.run.resume import out_of_space
+    from gtpo.train.resume import out_of_space
 
     assert number in DISK_FULL
     error = OSError(number, os.strerror(number), "results/run/file")

@@ -25,7 +25,7 @@ from scipy import stats
 from bench import loss
 from gtpo.common.files import read_json
 from gtpo.config import HealthSection
-from gtpo.run.health import Health
+from gtpo.train.health import Health
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))

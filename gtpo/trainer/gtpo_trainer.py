@@ -5,7 +5,7 @@
     SampledTrainer  methods that sample: group statistics too
     GTPOTrainer     GRPOTrainer with GTPO's objective. A TRL user switches by changing the class name
 
-TRL's own methods are RunTrainer and SampledTrainer before TRL's classes (`gtpo.run.trainers`).
+TRL's own methods are RunTrainer and SampledTrainer before TRL's classes (`gtpo.train.trainers`).
 
 TRL calls, at the start of a round of sampling, `_generate_and_score_completions`, and from within it `_generate`,
 `_calculate_rewards` and, if several steps share the round, `_get_per_token_logps_and_entropies`; then for each

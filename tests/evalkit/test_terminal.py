@@ -13,7 +13,7 @@ from run_folders import write_eval, write_train
 from terminal import on_a_terminal
 
 from gtpo.common import terminal
-from gtpo.plan import dry_run
+from gtpo.dry_run import dry_run
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 from launched_on_cpu import shard_on_cpu
 from step_gradients import step_gradients
 
-from gtpo.run.environment import end_process
+from gtpo.train.environment import end_process
 
 STEP = 1e3
 """So large that the old weights are rounding errors beside the update."""

@@ -20,7 +20,7 @@ from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.config import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS, reference_loss
-from gtpo.run.environment import end_process
+from gtpo.train.environment import end_process
 
 GROUP = 8
 PROMPTS = ["1 + 2", "30 - 4"]

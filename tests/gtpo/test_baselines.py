@@ -13,7 +13,7 @@ from trl_replay import TRL_ARGUMENTS, replay
 from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel, load_config
 from gtpo.inputs.tiny import build_tiny_model
-from gtpo.run.trainers import trainer_arguments
+from gtpo.train.trainers import trainer_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 6

@@ -20,7 +20,7 @@ from gtpo.config import BuiltModel, TrainConfig, load_config
 from gtpo.inputs.model import load_model
 from gtpo.inputs.model_shape import find_weights
 from gtpo.inputs.tiny import build_tiny_model
-from gtpo.run.command import train
+from gtpo.train.command import train
 
 pytest.importorskip("bitsandbytes")
 

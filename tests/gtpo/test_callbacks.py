@@ -37,10 +37,10 @@ from gtpo.evalkit.report.excerpts import choose_groups
 from gtpo.inputs.model import rounded_away, savable_generation_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.rewards.data.problem import Problem
-from gtpo.run.health import Health, Judgement
 from gtpo.runs.eval_record import Interval
 from gtpo.runs.find import find_runs
 from gtpo.runs.train_run import TrainFolder, run_by_id
+from gtpo.train.health import Health, Judgement
 from gtpo.trainer import RunTrainer
 
 TWO_STEPS_A_ROUND = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "learning_rate": 1e-2}

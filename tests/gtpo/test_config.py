@@ -15,7 +15,7 @@ from gtpo.config import TrainConfig, load_config
 from gtpo.config.document import parse_flags
 from gtpo.config.keys import SHORTCUTS, keys, sections
 from gtpo.presets import PRESETS, Objective
-from gtpo.run.command import choose_devices
+from gtpo.train.command import choose_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "configs" / "published" / "llama-math.yaml"

@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
+from gtpo.dry_run.forecast import GIB, MEASURED, memory, model_on_meta
 from gtpo.inputs.model import lora_config
 from gtpo.inputs.model_shape import find_weights
-from gtpo.plan.dry_run import GIB, MEASURED, memory, model_on_meta
-from gtpo.run.advice import memory_advice
+from gtpo.train.advice import memory_advice
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "paper" / "llama-gsm8k-gtpo-g8.yaml"
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

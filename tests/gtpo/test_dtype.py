@@ -17,8 +17,8 @@ from gtpo.common import hub
 from gtpo.common.errors import UserError
 from gtpo.config import ModelSection
 from gtpo.inputs.model import compute_precision, resolve_dtype
-from gtpo.run.continuation import check_same
 from gtpo.runs.train_run import TrainFolder
+from gtpo.train.continuation import check_same
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
 

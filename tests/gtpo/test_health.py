@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gtpo.config import HealthSection
-from gtpo.run.health import MAX_ROLLBACKS, Drift, Health, correlation_time, look_level, paired_bound
+from gtpo.train.health import MAX_ROLLBACKS, Drift, Health, correlation_time, look_level, paired_bound
 
 
 def row(accuracy: float = 5.0, **others: Any) -> dict[str, Any]:

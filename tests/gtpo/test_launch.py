@@ -158,7 +158,7 @@ import sys
 from dataclasses import replace
 from gtpo import cli
 import launched_on_cpu
-from gtpo.run.health import Health
+from gtpo.train.health import Health
 plain = Health.observe
 def observe(self, step, row):
     verdict = plain(self, step, row)

@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.inputs.tiny import build_tokenizer
-from gtpo.run.command import train
+from gtpo.train.command import train
 
 FAMILIES = {"qwen3_moe": Qwen3MoeConfig, "mixtral": MixtralConfig, "granitemoe": GraniteMoeConfig}
 COEFFICIENT = 0.5  # so that its gradient is no rounding error beside the policy's

@@ -18,11 +18,11 @@ from trl import GRPOConfig, SFTConfig
 from gtpo.common.errors import UserError
 from gtpo.common.yaml_file import in_words
 from gtpo.config import load_config
+from gtpo.dry_run.preflight import preflight
 from gtpo.inputs.model import lora_settings
-from gtpo.plan.preflight import preflight
 from gtpo.rewards import final_reward, format_reward
 from gtpo.rewards.loading import load_reward, says
-from gtpo.run.trainers import require_optimizer, trainer_arguments
+from gtpo.train.trainers import require_optimizer, trainer_arguments
 from gtpo.trainer import GTPOConfig
 
 NAMED = {
@@ -138,7 +138,7 @@ def test_whatever_transformers_raises_for_an_absent_package_is_one_sentence(
 
 
 def test_an_absent_tracker_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gtpo.run.trainers", "gtpo.plan.preflight"):
+    for module in ("gtpo.train.trainers", "gtpo.dry_run.preflight"):
         monkeypatch.setattr(f"{module}.installed", lambda package: False)
     config = loaded(tmp_path, "sft", report_to=["wandb"])
     with logged() as lines:

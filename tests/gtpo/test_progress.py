@@ -15,14 +15,14 @@ from terminal import on_a_terminal
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.log import LOG
-from gtpo.run import progress
-from gtpo.run.progress import SHOWN, Progress, summary
+from gtpo.train import progress
+from gtpo.train.progress import SHOWN, Progress, summary
 
 ROW = {name: 123.456 for name, _, _ in SHOWN}
 
 SCRIPT = """
 import sys
-from gtpo.run.progress import Progress, SHOWN
+from gtpo.train.progress import Progress, SHOWN
 from gtpo.common.log import LOG, start_logging
 start_logging()
 progress = Progress(sys.argv[1], shown=True)

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
-from gtpo.plan.preflight import check_trl
+from gtpo.dry_run.preflight import check_trl
 
 
 def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:

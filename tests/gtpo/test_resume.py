@@ -19,9 +19,9 @@ from test_train_run import MANY_STEPS_A_ROUND, assert_same_run, config_of, crash
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
-from gtpo.run.health import Health, Judgement
-from gtpo.run.resume import replace_folder
 from gtpo.runs.train_run import TrainFolder
+from gtpo.train.health import Health, Judgement
+from gtpo.train.resume import replace_folder
 
 
 def fail_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

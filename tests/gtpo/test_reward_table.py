@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gtpo.run.run_log import reward_table
 from gtpo.runs.train_run import TrainFolder
+from gtpo.train.run_log import reward_table
 
 
 def test_means_of_the_first_and_last_window(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from reference import RUN_REFERENCE
 from test_train_run import MANY_STEPS_A_ROUND, config_of
 
 from gtpo.evalkit.evaluation.summary import score_held_out
-from gtpo.run.command import train
+from gtpo.train.command import train
 
 VALIDATED = {"training.eval_steps": 2, "dataset.validation_problems": 2, "training.log_kl_steps": 1}
 RUNS: dict[str, dict[str, Any]] = {

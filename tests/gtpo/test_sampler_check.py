@@ -18,7 +18,7 @@ from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.head import token_statistics
 from gtpo.inputs.model_shape import logit_transform
 from gtpo.inputs.tiny import build_tokenizer
-from gtpo.run.trainers import GRPOBaseline
+from gtpo.train.trainers import GRPOBaseline
 from gtpo.trainer import checks, trl_seam
 from gtpo.trainer.checks import TOLERANCE, OtherPolicy
 

@@ -9,8 +9,8 @@ import pytest
 from test_train_run import config_of as tiny_config
 
 from gtpo.common.errors import UserError
+from gtpo.dry_run.forecast import optimizer_steps
 from gtpo.inputs.dataset import require_a_rollout
-from gtpo.plan.dry_run import optimizer_steps
 
 
 def config_of(folder: Path, method: str = "gtpo", **training: Any) -> Any:
@@ -31,8 +31,8 @@ def test_steps_are_those_of_the_trainer(
     from gtpo.inputs.dataset import TrainingProblems
     from gtpo.inputs.tiny import build_tiny_model
     from gtpo.rewards.data.problem import Problem
-    from gtpo.run.resume import ExactCheckpoints
-    from gtpo.run.trainers import trainer_arguments
+    from gtpo.train.resume import ExactCheckpoints
+    from gtpo.train.trainers import trainer_arguments
 
     config = config_of(
         tmp_path,

@@ -105,7 +105,7 @@ def test_stop_file_stops_one_process_and_one_of_before_the_start_counts_no_more(
 
 ENDING = """
 import atexit, sys, threading, time
-from gtpo.run.environment import end_process
+from gtpo.train.environment import end_process
 threading.Thread(target=time.sleep, args=(600,)).start()  # Python's own end would wait for it
 atexit.register(print, "closed")
 print("said")

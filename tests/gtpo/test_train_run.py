@@ -26,21 +26,21 @@ from commands import command_line
 from logs import logged
 from safetensors.torch import load_file
 
-import gtpo.run.collapse
-import gtpo.run.run_log
+import gtpo.train.collapse
+import gtpo.train.run_log
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig, load_config
+from gtpo.dry_run.preflight import needed_packages
 from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
-from gtpo.plan.preflight import needed_packages
-from gtpo.run.command import train
-from gtpo.run.environment import FOLDERS, trackers_write_to
-from gtpo.run.health import Health, Judgement
-from gtpo.run.run_log import RunLog
 from gtpo.runs.train_run import TrainFolder
+from gtpo.train.command import train
+from gtpo.train.environment import FOLDERS, trackers_write_to
+from gtpo.train.health import Health, Judgement
+from gtpo.train.run_log import RunLog
 
 STEPS = 6
 PLAIN: dict[str, Any] = {
@@ -426,7 +426,7 @@ def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path) -> No
 def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(
     place: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner: Any = gtpo.run.collapse if place == "save_weights" else TrainFolder
+    owner: Any = gtpo.train.collapse if place == "save_weights" else TrainFolder
     plain, calls = getattr(owner, place), []
 
     def full(*args: Any, **kwargs: Any) -> Any:

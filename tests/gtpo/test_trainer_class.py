@@ -14,8 +14,8 @@ from test_train_run import config_of
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.run.command import train
-from gtpo.run.trainers import GRPOBaseline, SFTBaseline, trainer_class
+from gtpo.train.command import train
+from gtpo.train.trainers import GRPOBaseline, SFTBaseline, trainer_class
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """\

@@ -12,8 +12,8 @@ from torch.nn.functional import kl_div
 
 from gtpo.common.errors import UserError
 from gtpo.inputs.tiny import build_tiny_model
-from gtpo.run import untrained_kl
-from gtpo.run.untrained_kl import METRIC, UntrainedKL, summed_kl, token_kl
+from gtpo.train import untrained_kl
+from gtpo.train.untrained_kl import METRIC, UntrainedKL, summed_kl, token_kl
 from gtpo.trainer.policy_head import LMHead
 
 

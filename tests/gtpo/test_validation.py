@@ -20,9 +20,9 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards.data.problem import Problem
-from gtpo.run.command import train
-from gtpo.run.health import Watch
 from gtpo.runs.eval_record import Interval
+from gtpo.train.command import train
+from gtpo.train.health import Watch
 
 ON = {"training.eval_steps": 2, "dataset.validation_problems": 3, "health.smoothing_evaluations": 1}
 

@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 from gtpo.config import TrainConfig, load_config
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards import final_reward
-from gtpo.run.command import train
+from gtpo.train.command import train
 from gtpo.trainer.trl_seam import with_special_tokens
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ from accelerate.utils import broadcast_object_list, gather_object
 from gtpo.common.log import LOG
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.data.problem import Problem, chat_messages
-from gtpo.run.health import Health, Judgement
-from gtpo.run.trainers import require_trainer
+from gtpo.train.health import Health, Judgement
+from gtpo.train.trainers import require_trainer
 from gtpo.trainer import RunPart, SampledTrainer, trl_seam
 
 # The metric that `best/` follows, a fraction.

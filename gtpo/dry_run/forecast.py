@@ -29,9 +29,9 @@ from gtpo.common.packages import install_command, installed
 from gtpo.common.terminal import columns_of_stdout, folded
 from gtpo.config.resolve import launched_processes
 from gtpo.config.schema import TrainConfig
+from gtpo.dry_run.preflight import check_inputs, is_local, needed_packages
 from gtpo.inputs.dataset import DatasetReport, check_ids
 from gtpo.inputs.model_shape import find_weights
-from gtpo.plan.preflight import check_inputs, is_local, needed_packages
 from gtpo.runs.train_run import RESULTS
 
 GIB = 1 << 30

@@ -16,13 +16,13 @@ from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.vllm_environment import quiet_vllm
 from gtpo.config import TrainConfig
 from gtpo.config.resolve import launched_processes
-from gtpo.plan.preflight import preflight
-from gtpo.run.continuation import check_config
-from gtpo.run.environment import Stop, trackers_write_to
+from gtpo.dry_run.preflight import preflight
 from gtpo.runs.train_run import ENDED, RESULTS, TrainFolder
+from gtpo.train.continuation import check_config
+from gtpo.train.environment import Stop, trackers_write_to
 
 if TYPE_CHECKING:
-    from gtpo.run.validation import ScoreHeldOut
+    from gtpo.train.validation import ScoreHeldOut
 
 
 def train(
@@ -63,7 +63,7 @@ def train(
         quiet_vllm(on_cpu=not torch.cuda.is_available())  # before TRL imports vLLM
     with Stop(folder.root, _launcher_limit(folder.root)) as stop, trackers_write_to(folder.root):
         with libraries_aside():
-            from gtpo.run.session import TrainingRun
+            from gtpo.train.session import TrainingRun
 
         run = TrainingRun(config, folder, inputs, stop, check_loss=check_loss, score_held_out=score_held_out)
         run.run()

@@ -13,7 +13,7 @@ from typing import Any
 from accelerate import PartialState
 
 from gtpo.common.log import LOG, stderr_console
-from gtpo.run.run_log import metrics_row
+from gtpo.train.run_log import metrics_row
 from gtpo.trainer import RunPart
 
 SHOWN = (

@@ -9,15 +9,15 @@ from trl import SFTTrainer
 
 from gtpo.common.log import LOG
 from gtpo.config import HealthSection
-from gtpo.run.health import MAX_ROLLBACKS, Health
-from gtpo.run.resume import save_weights
-from gtpo.run.run_log import metrics_row
-from gtpo.run.validation import METRIC, Validation
+from gtpo.train.health import MAX_ROLLBACKS, Health
+from gtpo.train.resume import save_weights
+from gtpo.train.run_log import metrics_row
+from gtpo.train.validation import METRIC, Validation
 from gtpo.trainer import RunPart, trl_seam
 
 
 class CollapseWatch(RunPart):
-    """Watches the metrics of a run for collapse (`gtpo.run.health`, docs/training.md), and keeps its best weights.
+    """Watches the metrics of a run for collapse (`gtpo.train.health`, docs/training.md), and keeps its best weights.
 
     trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline, or TRL's own, whose reward is watched if no accuracy is logged.
     on_collapse: warn; stop training after saving; or roll back to the best weights with half the learning rate.

@@ -20,7 +20,7 @@ from torch import Tensor
 from gtpo.config import TrainConfig
 from gtpo.inputs.model import LoadedModel, load_model
 from gtpo.inputs.model_shape import Weights
-from gtpo.run.trainers import require_trainer
+from gtpo.train.trainers import require_trainer
 from gtpo.trainer import GTPOTrainer, RunPart, SampledTrainer, trl_seam
 from gtpo.trainer.policy_head import LMHead, add_policy_head
 

@@ -16,18 +16,19 @@ from gtpo.common.files import lock_folder
 from gtpo.common.log import LOG, duration, libraries_aside
 from gtpo.common.provenance import command_line
 from gtpo.config import TrainConfig
+from gtpo.dry_run.preflight import RunInputs
 from gtpo.entropy import Calibration
 from gtpo.inputs.dataset import check_ids, held_out_benchmark, to_row
 from gtpo.inputs.model import LoadedModel, load_model, rounded_away, widen_adapters
-from gtpo.plan.preflight import RunInputs
-from gtpo.run.advice import Advice, explain
-from gtpo.run.collapse import CollapseWatch
-from gtpo.run.continuation import begin, check_same
-from gtpo.run.environment import Stop, StoppedBeforeTraining, quiet_libraries, run_on_cpu
-from gtpo.run.progress import Progress
-from gtpo.run.resume import CleanStop, ExactCheckpoints, check_checkpoint, provide_base
-from gtpo.run.run_log import RunLog, prompt_text, reward_table
-from gtpo.run.trainers import (
+from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
+from gtpo.train.advice import Advice, explain
+from gtpo.train.collapse import CollapseWatch
+from gtpo.train.continuation import begin, check_same
+from gtpo.train.environment import Stop, StoppedBeforeTraining, quiet_libraries, run_on_cpu
+from gtpo.train.progress import Progress
+from gtpo.train.resume import CleanStop, ExactCheckpoints, check_checkpoint, provide_base
+from gtpo.train.run_log import RunLog, prompt_text, reward_table
+from gtpo.train.trainers import (
     explain_vllm_failures,
     guarded_rewards,
     require_optimizer,
@@ -36,9 +37,8 @@ from gtpo.run.trainers import (
     trainer_arguments,
     trainer_class,
 )
-from gtpo.run.untrained_kl import untrained_kl
-from gtpo.run.validation import ScoreHeldOut, Validation
-from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
+from gtpo.train.untrained_kl import untrained_kl
+from gtpo.train.validation import ScoreHeldOut, Validation
 from gtpo.trainer import GTPOTrainer, SampledTrainer, trl_seam
 
 

@@ -36,9 +36,9 @@ from gtpo.common.errors import DISK_FULL, UserError
 from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel, not_finite
-from gtpo.run.environment import Stop, StoppedBeforeTraining
-from gtpo.run.trainers import require_trainer
 from gtpo.runs.train_run import PARTIAL, TrainFolder, checkpoint_step, every_checkpoint, last_checkpoint
+from gtpo.train.environment import Stop, StoppedBeforeTraining
+from gtpo.train.trainers import require_trainer
 from gtpo.trainer import RunPart, SampledTrainer, trl_seam
 
 # -- what a checkpoint must hold ---------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What a run's metrics say about its settings: a warning with what to change, before a day of GPU time is spent.
 
-Unlike collapse (`gtpo.run.health`), none of this is a matter of a run's own best: it is wrong from its first steps.
+Unlike collapse (`gtpo.train.health`), none of this is a matter of a run's own best: it is wrong from its first steps.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
-from gtpo.run.resume import no_room, out_of_space
 from gtpo.runs.train_run import TrainFolder, last_checkpoint
+from gtpo.train.resume import no_room, out_of_space
 
 # Logged steps that must agree before a warning.
 STEPS = 5

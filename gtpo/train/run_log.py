@@ -23,13 +23,13 @@ from trl import SFTConfig
 from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder, write_json, write_text
 from gtpo.common.provenance import cpu_model, git_commit, now, package_versions, peak_memory
-from gtpo.run.resume import save_weights
 from gtpo.runs.train_run import COLLAPSED, OF_TRL, RUN_ID, TrainFolder
+from gtpo.train.resume import save_weights
 from gtpo.trainer import GTPOConfig, RunPart, trl_seam
 from gtpo.trainer.calibration import GateCalibration
 
 if TYPE_CHECKING:
-    from gtpo.run.environment import Stop
+    from gtpo.train.environment import Stop
 
 # Packages whose versions run.json has.
 PACKAGES = (
