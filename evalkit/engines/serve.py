@@ -34,8 +34,8 @@ from gtpo.common.log import LOG, duration
 if TYPE_CHECKING:
     from gtpo.evalkit.engines.model_ref import ModelRef
 
-# Between two looks whether it answers, and two lines that say that it does not yet.
-LOOK_S, LINE_EVERY_S = 0.5, 10.0
+# Between two looks whether it answers, for the answer, and between two lines that say that it does not yet.
+LOOK_S, ANSWER_S, LINE_EVERY_S = 0.5, 10.0, 10.0
 
 # How long a server has to end by itself.
 GRACE_S = 10.0
@@ -47,7 +47,7 @@ _OURS = {
     "--headless",
 }  # fmt: skip
 
-# Tokens in one event of a stream: reading an event costs this process about as much as sampling a token on a GPU.
+# Tokens in one event of a stream: with fewer events there is less to read.
 STREAM_INTERVAL = 16
 
 # The name under which vLLM serves the model: no other has it, the base of an adapter neither.
@@ -92,7 +92,7 @@ class ServerProcess(contextlib.AbstractContextManager["ServerProcess"]):
         opener, begun = build_opener(ProxyHandler({})), time.monotonic()
         line = begun + LINE_EVERY_S
         while not (ended := self.ended()):
-            with contextlib.suppress(OSError, HTTPException), opener.open(f"{self.url}/models", timeout=LOOK_S):
+            with contextlib.suppress(OSError, HTTPException), opener.open(f"{self.url}/models", timeout=ANSWER_S):
                 return
             if time.monotonic() > line:
                 LOG.info("the server is starting, %s so far; its log: %s", duration(line - begun), self.log)

@@ -19,17 +19,18 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import command_line, git_commit, now
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Prompt, Task
-from gtpo.evalkit.engines.serve import ServerProcess, serve_vllm, serve_with
+from gtpo.evalkit.engines.serve import IN_FLIGHT, ServerProcess, replicas, serve_vllm, serve_with
 from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
     Plan,
     choose_engine,
     find_run,
+    like,
     plan_evaluation,
-    resolve,
     with_sampling,
 )
 from gtpo.evalkit.evaluation.progress import EvalProgress
+from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.recorded import plan_recorded
 from gtpo.evalkit.evaluation.scoring import (
     RULES_VERSION,
@@ -83,7 +84,9 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     if the run stopped early: what was sampled until then is stored.
     """
     started = time.monotonic()
-    settings, protocol, benchmarks = resolve(settings)
+    settings, benchmarks = like(settings) if settings.like is not None else (settings, [])
+    protocol = find_protocol(settings.protocol)
+    settings = protocol.applied(settings)
     # One core is left for the engine: verification runs beside it.
     with Verifier(max(1, usable_cpus() - 1)) as verifier:
         if settings.completions is not None:
@@ -106,7 +109,8 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 folder.add_prompts(plan.rendered.prompts)
             tally = Tally(folder, verifier)
             sample_missing(settings, plan, folder, record, tally, scorer, plan.engine if engine is None else engine)
-            settle_thoughts(folder, tally, plan.thoughts_apart, scorer)
+            # Recorded completions, and servers that run already, may have thoughts apart.
+            settle_thoughts(folder, tally, plan.ref is None or plan.rendered.servers is not None, scorer)
             if plan.labels:
                 (name,) = plan.problems
                 record.benchmarks[name].labels = label_agreement(plan.labels, tally)
@@ -205,8 +209,10 @@ def _start_engine(settings: EvalSettings, plan: Plan, rows: int | None, folder: 
         servers = [find_own_server(process, ref, settings.timeout)] if process is not None else rendered.servers or []
         # A template that was applied here is not the server's.
         body = settings.request_body() if process is None else settings.extra_body
+        by_default = process is not None and "concurrency" not in settings.given
+        concurrency = IN_FLIGHT * replicas(settings.serve or "") if by_default else settings.concurrency
         return OpenAIEngine(
-            servers, sampling, concurrency=settings.in_flight, retries=settings.retries, body=body, first=plan.tasks,
+            servers, sampling, concurrency=concurrency, retries=settings.retries, body=body, first=plan.tasks,
             name=name, process=process,
         )  # fmt: skip
     if name == "vllm":

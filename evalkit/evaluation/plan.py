@@ -24,7 +24,7 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol
+from gtpo.evalkit.evaluation.protocol import Protocol
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.rewards.golds import find_unverifiable
@@ -81,11 +81,6 @@ class Plan:
     sampling: Sampling | None = None  # None for recorded completions, and before the run's folder is opened
     engine: Engine | None = None  # What gives recorded completions
     labels: dict[Key, bool] = field(default_factory=dict)  # Recorded completions: the owner's verdicts
-
-    @property
-    def thoughts_apart(self) -> bool:
-        """Whether completions that begin with `<think>` had their thoughts apart from their text."""
-        return self.ref is None or self.rendered.servers is not None
 
     @property
     def questions(self) -> dict[QuestionKey, Problem]:
@@ -148,16 +143,6 @@ def like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]]:
         Benchmark(name, name, partial(lambda problems, folder: problems, stored), record.benchmarks[name].source)
         for name, stored in problems.items()
     ]
-
-
-def resolve(settings: EvalSettings) -> tuple[EvalSettings, Protocol, list[Benchmark]]:
-    """Return settings in which what was not given is as --like and the protocol say, the protocol, and questions.
-
-    The questions are those of --like; none without it.
-    """
-    settings, benchmarks = like(settings) if settings.like is not None else (settings, [])
-    protocol = find_protocol(settings.protocol)
-    return protocol.applied(settings), protocol, benchmarks
 
 
 def drop_unverifiable(

@@ -139,7 +139,9 @@ class EvalSettings(Options):
     serve_command: str | None = _server(
         None, "The same for any server: its command, with {model} and {port}.", engines=("--serve-command",)
     )
-    concurrency: int = _server(64, "Maximum requests in flight at each server (--serve: 256 a replica).", ge=1)
+    concurrency: int = _server(
+        64, "Maximum requests in flight at each server; 256 a replica at one that is started.", ge=1
+    )
     timeout: float = _server(
         600.0, "Seconds that a request may be silent; all of it may take 60 times as long.", gt=0.0
     )
@@ -241,14 +243,6 @@ class EvalSettings(Options):
     def source(self) -> str:
         """What samples: an engine, or the flag that starts a server."""
         return self.server[0] if self.server else self.engine
-
-    @property
-    def in_flight(self) -> int:
-        """Most requests in flight at each server."""
-        from gtpo.evalkit.engines.serve import IN_FLIGHT, replicas
-
-        by_default = self.serve is not None and "concurrency" not in self.given
-        return IN_FLIGHT * replicas(self.serve or "") if by_default else self.concurrency
 
     @property
     def n(self) -> int:

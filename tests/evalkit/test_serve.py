@@ -160,10 +160,8 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
     ("flags", "count"),
     [("", 1), ("-dp 3", 3), ("--data-parallel-size=4 --enforce-eager", 4), ("--data_parallel_size 2 -tp 2", 2)],
 )
-def test_requests_in_flight_grow_with_the_replicas(flags: str, count: int) -> None:
-    settings = EvalSettings(model="m", benchmarks="arithmetic", serve=flags)
-    assert settings.in_flight == 256 * count
-    assert settings.filled({"concurrency": 7}).in_flight == 7
+def test_replicas_of_a_command_line(flags: str, count: int) -> None:
+    assert serve.replicas(flags) == count
 
 
 @pytest.mark.parametrize(
