@@ -95,7 +95,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     reading: Reading = field(default_factory=Reading)
 
-    def drawn(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """Return name -> value of what decides how each token is drawn, and of max_tokens."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("n", "seed", "reading")}
 

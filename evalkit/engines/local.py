@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def _loaded(kind: Any, source: str, trust_remote_code: bool) -> Any:
+def _load(kind: Any, source: str, trust_remote_code: bool) -> Any:
     try:
         return kind.from_pretrained(source, trust_remote_code=trust_remote_code)
     # The last three: a file of another shape.
@@ -34,14 +34,14 @@ def load_config(ref: ModelRef, *, trust_remote_code: bool = False) -> Any:
     if ref.folder is not None:
         for path in sorted(ref.folder.glob("*.safetensors")):
             safetensors_shapes(path)
-    return _loaded(AutoConfig, ref.source, trust_remote_code)
+    return _load(AutoConfig, ref.source, trust_remote_code)
 
 
 def load_tokenizer(ref: ModelRef, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Return the tokenizer: the adapter's own if it has one, else the model's."""
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = _loaded(AutoTokenizer, ref.tokenizer_source, trust_remote_code)
+    tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, ref.tokenizer_source, trust_remote_code)
     return tokenizer
 
 

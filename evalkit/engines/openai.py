@@ -74,7 +74,7 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_text")
 _JSON = TypeAdapter(Any)
 
 
-def _parsed(data: bytes) -> Any:
+def _parse(data: bytes) -> Any:
     try:
         return _JSON.validate_json(data)
     # Half a character, which servers send in two events, is no JSON to pydantic.
@@ -130,7 +130,7 @@ class Answer:
                 self._data = b""
                 return
             try:
-                event = _parsed(self._data)
+                event = _parse(self._data)
             # It may go on in the next line.
             except (ValueError, RecursionError):
                 return
@@ -200,7 +200,7 @@ class Answer:
         self._line(b"")
         if not self._streamed:
             try:
-                self._add(_parsed(b"\n".join(self._whole) or b"{}"))
+                self._add(_parse(b"\n".join(self._whole) or b"{}"))
             except (ValueError, RecursionError) as error:
                 raise _malformed(error) from None
         # Some servers never say how a completion ended: one whose stream ended as agreed is whole, and may be cut off.
@@ -243,7 +243,7 @@ def _number(value: Any, before: int | None) -> int | None:
     return int(value) if counted else before
 
 
-def refused(status: int, headers: Any, body: str) -> RequestError:
+def refusal(status: int, headers: Any, body: str) -> RequestError:
     """Return the error in an HTTP answer whose status is not 200."""
     if 300 <= status < 400:
         where = one_line(headers.get("location", "?"))
@@ -486,10 +486,10 @@ class OpenAIEngine(Engine):
             answer = await self._ask(server, request, self.sampling)
         except RequestError as error:
             if error.passing:
-                server.failed(sent)
-            self._failed(server, request, error)
+                server.note_failure(sent)
+            self._settle_failure(server, request, error)
             return
-        server.succeeded()
+        server.note_success()
         stopped, reading = answer.finish_reason == "stop" and request.stop, self.sampling.reading
         if stopped and reading.ends_in_thought(answer.text(), request.task.prompt.text):
             # A stop text ended it in its thought: from now on they are applied here only.
@@ -510,7 +510,7 @@ class OpenAIEngine(Engine):
         self._lot.append(sample)
         self._left -= 1
 
-    def _failed(self, server: Server, request: _Request, error: RequestError) -> None:
+    def _settle_failure(self, server: Server, request: _Request, error: RequestError) -> None:
         """Decide from an error: the sample is asked for again, or has failed, or the server is left out."""
         text, status, now = self.access.redact(str(error)), error.status, time.monotonic()
         # A refusal for the rate: the sample has not failed.
@@ -521,7 +521,7 @@ class OpenAIEngine(Engine):
             if now - server.full_since > self.access.timeout_s:
                 self._leave_out(server, f"it has accepted no request for {now - server.full_since:.0f} s (HTTP 429)")
             return
-        if self._process is not None and (ended := self._process.ended()):
+        if self._process is not None and (ended := self._process.exit_report()):
             self._waiting.appendleft(request)
             self._leave_out(server, ended)
             return
@@ -558,7 +558,7 @@ class OpenAIEngine(Engine):
         if server.out is not None:
             return
         # Its connections break before it has ended.
-        ended = self._process.ended(ENDING_S) if self._process is not None else ""
+        ended = self._process.exit_report(ENDING_S) if self._process is not None else ""
         server.out = why = ended or why
         LOG.warning("%s is left out: %s", server.url, why)
         if not self._in():
@@ -594,7 +594,7 @@ class OpenAIEngine(Engine):
                     why = f"not finished within {self.access.total_s:g} s (60 times --timeout)"
                 raise RequestError(one_line(why), passing=True) from None
             if status in (401, 403, 404, 429) or not server.learn(sent, text):
-                raise refused(status, headers, text)
+                raise refusal(status, headers, text)
         answer.end()
         model = one_line(answer.model or "")
         if model and server.model not in (None, model):

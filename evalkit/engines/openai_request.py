@@ -75,7 +75,7 @@ class Access:
         proxies = not self._direct and bool(getproxies())
         return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self.headers, trust_env=proxies)
 
-    def refused(self, url: str, status: int) -> str:
+    def refusal(self, url: str, status: int) -> str:
         """Return what to tell of a server that refuses the key, or a request without one."""
         state = f"the key in {self.variable}" if self.key else f"a request without a key; set {self.variable}"
         return f"{url} refuses {state} (HTTP {status})"
@@ -93,7 +93,7 @@ def server_urls(ref: ModelRef, given: Sequence[str], key_name: str) -> list[str]
     Each value is a URL, or several with commas between them. UserError says what is wrong with which.
     """
     values = ",".join(given or [os.environ.get("OPENAI_BASE_URL", "")]).split(",")
-    urls = [_checked(value.strip(), key_name) for value in values if value.strip()]
+    urls = [_check_url(value.strip(), key_name) for value in values if value.strip()]
     if not urls:
         raise UserError(
             f"--engine openai needs --base-url (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1{_own(ref)}"
@@ -106,7 +106,7 @@ def _own(ref: ModelRef) -> str:
     return ". Without --engine and with --serve '' vLLM's server is started for this run" if ref.train_run else ""
 
 
-def _checked(url: str, key_name: str) -> str:
+def _check_url(url: str, key_name: str) -> str:
     if "@" in url or "?" in url:
         raise UserError(f"--base-url must hold no credentials: put the key in the environment variable {key_name}")
     try:
@@ -194,7 +194,7 @@ class Server:
         if status in (400, 404) and (told := self.unlisted):
             return told
         if status == 401:
-            return self.access.refused(self.url, status)
+            return self.access.refusal(self.url, status)
         if status == 404:
             return f"{self.url}/chat/completions is not there ({text})"
         return f"{self.url}: {text}" if status is not None and 300 <= status < 400 else ""
@@ -217,7 +217,7 @@ class Server:
             question, usage = {"prompt": prompt.ids}, usage | {"continuous_usage_stats": True}
         sent: dict[str, Any] = {
             "model": self.ref.served_name, **question, "seed": seed, "stream": True,
-            "stream_options": usage, **s.drawn(), "top_k": s.top_k or -1,
+            "stream_options": usage, **s.parameters(), "top_k": s.top_k or -1,
             "skip_special_tokens": False,
         }  # fmt: skip
         if stop:
@@ -254,13 +254,13 @@ class Server:
             LOG.warning("%s takes no %s: %s", self.url, name, why)
         self.left_out |= names
 
-    def succeeded(self) -> None:
+    def note_success(self) -> None:
         """Note an answer."""
         self.limit = min(self.most, self.limit + 1 / self.limit)
         self.served = True
         self.failures.clear()
 
-    def failed(self, sent: float) -> None:
+    def note_failure(self, sent: float) -> None:
         """Halve the limit, once for all requests that were on their way. sent: when this one was."""
         if sent >= self._halved_at:
             self.limit, self._halved_at = max(1.0, self.limit / 2), time.monotonic()
@@ -277,7 +277,7 @@ class Server:
         if status in (502, 503, 504):
             self.out = f"HTTP {status}"
         elif status in (401, 403):
-            raise UserError(self.access.refused(self.url, status))
+            raise UserError(self.access.refusal(self.url, status))
         try:
             listed = json.loads(body) if status == 200 else []
             if isinstance(listed, dict):
@@ -294,7 +294,7 @@ class Server:
             async with session.get(f"{self.url.removesuffix('/v1')}/version") as response:
                 self.version = one_line((await response.json(content_type=None))["version"])
 
-    def rendered(self, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None) -> dict[_Key, Prompt]:
+    def render(self, prompts: Mapping[_Key, Prompt], kwargs: dict[str, Any] | None) -> dict[_Key, Prompt]:
         """Return the prompts with text and tokens as it renders them (vLLM can), else as they are."""
         template = {"chat_template_kwargs": kwargs} if kwargs else {}
 

@@ -91,7 +91,7 @@ class ServerProcess(contextlib.AbstractContextManager["ServerProcess"]):
         """Wait until it answers."""
         opener, begun = build_opener(ProxyHandler({})), time.monotonic()
         line = begun + LINE_EVERY_S
-        while not (ended := self.ended()):
+        while not (ended := self.exit_report()):
             with contextlib.suppress(OSError, HTTPException), opener.open(f"{self.url}/models", timeout=ANSWER_S):
                 return
             if time.monotonic() > line:
@@ -100,7 +100,7 @@ class ServerProcess(contextlib.AbstractContextManager["ServerProcess"]):
             time.sleep(LOOK_S)
         raise UserError(f"the server does not start: {ended}")
 
-    def ended(self, patience_s: float = 0.0) -> str:
+    def exit_report(self, patience_s: float = 0.0) -> str:
         """Return how it ended, with its last words; empty if it runs, for so many seconds more."""
         try:
             code = self._guard.wait(patience_s)

@@ -135,7 +135,7 @@ class VLLMEngine(Engine):
         sample.seed = sample_seed(s.seed, *sample.key)
         # Tags and delimiters of thoughts may be special tokens.
         params = SamplingParams(
-            seed=sample.seed, **s.drawn(), stop=list(self._stop), skip_special_tokens=False,
+            seed=sample.seed, **s.parameters(), stop=list(self._stop), skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
         number = str(next(self._numbers))

@@ -283,7 +283,7 @@ def print_check(settings: EvalSettings) -> None:
         extra = "".join(f", {key} {value}" for key in ("subject", "level") if (value := getattr(problem, key)))
         print(f"\n{problem.id}{extra}\n{problem.problem}\ngold: {problem.answer}")
     if settings.model is not None:
-        _print_prompt(protocol.applied(settings), settings.model, protocol, problems)
+        _print_prompt(protocol.apply_to(settings), settings.model, protocol, problems)
     with Verifier() as verifier:
         failures = find_unverifiable([(p.id, p.answer) for p in problems], verifier)
     contracts = [f"{p.id}: {contract}" for p in problems if (contract := str(read_contract(p.problem)))]

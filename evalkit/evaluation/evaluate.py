@@ -25,8 +25,8 @@ from gtpo.evalkit.evaluation.plan import (
     Plan,
     choose_engine,
     find_run,
-    like,
     plan_evaluation,
+    settings_like,
     with_sampling,
 )
 from gtpo.evalkit.evaluation.progress import EvalProgress
@@ -84,9 +84,9 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     if the run stopped early: what was sampled until then is stored.
     """
     started = time.monotonic()
-    settings, benchmarks = like(settings) if settings.like is not None else (settings, [])
+    settings, benchmarks = settings_like(settings) if settings.like is not None else (settings, [])
     protocol = find_protocol(settings.protocol)
-    settings = protocol.applied(settings)
+    settings = protocol.apply_to(settings)
     # One core is left for the engine: verification runs beside it.
     with Verifier(max(1, usable_cpus() - 1)) as verifier:
         if settings.completions is not None:
@@ -258,7 +258,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
         # Metrics of other rules, for another headline, or of other questions are computed anew.
         anew = old.verifier.version != RULES_VERSION or old.scoring != record.scoring
         if chosen is not None and name in stored:
-            others += _changed(name, stored[name], chosen)
+            others += _differences(name, stored[name], chosen)
             if {p.id for p in shown.get(name, ())} != {p.id for p in chosen}:
                 LOG.info("%s: %d questions, of %d that are stored", name, len(chosen), len(stored[name]))
                 anew = True
@@ -276,7 +276,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
     return record
 
 
-def _changed(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> list[str]:
+def _differences(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> list[str]:
     """Say which questions are asked for that have samples, and are others now."""
     now = {p.id: p for p in asked}
     pairs = [(p, now[p.id]) for p in stored if p.id in now]

@@ -118,7 +118,7 @@ def find_run(name: str | None, flag: str) -> Path:
     raise UserError(f'{flag} needs an eval run: no eval.json in "{name}" or {EVAL_RUNS / (name or "")}')
 
 
-def like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]]:
+def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]]:
     """Return settings in which what was not given is as in the run of --like, and its questions as it stored them.
 
     UserError if there is no such run, or if it does not know how it was sampled.
@@ -243,7 +243,7 @@ def render_prompts(
         servers = find_servers(ref, settings.base_url or (), access)
         # The least that a server lists, if one of them says it.
         context = min((tokens for server in servers if (tokens := server.context())), default=None)
-        prompts = next(server for server in servers if server.out is None).rendered(prompts, kwargs)
+        prompts = next(server for server in servers if server.out is None).render(prompts, kwargs)
     else:
         from gtpo.evalkit.engines import local
 
@@ -310,5 +310,5 @@ def with_sampling(plan: Plan, settings: EvalSettings, protocol: Protocol, old: E
     sampling = Sampling(max_tokens=most, n=settings.n, seed=settings.seed, reading=rendered.reading, **values)
     body = {"extra_body": settings.request_body()} if settings.extra_body else {}
     own = {"n": sampling.n, "seed": sampling.seed, "stop": list(sampling.reading.stop)}
-    record = plan.record.model_copy(update={"sampling": SamplingRecord(**sampling.drawn(), **own, **body)})
+    record = plan.record.model_copy(update={"sampling": SamplingRecord(**sampling.parameters(), **own, **body)})
     return replace(plan, sampling=sampling, record=record)

@@ -71,7 +71,7 @@ class Protocol(_Section):
             raise ValueError("chat_template_kwargs have no effect with api: completions")
         return self
 
-    def applied(self, settings: EvalSettings) -> EvalSettings:
+    def apply_to(self, settings: EvalSettings) -> EvalSettings:
         """Return settings in which what was not given is as the protocol says. UserError for a value out of range."""
         said = self.model_dump(include={"scoring", "chat_template_kwargs"}) | {"prompt": self.system}
         if settings.sampling == "default":
@@ -91,12 +91,12 @@ class Protocol(_Section):
         """Return the prompt before any chat template: messages, or the text for a base model."""
         if self.api == "completions":
             between = self.fewshot.between if self.fewshot else "\n\n"
-            shown = [_filled(self.user, example) + _filled(self._answer, example) for example in examples]
-            return Prompt([], between.join([*([system] if system else []), *shown, _filled(self.user, problem)]))
+            shown = [_fill(self.user, example) + _fill(self._answer, example) for example in examples]
+            return Prompt([], between.join([*([system] if system else []), *shown, _fill(self.user, problem)]))
         turns: list[tuple[str, str]] = [(self.system_role, system)] if system else []
         for example in examples:
-            turns += [("user", _filled(self.user, example)), ("assistant", _filled(self._answer, example).strip())]
-        turns.append(("user", _filled(self.user, problem)))
+            turns += [("user", _fill(self.user, example)), ("assistant", _fill(self._answer, example).strip())]
+        turns.append(("user", _fill(self.user, problem)))
         return Prompt([{"role": role, "content": content} for role, content in turns])
 
     @property
@@ -124,7 +124,7 @@ class Protocol(_Section):
         return {p.id: draw.sample(pool, self.fewshot.count) for p in problems}
 
 
-def _filled(template: str, problem: Problem) -> str:
+def _fill(template: str, problem: Problem) -> str:
     # In one pass: the text of a field may hold the braces of another.
     return re.sub(r"\{(problem|answer|solution)\}", lambda found: str(getattr(problem, found[1])), template)
 
@@ -132,7 +132,7 @@ def _filled(template: str, problem: Problem) -> str:
 @cache
 def presets() -> dict[str, Protocol]:
     """Return the protocols that come with gtpo eval."""
-    return {name: _resolved(_PRESETS, {"name": name, **found}) for name, found in _known().items()}
+    return {name: _resolve(_PRESETS, {"name": name, **found}) for name, found in _known().items()}
 
 
 def find_protocol(name: str) -> Protocol:
@@ -146,10 +146,10 @@ def find_protocol(name: str) -> Protocol:
         return presets()[name]
     path = Path(name)
     values, lines = read_yaml(path)
-    return _resolved(path, {"name": path.stem, **values}, lines)
+    return _resolve(path, {"name": path.stem, **values}, lines)
 
 
-def _resolved(path: Path, values: dict[str, Any], lines: dict[tuple[str, ...], int] | None = None) -> Protocol:
+def _resolve(path: Path, values: dict[str, Any], lines: dict[tuple[str, ...], int] | None = None) -> Protocol:
     known, base = _known(), values.get("extends")
     if base is not None and base not in known:
         line = (lines or {})["extends",]

@@ -197,7 +197,7 @@ class QuestionSamples:
         values = (getattr(sample, name) for sample in self.scored.values())
         return [value for value in values if value is not None]
 
-    def said(self, scoring: str) -> tuple[list[str | None], list[str]]:
+    def answers(self, scoring: str) -> tuple[list[str | None], list[str]]:
         """Return the answers and the verdicts under one scoring."""
         samples = self.scored.values()
         return [s.answer(scoring) for s in samples], [s.verdict(scoring) or "" for s in samples]
@@ -251,7 +251,7 @@ class Tally:
     def count_votes(self, questions: Sequence[tuple[Problem, QuestionSamples]]) -> None:
         """Count the votes of some questions, if they are not known: both scorings together, which mostly agree."""
         missing = [(p, s, scoring) for scoring in SCORINGS for p, s in questions if scoring not in s.votes]
-        counted = count_votes([(*s.said(scoring), p) for p, s, scoring in missing], self._verifier)
+        counted = count_votes([(*s.answers(scoring), p) for p, s, scoring in missing], self._verifier)
         for (_, samples, scoring), votes in zip(missing, counted, strict=True):
             samples.votes[scoring] = votes
 

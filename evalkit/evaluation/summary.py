@@ -48,7 +48,7 @@ def _bounds(votes: Sequence[Votes], n: int, lost: int) -> Callable[[str, int], d
     }
 
 
-def _scored(
+def _metrics(
     name: str,
     scoring: Scoring,
     questions: Sequence[tuple[Problem, QuestionSamples]],
@@ -63,7 +63,7 @@ def _scored(
     votes = [samples.votes[scoring] for _, samples in questions]
     counts = [v.total for v in votes]
     tables, bounds = _tables(votes, counts), _bounds(votes, n, lost)
-    verdicts = Counter(verdict for _, samples in questions for verdict in samples.said(scoring)[1])
+    verdicts = Counter(verdict for _, samples in questions for verdict in samples.answers(scoring)[1])
 
     def intervals(metric: str) -> dict[int, Interval]:
         found = {}
@@ -135,7 +135,7 @@ def summarise(
     tally.count_votes(questions)
     clusters = clusters_of([p.problem for p, _ in questions], [p.cluster for p, _ in questions])
     lost = [p.id for p, s in asked if not s.scored]
-    scored = {scoring: _scored(name, scoring, questions, n, len(lost), clusters) for scoring in SCORINGS}
+    scored = {scoring: _metrics(name, scoring, questions, n, len(lost), clusters) for scoring in SCORINGS}
     tokens, read, ended, in_thought, in_format = (
         [value for _, s in questions for value in s.column(field)]
         for field in ("tokens", "prompt_tokens", "finish_reason", "unfinished", "format_ok")

@@ -25,7 +25,7 @@ from gtpo.evalkit.engines.base import (
     sample_seed,
 )
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.openai import refused
+from gtpo.evalkit.engines.openai import refusal
 from gtpo.evalkit.engines.openai_request import Access
 from gtpo.evalkit.engines.openai_request import Server as AskedServer
 from gtpo.runs.eval_record import read_record
@@ -336,7 +336,7 @@ def test_a_refusal_for_the_rate_costs_no_attempt(serve: Serve, after: str) -> No
 
 @pytest.mark.parametrize(("header", "expected"), [("7", 7.0), ("1e9", 120.0), ("-3", 0.0), ("soon", 0.0), ("", 0.0)])
 def test_retry_after(header: str, expected: float) -> None:
-    error = refused(429, {"retry-after": header}, "")
+    error = refusal(429, {"retry-after": header}, "")
     assert (error.pause_s, error.passing) == (expected, True)
 
 

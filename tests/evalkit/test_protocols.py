@@ -37,17 +37,17 @@ def settings(**given: Any) -> EvalSettings:
 
 def test_a_flag_wins_over_the_protocol() -> None:
     protocol = presets()["qwen3"]
-    found = protocol.applied(settings(top_p=0.5))
+    found = protocol.apply_to(settings(top_p=0.5))
     assert (found.temperature, found.top_p, found.top_k, found.scoring, found.prompt) == (0.7, 0.5, 20, "lenient", "")
     assert found.chat_template_kwargs == {"enable_thinking": False}
-    assert protocol.applied(settings(scoring="strict", prompt="Hi")).scoring == "strict"
-    assert "temperature" not in protocol.applied(settings(sampling="model")).given  # the model's recommendation holds
-    assert vars(presets()["gtpo"].applied(settings())) == vars(settings())
+    assert protocol.apply_to(settings(scoring="strict", prompt="Hi")).scoring == "strict"
+    assert "temperature" not in protocol.apply_to(settings(sampling="model")).given  # the model's recommendation holds
+    assert vars(presets()["gtpo"].apply_to(settings())) == vars(settings())
     with pytest.raises(UserError, match="protocol qwen-math: --temperature 0 gives the same completion every time"):
-        presets()["qwen-math"].applied(settings(k=4))
+        presets()["qwen-math"].apply_to(settings(k=4))
     for most, said in ((-5, "must be 1 or more, found -5"), (8.5, "must be a whole number, found 8.5")):
         with pytest.raises(UserError, match=f"protocol mine: --max-tokens {said}"):
-            Protocol(name="mine", sampling={"max_tokens": most}).applied(settings())
+            Protocol(name="mine", sampling={"max_tokens": most}).apply_to(settings())
 
 
 def test_fields_are_filled_once() -> None:

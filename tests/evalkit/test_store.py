@@ -116,7 +116,7 @@ def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
         with Verifier() as verifier:
             stored = Tally(folder, verifier).questions["b", "q"]
             for name, votes in found.items():
-                assert [votes] == count_votes([(*stored.said(name), PROBLEM)], verifier)
+                assert [votes] == count_votes([(*stored.answers(name), PROBLEM)], verifier)
 
 
 def test_samples_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
