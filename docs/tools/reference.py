@@ -219,6 +219,7 @@ all. Metrics have [a page of their own](metrics.md).
 | `questions.parquet` | eval run | one row per question and scoring |
 | `problems.parquet` | eval run | the questions and golds |
 | `samples/*.parquet` | eval run | one row per sample |
+| `server.log` | eval run | what the server of `--serve` printed |
 
 Read them with any library:
 
