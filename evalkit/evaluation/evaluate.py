@@ -203,15 +203,15 @@ def _start_engine(settings: EvalSettings, plan: Plan, rows: int | None, folder: 
     elif settings.serve_command is not None:
         process = stack.enter_context(serve_with(ref, settings.serve_command, log))
     if process is not None or rendered.servers is not None:
-        from gtpo.evalkit.engines.openai import OpenAIEngine
-        from gtpo.evalkit.engines.openai_request import find_own_server
+        from gtpo.evalkit.engines.server import ServerEngine
+        from gtpo.evalkit.engines.server_request import find_own_server
 
         servers = [find_own_server(process, ref, settings.timeout)] if process is not None else rendered.servers or []
         # A template that was applied here is not the server's.
         body = settings.request_body() if process is None else settings.extra_body
         by_default = process is not None and "concurrency" not in settings.given
         concurrency = IN_FLIGHT * replicas(settings.serve or "") if by_default else settings.concurrency
-        return OpenAIEngine(
+        return ServerEngine(
             servers, sampling, concurrency=concurrency, retries=settings.retries, body=body, first=plan.tasks,
             name=name, process=process,
         )  # fmt: skip

@@ -55,7 +55,7 @@ class Rendering:
     record: PromptRecord  # What they were made with
     reading: Reading  # What of a completion is thought, and where it ends
     context: int | None = None  # Tokens that the model takes, None if unknown
-    servers: list[Any] | None = field(default=None, repr=False)  # Of `engines.openai_request.Server`
+    servers: list[Any] | None = field(default=None, repr=False)  # Of `engines.server_request.Server`
 
     @property
     def longest(self) -> int:
@@ -237,7 +237,7 @@ def render_prompts(
     kwargs, template_hash, servers = settings.chat_template_kwargs, None, None
     thoughts: tuple[tuple[str, str], ...] = ()
     if remote:
-        from gtpo.evalkit.engines.openai_request import Access, find_servers
+        from gtpo.evalkit.engines.server_request import Access, find_servers
 
         access = Access(settings.api_key_env, settings.header or (), settings.timeout)
         servers = find_servers(ref, settings.base_url or (), access)

@@ -19,8 +19,8 @@ import pytest
 
 from gtpo.evalkit.engines.base import Prompt, Sampling, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.openai import CANARY_TOKENS, OpenAIEngine
-from gtpo.evalkit.engines.openai_request import Access, find_servers
+from gtpo.evalkit.engines.server import CANARY_TOKENS, ServerEngine
+from gtpo.evalkit.engines.server_request import Access, find_servers
 from gtpo.runs.tables import Sample
 
 
@@ -188,16 +188,16 @@ def tasks(questions: int, samples: int) -> list[Task]:
     ]
 
 
-def make(*servers: Server, sampling: dict[str, Any] | None = None, **options: Any) -> OpenAIEngine:
+def make(*servers: Server, sampling: dict[str, Any] | None = None, **options: Any) -> ServerEngine:
     """The engine that asks these servers, an hour for anything new; `total_s`: in any case."""
     settings = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33, "n": 4, "seed": 5, **(sampling or {})}
     asked = Access("OPENAI_API_KEY", (), 3600.0)
     asked.total_s = options.pop("total_s", asked.total_s)
     found = find_servers(resolve_model("m", served=True), [server.url for server in servers], asked)
-    return OpenAIEngine(found, Sampling(**settings), **{"concurrency": 4, **options})
+    return ServerEngine(found, Sampling(**settings), **{"concurrency": 4, **options})
 
 
-def collect(source: OpenAIEngine, wanted: list[Task]) -> dict[int | None, Sample]:
+def collect(source: ServerEngine, wanted: list[Task]) -> dict[int | None, Sample]:
     """Seed -> what came of it."""
     found = [g for lot in source.generate(wanted) for g in lot]
     assert len({g.seed for g in found}) == len(found), "no sample comes twice"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from servers import Reply, Server, collect, completion, make, tasks
 
-import gtpo.evalkit.engines.openai as engine_module
+import gtpo.evalkit.engines.server as engine_module
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.openai_request import server_urls
+from gtpo.evalkit.engines.server_request import server_urls
 from gtpo.runs.tables import Sample
 
 GONE = Reply(503, {"error": "down"})

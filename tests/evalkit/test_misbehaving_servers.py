@@ -1,6 +1,6 @@
 """`gtpo eval` against servers that misbehave: every completion that was served is stored, the run ends by itself with
 the right exit code, and the same command completes it to the rows of an undisturbed run (what each answer comes to:
-test_openai_engine.py)."""
+test_server_engine.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from commands import command_line
 from servers import Reply, Server, completion, stream, text_of
 
-import gtpo.evalkit.engines.openai as engine_module
+import gtpo.evalkit.engines.server as engine_module
 from gtpo.evalkit.engines.base import sample_seed
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 

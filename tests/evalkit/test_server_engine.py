@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from servers import DONE, USAGE, Clock, Reply, Server, collect, completion, delta, event, make, stream, tasks, text_of
 
-import gtpo.evalkit.engines.openai as engine_module
+import gtpo.evalkit.engines.server as engine_module
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import (
     EngineStopped,
@@ -25,9 +25,9 @@ from gtpo.evalkit.engines.base import (
     sample_seed,
 )
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.openai import refusal
-from gtpo.evalkit.engines.openai_request import Access
-from gtpo.evalkit.engines.openai_request import Server as AskedServer
+from gtpo.evalkit.engines.server import refusal
+from gtpo.evalkit.engines.server_request import Access
+from gtpo.evalkit.engines.server_request import Server as AskedServer
 from gtpo.runs.eval_record import read_record
 from gtpo.runs.tables import Sample
 

@@ -39,8 +39,8 @@ from gtpo.evalkit.engines.base import (
     one_line,
     sample_seed,
 )
-from gtpo.evalkit.engines.openai_request import Server, apart
 from gtpo.evalkit.engines.serve import ServerProcess
+from gtpo.evalkit.engines.server_request import Server, apart
 from gtpo.runs.tables import Sample
 
 # Between two looks at the queue.
@@ -283,7 +283,7 @@ class _Request:
     answer: Answer = field(default_factory=Answer)
 
 
-class OpenAIEngine(Engine):
+class ServerEngine(Engine):
     """Samples from servers, e.g. at http://127.0.0.1:8000/v1.
 
     concurrency: most requests in flight at each. retries: attempts after the first. body: further fields of every
