@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,12 @@ import yaml
 from pydantic import BaseModel
 
 from gtpo import cli
-from gtpo.config.keys import SHORTCUTS, by_section
+from gtpo.common.settings import CommandSettings
+from gtpo.config.keys import SHORTCUTS, by_section, default_in_words
+from gtpo.config.options import TrainOptions
 from gtpo.config.published import RENAMED, REWARDS, TRAINERS, WITHOUT_EFFECT
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.report.command import CompareSettings
 from gtpo.runs.eval_record import (
     BenchmarkRecord,
     EvalRecord,
@@ -44,12 +48,10 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 # -- the command line ------------------------------------------------------------------------------------------------
 
 
-def default_of(option: Any) -> str:
+def default_of(value: Any) -> str:
     """Return an option's default as a word; empty where it is off or its help says more."""
-    value = option.default
-    if option.is_flag or value is None or callable(value) or not str(value):
-        return ""
-    return f"`{value}`"
+    off = value is None or value is False or callable(value) or not str(value)
+    return "" if off else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
 def prose(text: str) -> str:
@@ -57,23 +59,38 @@ def prose(text: str) -> str:
     return re.sub(r"(`[^`]*`)|(?<![\w-])--\w[\w.-]*\w", lambda match: match[1] or f"`{match[0]}`", text)
 
 
+# What is declared as a model; Typer knows the rest.
+DECLARED: dict[str, type[CommandSettings]] = {"train": TrainOptions, "eval": EvalSettings, "compare": CompareSettings}
+
+
 def command_section(name: str, command: Any) -> str:
     """Return the section of one command."""
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and not getattr(p, "hidden", False)]
-    given = " ".join(argument.metavar or argument.name.upper() for argument in arguments)
+    if settings := DECLARED.get(name):
+        keys = settings.keys()
+        argument = keys.pop(settings.ARGUMENT)
+        arguments = [(argument.name.upper() + "..." * argument.repeatable, argument.doc)]
+        options = [(key.flags, key.default, key.doc + choices(key.choices)) for key in keys.values()]
+    else:
+        visible = [param for param in command.params if not getattr(param, "hidden", False)]
+        named = [param for param in visible if param.param_type_name == "argument"]
+        arguments = [(param.metavar or param.name.upper(), param.help or "") for param in named]
+        options = [(tuple(p.opts), False if p.is_flag else p.default, p.help or "") for p in visible if p not in named]
     text = "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", command.help or ""))
     parts = [
         f"## gtpo {name}\n",
-        f"    gtpo {name} {given} [OPTIONS]\n".replace("  [OPTIONS]", " [OPTIONS]"),
+        " ".join([f"    gtpo {name}", *(word for word, _ in arguments), "[OPTIONS]\n"]),
         prose(text) + "\n",
     ]
     if arguments:
-        named = ((f"`{a.metavar or a.name.upper()}`", prose(a.help or "")) for a in arguments)
-        parts.append(table(("argument", "meaning"), named))
-    rows = ((", ".join(f"`{flag}`" for flag in o.opts), default_of(o), prose(o.help or "")) for o in options)
+        parts.append(table(("argument", "meaning"), ((f"`{word}`", prose(meaning)) for word, meaning in arguments)))
+    rows = ((", ".join(f"`{flag}`" for flag in flags), default_of(value), prose(doc)) for flags, value, doc in options)
     parts.append(table(("option", "default", "meaning"), rows))
     return "\n".join(parts)
+
+
+def choices(words: Sequence[str]) -> str:
+    """Return the values that an option may have, as a sentence."""
+    return f" One of {', '.join(words)}." if words else ""
 
 
 def command_line() -> str:
@@ -152,7 +169,7 @@ def config() -> str:
     """Return docs/config.md."""
     parts = [CONFIG_INTRODUCTION]
     for name, doc, own in by_section():
-        rows = ((f"`{key.name}`", key.expects, key.default_in_words(), key.doc) for key in own)
+        rows = ((f"`{key.name}`", key.expects, default_in_words(key), key.doc) for key in own)
         parts.append(f"## {f'`{name}`' if name else 'Top level'}\n\n{doc}\n")
         if own:
             parts.append(table(("key", "takes", "default", ""), rows))

@@ -76,9 +76,9 @@ class Protocol(_Section):
         said = self.model_dump(include={"scoring", "chat_template_kwargs"}) | {"prompt": self.system}
         if settings.sampling == "default":
             said |= {name: value for name, value in self.sampling.items() if name != "max_tokens"}
-        modes = {name: EvalSettings.options[name].about["modes"] for name in said}
+        modes = {name: EvalSettings.keys()[name].about["modes"] for name in said}
         try:
-            EvalSettings.options["max_tokens"].checked(self.sampling.get("max_tokens"))
+            EvalSettings.keys()["max_tokens"].checked(self.sampling.get("max_tokens"))
             return settings.filled({name: value for name, value in said.items() if settings.mode in modes[name]})
         except UserError as error:
             raise UserError(f"protocol {self.name}: {error}") from None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+from pydantic import model_validator
+
 from gtpo.common.errors import UserError
-from gtpo.common.options import Options, either, option
+from gtpo.common.settings import CommandSettings, JsonObject, either, option
 
 # Options that make a command another than to sample a model, and what is said if further options have no effect there.
 MODES = {
@@ -26,12 +28,6 @@ SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "presence_penal
 LOCAL = ("auto", "vllm", "transformers", "--serve", "--serve-command")
 VLLM = ("auto", "vllm")
 ASKED = ("openai", "--serve", "--serve-command")
-
-EXAMPLES = (
-    "gtpo eval Qwen/Qwen2.5-0.5B-Instruct --benchmarks gsm8k --k 8",
-    "gtpo eval --completions mine.jsonl --k 4",
-    "gtpo eval NAME --base-url http://HOST:8000/v1 --benchmarks math500 --k 16",
-)
 
 
 def _section(title: str, engines: Sequence[str] | None = None, modes: Sequence[str] = ("model",)) -> Callable[..., Any]:
@@ -52,11 +48,16 @@ _machine = _section("This machine", engines=LOCAL)
 _output = _section("Output", modes=EVERY)
 
 
-class EvalSettings(Options):
+class EvalSettings(CommandSettings):
     """One `gtpo eval` command, checked before anything heavy is imported. Raises UserError that names the flag."""
 
     COMMAND: ClassVar[str] = "gtpo eval"
     ARGUMENT: ClassVar[str] = "model"
+    EXAMPLES = (
+        "gtpo eval Qwen/Qwen2.5-0.5B-Instruct --benchmarks gsm8k --k 8",
+        "gtpo eval --completions mine.jsonl --k 4",
+        "gtpo eval NAME --base-url http://HOST:8000/v1 --benchmarks math500 --k 16",
+    )
     SAMPLING: ClassVar[tuple[str, ...]] = get_args(SamplingName)
 
     model: str | None = _what(
@@ -103,7 +104,7 @@ class EvalSettings(Options):
         None, "Jinja file that replaces the tokenizer's chat template; a server applies its own.", engines=LOCAL,
         modes=("model", "check"),
     )  # fmt: skip
-    chat_template_kwargs: dict[str, Any] | None = _sampling(
+    chat_template_kwargs: JsonObject | None = _sampling(
         None, "JSON for the chat template, e.g. '{\"enable_thinking\": true}'.", modes=("model", "check")
     )
     temperature: float = _sampling(1.0, "Sampling temperature; 0 is greedy.", ge=0.0)
@@ -145,7 +146,7 @@ class EvalSettings(Options):
     timeout: float = _server(
         600.0, "Seconds that a request may be silent; all of it may take 60 times as long.", gt=0.0
     )
-    extra_body: dict[str, Any] | None = _server(
+    extra_body: JsonObject | None = _server(
         None, 'JSON object of further fields for every request, e.g. \'{"reasoning_effort": "low"}\'.'
     )
     header: Sequence[str] | None = _server(
@@ -170,18 +171,19 @@ class EvalSettings(Options):
     verbose: bool = _output(False, "Show details that help to find a fault.")
     json_output: bool = _output(False, "Print eval.json on stdout.", "--json")
 
-    def __init__(self, **given: Any) -> None:
-        if given.get("base_url") and given.get("engine", "auto") == "auto":
-            given["engine"] = "openai"
-        super().__init__(**given)
+    @model_validator(mode="before")
+    @classmethod
+    def _servers_are_asked(cls, values: dict[str, Any]) -> dict[str, Any]:
+        by_url = values.get("base_url") and values.get("engine", "auto") == "auto"
+        return values | {"engine": "openai"} if by_url else values
 
-    def _fit_together(self) -> None:
+    def check_together(self) -> None:
         """Check what more than one option decides."""
+        keys = self.keys()
         for one, other in (("quiet", "verbose"), ("serve", "serve_command")):
             if getattr(self, one) not in (None, False) and getattr(self, other) not in (None, False):
-                flags = (self.options[name].flags[0] for name in (one, other))
-                raise UserError(f"{' and '.join(flags)} exclude each other")
-        given = [self.options[name] for name in self.given if getattr(self, name) is not None]
+                raise UserError(f"{keys[one].flags[0]} and {keys[other].flags[0]} exclude each other")
+        given = [key for name, key in keys.items() if name in self.given and getattr(self, name) is not None]
         idle = sorted(found.flags[0] for found in given if self.mode not in found.about["modes"])
         if idle and self.mode != "model":
             raise UserError(f"{MODES[self.mode]}, and {', '.join(idle)} would have no effect: leave out what has none")
@@ -222,11 +224,6 @@ class EvalSettings(Options):
                 "--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list); --like RUN "
                 "takes the questions and settings of another run"
             )
-
-    def filled(self, values: Mapping[str, Any]) -> EvalSettings:
-        """Return settings in which what was not given is as in `values`; None there says nothing."""
-        given = {name: getattr(self, name) for name in self.given}
-        return EvalSettings(**{name: value for name, value in values.items() if value is not None} | given)
 
     @property
     def mode(self) -> str:

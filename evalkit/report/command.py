@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import check_writable
-from gtpo.common.options import Options, option
 from gtpo.common.packages import require
+from gtpo.common.settings import CommandSettings, option
 from gtpo.common.terminal import stdout_console, visible
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WORSE, UNKNOWN = 5, 6
 
 
-class CompareSettings(Options):
+class CompareSettings(CommandSettings):
     """One `gtpo compare` command. Raises UserError that names the flag, or the place that cannot be written to."""
 
     COMMAND: ClassVar[str] = "gtpo compare"
@@ -62,7 +62,7 @@ class CompareSettings(Options):
     fail_if_worse: float | None = option(
         None, "[POINTS]: exit code 5 if one is shown to be worse than the baseline; with POINTS, if one is not shown "
         "to be at most so many points worse; 6 if training is not known of several runs of a side.", ge=0.0, lt=100.0,
-        about={"unit": "points"},
+        about={"unit": "points", "bare": 0.0},
     )  # fmt: skip
     figures: Path | None = option(None, "Write figures to this folder, as PDF, SVG and PNG (extra: report).")
     html: Path | None = option(None, "Write one self-contained page: tables, curves, completions.")
@@ -71,7 +71,7 @@ class CompareSettings(Options):
         le=200.0, about={"unit": "MB"},
     )  # fmt: skip
 
-    def _fit_together(self) -> None:
+    def check_together(self) -> None:
         """Check what more than one option decides, and that the outputs can be written."""
         if self.html is not None:
             check_writable("--html", self.html, folder=False)

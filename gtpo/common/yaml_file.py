@@ -5,10 +5,10 @@ And what a type takes, in words.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -106,6 +106,8 @@ def _fields(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:
 
 def alternatives(annotation: Any) -> list[Any]:
     """Return the types that an annotation takes: the parts of a union, else the annotation itself."""
+    if get_origin(annotation) is Annotated:
+        return alternatives(get_args(annotation)[0])
     if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
         return [inner for part in get_args(annotation) for inner in alternatives(part)]
     return [annotation]
@@ -118,12 +120,13 @@ def in_words(annotation: Any, rules: Iterable[Any] = ()) -> str:
         origin, within = get_origin(part) or part, get_args(part)
         if origin is Literal:
             words.append(f"one of {', '.join(map(str, within))}")
-        elif origin is list and within:
+        elif origin in (list, Sequence) and within:
             words.append(f"a list, each {in_words(within[0])}")
         elif isinstance(origin, type) and issubclass(origin, BaseModel):
             words.append(f"a mapping of {', '.join(origin.model_fields)}")
         elif origin is not NoneType:
             words.append(_WORDS.get(origin, getattr(origin, "__name__", str(origin))))
     limits = [(sign, getattr(rule, key, None)) for rule in rules for key, sign in _BOUNDS.items()]
-    bounds = " and ".join(f"{sign} {limit}" for sign, limit in limits if limit is not None)
+    shown = [(sign, f"{limit:g}" if isinstance(limit, float) else limit) for sign, limit in limits if limit is not None]
+    bounds = " and ".join(f"{sign} {limit}" for sign, limit in shown)
     return " ".join(filter(None, (" or ".join(dict.fromkeys(words)), bounds)))

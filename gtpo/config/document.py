@@ -1,9 +1,7 @@
-"""The first step of loading a config: read YAML with `extends`, from a file or a table, and lay the flags over it.
+"""The first step of loading a config: read YAML with `extends`, from a file or a table, and flags, a layer each.
 
-Every key is a flag, `--section.key`, beside the published shortcuts.
-
-A Document is what was read: one flat table, each key with its raw value and where it was set. It is never changed;
-`put`, `without` and `over` return another one.
+A Document is a layer: one flat table, each key with its raw value and where it was set. It is never changed; `put`,
+`without` and `over` return another one.
 """
 
 from __future__ import annotations
@@ -20,8 +18,9 @@ from typing import Any
 import yaml
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.settings import dashed
 from gtpo.common.yaml_file import Lines, read_yaml
-from gtpo.config.keys import SHORTCUTS, ConfigKey, full_name, is_passed_on, keys, sections
+from gtpo.config.keys import SHORTCUTS, full_name, is_passed_on, keys, sections
 from gtpo.config.schema import Setting
 
 Key = tuple[str, ...]
@@ -31,9 +30,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")), _PACKAGE / "configs")
 # A file of many configs: FOLDER/table.yaml holds FOLDER/NAME for each of its names (`_table_names`).
 TABLE = "table.yaml"
-# The config of ours that `gtpo train --model M --data D` starts from.
-START = "recipes/start"
-
 _NULL = {"none", "null", "~"}
 
 
@@ -213,11 +209,11 @@ def _model_hint(model: Path) -> str:
     return f"a model: gtpo train --model {model} --data gsm8k --method gtpo"
 
 
-def _extended(path: Path, chain: tuple[Path, ...] = ()) -> Document:
-    """Read a file over what it `extends`: files relative to it, or configs of gtpo by name; the later ones win."""
+def layers(path: Path, chain: tuple[Path, ...] = ()) -> list[Document]:
+    """Return a file and what it `extends`, lowest first: files relative to it, or configs of gtpo by name."""
     document = _parse(path)
     # A file that comes with gtpo may extend one beside it, or one by its name.
-    (bases, place, _), below = document.at("extends"), Document()
+    (bases, place, _), below = document.at("extends"), list[Document]()
     chain = (*chain, path.resolve())
     for base in bases if isinstance(bases, list) else [] if bases is None else [bases]:
         if not isinstance(base, str):
@@ -229,97 +225,32 @@ def _extended(path: Path, chain: tuple[Path, ...] = ()) -> Document:
             raise UserError(f"{place}: extends {base} is circular")
         if not _exists(file):
             raise UserError(f"{place}: extends {base}: no such file ({file})")
-        below = _extended(file, chain).over(below)
-    return document.without("extends").over(below)
+        below += layers(file, chain)
+    return [*below, document.without("extends")]
 
 
-def read(path: Path, flags: Mapping[str, Any]) -> Document:
-    """Return the document of a file with flags laid over it: name without dashes -> text, or a list of words.
+def flag_layer(flags: Mapping[str, Any]) -> Document:
+    """Return the document of flags: name without dashes -> text, or a list of words.
 
     A key of TRL or peft takes the text as a file would; a key of ours takes it as its type.
     """
-    document = _extended(path)
+    document = Document()
     # A flag of an unknown name is kept, so that it is named with the errors of the file.
     for flag, text in flags.items():
-        name = full_name(flag)
-        document = document.put(name, read_scalar(text) if is_passed_on(name) else text, Setting(None, "", f"--{flag}"))
-    for name, key in keys().items():
+        name, value = full_name(flag), text
+        if is_passed_on(name):
+            value = read_scalar(text)
+        elif name in keys() and NoneType in keys()[name].kinds and str(text).lower() in _NULL - {*keys()[name].choices}:
+            value = None
+        document = document.put(name, value, Setting(None, "", dashed(flag)))
+    return document
+
+
+def merged(documents: Iterable[Document], name: str) -> Document:
+    """Return documents laid over each other, the lowest first. name: of the run, if none of them has one."""
+    document = functools.reduce(lambda below, layer: layer.over(below), documents)
+    for key in keys().values():
         # One word is a list of one.
-        if key.many and isinstance(word := document.at(name).value, str):
-            document = document.put(name, [word])
-    return document if document.at("run_name").value is not None else document.put("run_name", path.stem)
-
-
-# -- the words of a command line ---------------------------------------------------------------------------------------
-
-
-def from_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overrides of START if no config is named, with a run name. UserError without a model or data."""
-    given = {full_name(flag): value for flag, value in overrides.items()}
-    model, data = given.get("model.model_name"), given.get("dataset.name")
-    if not model or not data:
-        raise UserError(
-            "gtpo train needs a config, e.g. gtpo train demo/gtpo (gtpo configs lists them), or a model and data, e.g. "
-            f"gtpo train --model {model or 'Qwen/Qwen2.5-0.5B-Instruct'} --data {data or 'gsm8k'} --method gtpo"
-        )
-    # The same flags name the same folder: the same command again resumes the run.
-    name = "-".join((Path(model).name, Path(data).name.partition(".")[0], given.get("method") or "gtpo")).lower()
-    return {"run_name": re.sub(r"[^a-z0-9._-]+", "-", name), **overrides}
-
-
-def _is_config(word: str) -> bool:
-    return word.endswith((".yaml", ".yml")) or Path(word).is_file() or find_config(word) is not None
-
-
-def _value(key: ConfigKey | None, words: list[str]) -> Any:
-    if key is not None and key.many:
-        text = ",".join(words).strip()
-        text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # a list as YAML writes it
-        return [part.strip(" '\"") for part in text.split(",") if part.strip()]
-    if len(words) > 1:
-        return words
-    return None if key is not None and NoneType in key.kinds and words[0].lower() in _NULL else words[0]
-
-
-def parse_flags(words: list[str]) -> tuple[str | None, dict[str, Any]]:
-    """Split the words of a command line into the config's path or name (None if absent) and overrides by flag name.
-
-    Flags may come before or after the path, as `--key value` or `--key=value`; a list takes several words (or
-    commas); a boolean alone means true. Unknown flags are kept: `load_config` reports them with the file's errors.
-    Raises UserError if a value is missing, and for a second config file or a word that belongs to nothing.
-    """
-    positional: list[str] = []
-    overrides: dict[str, Any] = {}
-    queue = list(words)
-    while queue:
-        word = queue.pop(0)
-        if not word.startswith("--") or word == "--":
-            positional.append(word)
-            continue
-        flag, equals, inline = word[2:].partition("=")
-        key = keys().get(full_name(flag))
-        # -1 is a value, and two dashes begin a flag.
-        taken = [] if equals else list(itertools.takewhile(lambda word: not word.startswith("--"), queue))
-        if key is not None and not key.many and bool not in key.kinds:
-            taken = taken[:1]
-        # `--trainer.reward_funcs a b run.yaml`: the last word is the config if none came before.
-        elif not positional and len(taken) > (key is not None and key.many) and _is_config(taken[-1]):
-            taken.pop()
-        del queue[: len(taken)]
-        taken = [inline] if equals else taken
-        if not taken and key is not None and bool not in key.kinds:
-            raise UserError(f"--{flag} needs a value: {key.expects}")
-        value = _value(key, taken or ["true"])
-        if flag in SHORTCUTS and key is not None and key.many:
-            value = [*overrides.get(flag, []), *value]
-        # The last flag wins, also over another spelling of the same key.
-        overrides.pop(flag, None)
-        overrides[flag] = value
-    if strays := [word for word in positional if not _is_config(word)][: len(positional) - 1]:
-        raise UserError(
-            f'"{strays[0]}" is neither a flag nor a config file; flags begin with two dashes '
-            "(gtpo train --help and --help-config list them)"
-        )
-    if len(positional) > 1:
-        raise UserError(f"one config file at a time; found {', '.join(positional)}")
-    return (positional[0] if positional else None), overrides
+        if key.many and isinstance(word := document.at(key.name).value, str):
+            document = document.put(key.name, [word])
+    return document if document.at("run_name").value is not None else document.put("run_name", name)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
-from gtpo.common.yaml_file import alternatives, in_words
+from gtpo.common.settings import Key
+from gtpo.common.yaml_file import alternatives
 from gtpo.config.schema import PassedOn, TrainConfig
 from gtpo.presets import PRESETS
 
@@ -30,53 +29,14 @@ SHORTCUTS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class ConfigKey:
-    """One key of the config."""
-
-    name: str
-    """Dotted, as in a flag."""
-    info: FieldInfo
-
-    @property
-    def kinds(self) -> list[Any]:
-        """The types that it takes: bool, int, float, str, Path, or a list of one of them; None if it may be unset."""
-        return alternatives(self.info.annotation)
-
-    @property
-    def many(self) -> bool:
-        """Whether it is a list."""
-        return get_origin(self.kinds[0]) is list
-
-    @property
-    def expects(self) -> str:
-        """What the key takes, in words."""
-        return in_words(self.info.annotation, self.info.metadata)
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The words that it, or each value of it, may be, if they are listed."""
-        words = get_args(get_args(self.kinds[0])[0] if self.many else self.kinds[0])
-        return tuple(word for word in words if isinstance(word, str))
-
-    @property
-    def default(self) -> Any:
-        """The value without one; None if there is none."""
-        return None if self.info.is_required() else self.info.get_default(call_default_factory=True)
-
-    @property
-    def doc(self) -> str:
-        """What it means, in one line."""
-        return " ".join((self.info.description or "As in TRL.").split())
-
-    def default_in_words(self) -> str:
-        """Return the default as the reference prints it."""
-        section, _, field = self.name.rpartition(".")
-        if self.name == "dataset.system_instruction":
-            return "the published prompt"
-        if section == "objective" and field != "preset":
-            return f"the preset's; gtpo: {_word(getattr(PRESETS['gtpo'], field))}"
-        return _word(self.default)
+def default_in_words(key: Key) -> str:
+    """Return the default as the reference prints it."""
+    section, _, field = key.name.rpartition(".")
+    if key.name == "dataset.system_instruction":
+        return "the published prompt"
+    if section == "objective" and field != "preset":
+        return f"the preset's; gtpo: {_word(getattr(PRESETS['gtpo'], field))}"
+    return _word(key.default)
 
 
 def _word(value: Any) -> str:
@@ -107,10 +67,10 @@ def sections() -> dict[str, type[BaseModel]]:
 
 
 @functools.cache
-def keys() -> dict[str, ConfigKey]:
+def keys() -> dict[str, Key]:
     """Return every key by its dotted name, section by section in the schema's order."""
     named = [
-        ConfigKey(f"{section}.{name}".lstrip("."), info)
+        Key(f"{section}.{name}".lstrip("."), info)
         for section, model in sections().items()
         for name, info in model.model_fields.items()
         if not _section_of(info.annotation)
@@ -131,7 +91,7 @@ def is_passed_on(name: str) -> bool:
     return bool(inside) and issubclass(sections().get(section, BaseModel), PassedOn) and not own
 
 
-def by_section() -> Iterator[tuple[str, str, list[ConfigKey]]]:
+def by_section() -> Iterator[tuple[str, str, list[Key]]]:
     """Yield (section, its documentation, its own keys), for the reference."""
     for name, section in sections().items():
         own = [key for key in keys().values() if key.name.rpartition(".")[0] == name]
@@ -144,7 +104,7 @@ def print_reference() -> None:
     for name, doc, own in by_section():
         print(f"\n{name or 'top level'}: {doc}")
         for key in own:
-            print(f"  --{key.name}\n      {key.expects}; default {key.default_in_words()}\n      {key.doc}")
+            print(f"  --{key.name}\n      {key.expects}; default {default_in_words(key)}\n      {key.doc}")
     print("\nshort flags")
     for flag, name in SHORTCUTS.items():
         print(f"  --{flag:20} --{name}")

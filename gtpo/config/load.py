@@ -1,4 +1,6 @@
-"""From a YAML file and flags to a resolved TrainConfig: read, translate, validate. All errors are reported at once.
+"""From YAML files and flags to a resolved TrainConfig: read, translate, lay over each other, validate.
+
+All errors are reported at once.
 
 Settings that a config passes on to TRL or peft are checked later, by whoever has imported the library (`checked`): its
 own class says what it has, so that a new version brings its new settings with it.
@@ -13,14 +15,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
-from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.yaml_file import alternatives, in_words
-from gtpo.config.document import Document, find_config, read, unknown_key
+from gtpo.common.settings import Key
+from gtpo.common.yaml_file import alternatives
+from gtpo.config.document import Document, find_config, flag_layer, layers, merged, unknown_key
 from gtpo.config.keys import is_passed_on, keys, sections
-from gtpo.config.published import Findings, translate
+from gtpo.config.published import Findings, complete, translate
 from gtpo.config.resolve import resolve
 from gtpo.config.schema import TrainConfig
 from gtpo.rewards.data.problems import FILES
@@ -41,12 +45,14 @@ def load_config(
     if str(path).endswith((*FILES, ".csv", ".tsv")):
         raise UserError(f"{path} holds data, not a config; to train on it: gtpo train --model MODEL --data {path}")
     file = Path(path) if Path(path).is_file() else find_config(str(path)) or Path(path)
-    document, found = translate(read(file, overrides or {}))
+    found = Findings()
+    documents = [translate(layer, found) for layer in (*layers(file), flag_layer(overrides or {}))]
+    document = complete(merged(documents, file.stem), found)
     config, changes = resolve(to_config(document, found.errors), document, world_size)
     # TRL and peft check their settings when they have been imported; the document is gone by then.
     config._settings = {".".join(key): setting for key, setting in document.items()}
     # Only now: of a config that is refused, only the errors matter.
-    for notice in (*found.notices, *changes):
+    for notice in dict.fromkeys((*found.notices, *changes)):
         LOG.warning(notice)
     return config
 
@@ -88,19 +94,10 @@ def _sentence(document: Document, error: Mapping[str, Any]) -> str:
         return f"{setting} must be a mapping, found {found!r}"
     if key is None:
         return f"{setting}: {error['msg'].removeprefix('Value error, ')}"
-    expects = key.expects
     if error["type"] == "string_pattern_mismatch":
-        expects = "a name that starts with a letter, digit or _ and has no slash (it names a folder)"
-    return f"{setting} must be {expects}; found {found!r}.{_nearest_choice(found, key.choices)}"
-
-
-def _nearest_choice(value: Any, choices: Iterable[str]) -> str:
-    """Suggest one of the choices; YAML reads the words off, no, on and yes as booleans."""
-    if not isinstance(value, bool):
-        return did_you_mean(str(value), choices)
-    meant = next((choice for choice in choices if choice in (("always",) if value else ("never", "none"))), None)
-    read = "on and yes as true" if value else "off and no as false"
-    return f' Did you mean "{meant}"? (YAML reads {read})' if meant else ""
+        names = "a name that starts with a letter, digit or _ and has no slash (it names a folder)"
+        return f"{setting} must be {names}; found {found!r}."
+    return key.sentence(str(setting), found)
 
 
 # -- what a config passes on to TRL or peft ----------------------------------------------------------------------------
@@ -110,6 +107,14 @@ def fields_of(kind: Any) -> dict[str, Any]:
     """Return the fields of a library's dataclass that may be set, with their types."""
     hints = typing.get_type_hints(kind)
     return {entry.name: hints[entry.name] for entry in fields(kind) if entry.init}
+
+
+def _key(name: str, annotation: Any) -> Key:
+    enums = (kind for kind in alternatives(annotation) if isinstance(kind, type) and issubclass(kind, Enum))
+    # `SchedulerType | str` takes any text; its own check comes later and does not know the key.
+    names = tuple(member.value for kind in enums for member in kind)
+    kind: Any = Literal[names] if names else annotation
+    return Key(name, FieldInfo.from_annotation(kind))
 
 
 def checked(
@@ -134,26 +139,9 @@ def checked(
             errors.append(f"{near} Neither gtpo nor {whose} has it.")
         else:
             try:
-                values[name] = typed(str(setting), known[name], value)
+                values[name] = _key(name, known[name]).checked(value, str(setting))
             except UserError as error:
                 errors.append(str(error))
     if errors:
         raise UserError("\n      ".join(errors))
     return values
-
-
-def typed(place: str, annotation: Any, value: Any) -> Any:
-    """Return a value as the type that a field has. Raises UserError with the place, and what the field takes."""
-    kinds = alternatives(annotation)
-    names = [member.value for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum) for member in kind]
-    # `SchedulerType | str` takes any text; its own check comes later and does not know the key.
-    if names:
-        annotation = Literal[tuple(names)]
-    try:
-        # pydantic would read true, which a flag without a value is, as 1.0.
-        if isinstance(value, bool) and bool not in kinds and {int, float}.intersection(kinds):
-            raise ValueError
-        return TypeAdapter(annotation).validate_python(value)
-    except ValueError:
-        near = did_you_mean(str(value), names)
-        raise UserError(f"{place} must be {in_words(annotation)}; found {value!r}.{near}") from None

@@ -1,4 +1,4 @@
-"""The second step of loading a config: the published dialect. The authors' files run unchanged, each mapping is logged.
+"""The second step of loading a config: the published dialect. The authors' files run unchanged; each change is logged.
 
 No key of the dialect exists in a resolved config. Values keep the origin of the key that they were typed under.
 docs/config.md lists what each key of the dialect means here.
@@ -14,6 +14,7 @@ from pathlib import Path
 from gtpo.common.errors import UserError
 from gtpo.config.document import Document, read_scalar, unknown_key
 from gtpo.config.keys import keys
+from gtpo.config.schema import Setting
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 # class_path -> (method, what the log says; empty: a class of ours or TRL's, nothing to say).
@@ -23,6 +24,8 @@ REWARDS: dict[str, tuple[str, str]] = _TABLE["rewards"]
 # Key of the dialect, or TRL's own name of a published key -> ours, of the same meaning.
 RENAMED: dict[str, str] = _TABLE["renamed"]
 WITHOUT_EFFECT: dict[str, str] = _TABLE["without effect"]
+# The section that only the dialect has: GTPO's own switches.
+_RUNTIME = "gtpo_runtime"
 
 
 @dataclass
@@ -38,12 +41,40 @@ class Findings:
             raise UserError("\n      ".join(dict.fromkeys(self.errors)))
 
 
-def translate(document: Document) -> tuple[Document, Findings]:
-    """Return the document in our dialect, with a notice per change and the errors that only this dialect can have."""
-    found = Findings()
+def translate(document: Document, found: Findings) -> Document:
+    """Return one layer in our dialect; note each change, and the errors that only the dialect can have.
+
+    Each layer by itself, before they are laid over each other: so what stands above wins, whichever name it uses.
+    """
     for step in (_without_effect, _trainer_class, _values, _renamed):
         document = step(document, found)
-    return document, found
+    return document
+
+
+def complete(document: Document, found: Findings) -> Document:
+    """Return the merged document with what a file that names a class of the authors leaves to us."""
+    document, method = _without_runtime(document, found), document.at("method").value
+    origin = document.at("trainer.class_path")
+    stands_for, line = _method_of(origin)
+    if not stands_for:
+        return document
+    document = document.without("trainer.class_path")
+    if method != stands_for:
+        found.notices.append(f"{origin} {origin.value} has no effect: {document.at('method')} is {method}")
+        return document
+    if not line:
+        return document
+    found.notices.append(f"{origin} {origin.value} -> {line}")
+    for key, left_out in _TABLE["left out"].items():
+        # GRPO has no preset to choose.
+        if document.at(key).value is None and (method == "gtpo" or key != "objective.preset"):
+            found.notices.append(f"    {left_out['notice']}")
+            document = document.put(key, left_out["value"]) if "value" in left_out else document
+    return document
+
+
+def _method_of(origin: Setting) -> tuple[str, str]:
+    return TRAINERS.get(str(origin.value).replace(":", "."), ("", ""))
 
 
 def _without_effect(document: Document, found: Findings) -> Document:
@@ -55,25 +86,15 @@ def _without_effect(document: Document, found: Findings) -> Document:
 
 
 def _trainer_class(document: Document, found: Findings) -> Document:
-    origin = document.at("trainer.class_path")
-    method, line = TRAINERS.get(str(origin.value).replace(":", "."), ("", ""))
+    """Set the method that a class stands for; `complete` takes the class itself away."""
+    origin, other = document.at("trainer.class_path"), document.at("method")
+    method, _ = _method_of(origin)
     if not method:
         return document
-    document, other = document.without("trainer.class_path"), document.at("method")
     if other.value not in (None, method):
         words = f'trains with method {method}, but {other} is "{other.value}"; remove one'
         found.errors.append(f"{origin} {origin.value} {words}")
-        return document
-    document = document.put("method", method)
-    if not line:
-        return document
-    found.notices.append(f"{origin} {origin.value} -> {line}")
-    for key, left in _TABLE["left out"].items():
-        # GRPO has no preset to choose.
-        if document.at(key).value is None and (method == "gtpo" or key != "objective.preset"):
-            found.notices.append(f"    {left['notice']}")
-            document = document.put(key, left["value"]) if "value" in left else document
-    return document
+    return document if other.value is not None else document.put("method", method, origin)
 
 
 def _values(document: Document, found: Findings) -> Document:
@@ -89,17 +110,14 @@ def _values(document: Document, found: Findings) -> Document:
         changed = [(path, *new) for path, new in zip(rewards.value, ours, strict=True) if new[1]]
         found.notices += [f"{rewards} {path} -> {name} ({why})" for path, name, why in changed]
         document = document.put("trainer.reward_funcs", [name for name, _ in ours])
-    if document.at("training.report_to").value == ["none"]:  # transformers' word for no tracker
+    if document.at("training.report_to").value in ("none", ["none"]):  # transformers' word for no tracker
         document = document.put("training.report_to", [])
     return document
 
 
 def _renamed(document: Document, found: Findings) -> Document:
-    """Move the values of the dialect's keys to ours; an error if those are set to something else."""
-    runtime, method = document.at("gtpo_runtime"), document.at("method").value
-    if runtime.value == {} and method in ("grpo", "sft"):
-        found.notices.append(f"{runtime} has no effect with method {method}")
-        document = document.without("gtpo_runtime")
+    """Move the values of the dialect's keys to ours; an error if the same layer sets those to something else."""
+    document = _without_runtime(document, found)
     for old, new in RENAMED.items():
         origin, other, document = document.at(old), document.at(new), document.without(old)
         value = [origin.value] if keys()[new].many else origin.value
@@ -112,7 +130,21 @@ def _renamed(document: Document, found: Findings) -> Document:
             found.notices.append(f"{origin} -> {new} {origin.value}")
             document = document.put(new, value, origin)
     for key, setting in document.items():
-        if key[:-1] == ("gtpo_runtime",):
+        if key[:-1] == (_RUNTIME,):
             found.errors.append(unknown_key(setting, RENAMED))
     # What is no section is an unknown key.
-    return document if document.at("gtpo_runtime").value else document.without("gtpo_runtime")
+    return document if document.at(_RUNTIME).value else document.without(_RUNTIME)
+
+
+def _without_runtime(document: Document, found: Findings) -> Document:
+    """Leave out what is GTPO's in the dialect, if the method is another one."""
+    method = document.at("method").value
+    if method not in ("grpo", "sft"):
+        return document
+    runtime = {key: entry for key, entry in document.items() if entry.typed.lstrip("-").startswith(_RUNTIME)}
+    if runtime:
+        section = next(iter(runtime.values()))._replace(typed=_RUNTIME)
+        found.notices.append(f"{section} has no effect with method {method}")
+    for key in runtime:
+        document = document.without(".".join(key))
+    return document

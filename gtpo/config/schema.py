@@ -13,8 +13,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model
+from pydantic import ConfigDict, Field, PrivateAttr, create_model
 
+from gtpo.common.settings import Section
 from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
 
@@ -37,20 +38,7 @@ class Setting(NamedTuple):
     @property
     def is_flag(self) -> bool:
         """Return whether the key was set on the command line."""
-        return self.typed.startswith("--")
-
-
-class Section(BaseModel):
-    """A config section: unknown keys are errors and defaults are validated."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        validate_default=True,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-        coerce_numbers_to_str=True,
-        allow_inf_nan=False,
-    )
+        return self.typed.startswith("-")
 
 
 class PassedOn(Section):

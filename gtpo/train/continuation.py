@@ -8,7 +8,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import LOCK_FILES, flatten, write_text
 from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
-from gtpo.config.document import read
+from gtpo.config.document import layers, merged
 from gtpo.config.load import to_config
 from gtpo.runs.train_run import TrainFolder
 
@@ -39,7 +39,7 @@ def _difference(folder: TrainFolder, config: TrainConfig) -> str | None:
     version did not have takes its default.
     """
     try:
-        before = flatten(to_config(read(folder.config_yaml, {})).as_dict())
+        before = flatten(to_config(merged(layers(folder.config_yaml), folder.root.name)).as_dict())
     except UserError as error:
         first = str(error).splitlines()[0]
         raise UserError(

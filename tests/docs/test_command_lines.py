@@ -161,8 +161,9 @@ def check(words: list[str], folder: Path, patch: pytest.MonkeyPatch) -> None:
         raise ArgumentsAreRight
 
     # `gtpo train` has read its config and flags when it looks for the packages that training needs.
-    for place in ("cli.require", "cli.run_compare", "cli._evaluate_with_base", "evalkit.evaluation.command.run_eval",
-                  "evalkit.view.run_view", "demo.run_demo", "doctor.run_doctor"):  # fmt: skip
+    for place in ("cli.require", "evalkit.report.command.run_compare", "cli._evaluate_with_base",
+                  "evalkit.evaluation.command.run_eval", "evalkit.view.run_view", "demo.run_demo",
+                  "doctor.run_doctor"):  # fmt: skip
         patch.setattr(f"gtpo.{place}", end)
     configs: list[Any] = []
     plain = config.load_config

@@ -177,7 +177,9 @@ def test_rescore_keeps_the_headline(gtpo, whole: Path, tmp_path: Path) -> None: 
         assert entry["verdicts"] == entry[headline]["verdicts"]
     done = gtpo("eval", "run", "--rescore", "--benchmarks", "foo", "--k", "2", code=2)
     assert "--rescore scores again what a run has stored, and --benchmarks, --k would have no effect" in done.stderr
-    assert "--scoring is strict or lenient" in gtpo("eval", "run", "--rescore", "--scoring", "no", code=2).stderr
+    assert (
+        "--scoring must be one of strict, lenient" in gtpo("eval", "run", "--rescore", "--scoring", "no", code=2).stderr
+    )
 
 
 def test_out_is_somebody_elses_folder(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

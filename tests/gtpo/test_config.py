@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from logs import logged
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
-from gtpo.config.document import parse_flags
 from gtpo.config.keys import SHORTCUTS, keys, sections
+from gtpo.config.options import read_command
+from gtpo.config.published import RENAMED
 from gtpo.presets import PRESETS, Objective
 from gtpo.train.command import choose_devices
 
@@ -109,7 +111,7 @@ def test_extends_several_the_later_wins_and_places_are_kept(tmp_path: Path) -> N
             {"model.load_in_4bit": "true", "data": "run.yaml"},
         ),
         ("--model.load_in_4bit false run.yaml", "run.yaml", {"model.load_in_4bit": "false"}),
-        ("run.yaml --model.lora_alpha none", "run.yaml", {"model.lora_alpha": None}),
+        ("run.yaml --model.lora_alpha none", "run.yaml", {"model.lora_alpha": "none"}),
         ("run.yaml --dataset-subset a --dataset-subset b", "run.yaml", {"dataset-subset": ["a", "b"]}),
         ("run.yaml --cuda 3 --model-name o/m", "run.yaml", {"cuda": "3", "model-name": "o/m"}),
         (
@@ -121,7 +123,8 @@ def test_extends_several_the_later_wins_and_places_are_kept(tmp_path: Path) -> N
     ],
 )
 def test_flags(words: str, path: str | None, overrides: dict[str, Any]) -> None:
-    assert parse_flags(words.split()) == (path, overrides)
+    options, values = read_command(words.split())
+    assert (options.config, values) == (path, overrides)
 
 
 def test_every_key_is_a_flag_that_loads(tmp_path: Path) -> None:
@@ -132,9 +135,9 @@ def test_every_key_is_a_flag_that_loads(tmp_path: Path) -> None:
         if value in (None, [], "") or name.startswith("model.build"):
             continue
         words = [str(item) for item in value] if key.many else [str(value)]
-        path, overrides = parse_flags(["run.yaml", f"--{name}", *words])
+        options, overrides = read_command(["run.yaml", f"--{name}", *words])
         loaded = Loaded(tmp_path, MINIMAL, **{name.replace(".", "__"): overrides[name]}).config
-        assert path == "run.yaml"
+        assert options.config == "run.yaml"
         assert loaded.as_dict() == reference, name
 
 
@@ -229,6 +232,36 @@ def test_runtime_section_has_no_effect_with_grpo_and_says_so() -> None:
 def test_threshold_777_turns_the_gate_off_as_in_the_notebook() -> None:
     config, _ = published(gtpo_runtime__ent_threshold="777")
     assert config.resolved_objective().entropy_threshold == 777
+
+
+# Two values of each key that has another name.
+TWO_VALUES: dict[str, tuple[Any, Any]] = {
+    "dataset.subsets": ("algebra", "geometry"), "training.optimizer": ("sgd", "adafactor"),
+    "rollout.server_host": ("a", "b"), "rollout.importance_sampling_correction": ("false", "true"),
+    "model.max_seq_length": ("4096", "8192"), "rollout.server_port": ("81", "82"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("in_file", [False, True], ids=["file: our name", "file: other name"])
+@pytest.mark.parametrize(("other", "ours"), RENAMED.items())
+def test_a_flag_wins_over_a_file_whatever_they_call_the_key(
+    other: str, ours: str, in_file: bool, tmp_path: Path
+) -> None:
+    below, above = TWO_VALUES.get(ours, ("0.25", "0.5") if float in keys()[ours].kinds else ("2", "3"))
+    name, flag = (other, ours) if in_file else (ours, other)
+
+    def written(*values: tuple[str, str]) -> str:
+        sections = {"model": {"model_name": "org/model"}, "dataset": {"name": "math"}}
+        for key, value in values:
+            section, _, leaf = key.partition(".")
+            sections.setdefault(section, {})[leaf] = [value] if key in keys() and keys()[key].many else value
+        return yaml.safe_dump(sections)
+
+    config = Loaded(tmp_path, written((name, below)), **{flag.replace(".", "__"): above}).config
+    assert config.as_dict() == Loaded(tmp_path, written((ours, above))).config.as_dict()
+    assert config.as_dict() != Loaded(tmp_path, written((ours, below))).config.as_dict()
+    # In one file they contradict each other.
+    assert "set the same thing; remove one" in refused(tmp_path, written((other, below), (ours, above)))
 
 
 # -- resolution --------------------------------------------------------------------------------------------------------

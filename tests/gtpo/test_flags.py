@@ -10,7 +10,7 @@ import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.config.document import START, from_flags
+from gtpo.config.options import START, from_flags
 from gtpo.demo import COMMANDS, METHODS, RUNS, SEEDS, TRAIN, run_demo
 
 

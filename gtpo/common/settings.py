@@ -1,0 +1,380 @@
+"""What a command takes, declared once as a pydantic model: read from words, checked, explained and printed.
+
+`gtpo eval` and `gtpo compare` have one level of options. `gtpo train` has a few of its own, and every key of its config
+is a flag, `--section.key`. All use the one reader of words and the one maker of sentences that stand here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.yaml_file import alternatives, in_words
+
+_TRUTH = ("true", "false")
+
+
+class Section(BaseModel):
+    """A group of keys: unknown ones are errors, and defaults are validated."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        validate_default=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
+    )
+
+
+def _read_json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_read_json)]
+"""A mapping, which a flag writes as JSON."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a command or config."""
+
+    name: str
+    """Dotted, if it stands in a section."""
+    info: FieldInfo
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What else was declared of it (`option`)."""
+        return self.info.json_schema_extra if isinstance(self.info.json_schema_extra, dict) else {}
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """As the user types them; the first one names the key in messages."""
+        return self.about.get("flags") or (f"--{self.name if '.' in self.name else self.name.replace('_', '-')}",)
+
+    @property
+    def kinds(self) -> list[Any]:
+        """The types that it takes: bool, int, float, str, Path, or a list of one of them; None if it may be unset."""
+        return alternatives(self.info.annotation)
+
+    @property
+    def many(self) -> bool:
+        """Whether it is a list: its flag takes several words, or commas."""
+        return get_origin(self.kinds[0]) is list
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether its flag, with one word each, may be given several times."""
+        return get_origin(self.kinds[0]) is Sequence
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its flag may stand without a value, for true."""
+        return bool in self.kinds
+
+    @property
+    def expects(self) -> str:
+        """What the key takes, in words."""
+        words = in_words(self.info.annotation, self.info.metadata)
+        unit = f" {self.about['unit']}" if "unit" in self.about else ""
+        return ("a JSON object" if get_origin(self.kinds[0]) is dict else words) + unit
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that it, or each value of it, may be, if they are listed."""
+        words = get_args(get_args(self.kinds[0])[0] if self.many else self.kinds[0])
+        return tuple(word for word in words if isinstance(word, str))
+
+    @property
+    def default(self) -> Any:
+        """The value without one; None if there is none."""
+        return None if self.info.is_required() else self.info.get_default(call_default_factory=True)
+
+    @property
+    def doc(self) -> str:
+        """What it means, in one line."""
+        return " ".join((self.info.description or "As in TRL.").split())
+
+    def sentence(self, place: str, value: Any) -> str:
+        """Return what is wrong with a value, as one sentence that begins with the place where it was set."""
+        expects = self.expects
+        if str(value).lower().strip("+-") in ("inf", "infinity", "nan"):
+            expects = expects.replace("a number", "a finite number")
+        return f"{place} must be {expects}; found {value!r}.{_nearest_choice(value, self.choices)}"
+
+    def checked(self, value: Any, place: str = "") -> Any:
+        """Return a value in the key's type. UserError that begins with the place, or else with the flag."""
+        kind: Any = self.info.annotation
+        try:
+            # pydantic would read true, which a flag without a value is, as 1.0.
+            if isinstance(value, bool) and bool not in self.kinds and {int, float}.intersection(self.kinds):
+                raise ValueError
+            return TypeAdapter(Annotated[(kind, *self.info.metadata, None)]).validate_python(value)
+        except ValueError:
+            raise UserError(self.sentence(place or self.flags[0], value)) from None
+
+
+def _nearest_choice(value: Any, choices: Iterable[str]) -> str:
+    """Suggest one of the choices; YAML reads the words off, no, on and yes as booleans."""
+    if not isinstance(value, bool):
+        return did_you_mean(str(value), choices)
+    meant = next((choice for choice in choices if choice in (("always",) if value else ("never", "none"))), None)
+    read = "on and yes as true" if value else "off and no as false"
+    return f' Did you mean "{meant}"? (YAML reads {read})' if meant else ""
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _is_flag(word: str) -> bool:
+    # -1 is a value.
+    return bool(re.match(r"--\w|-[A-Za-z]$", word))
+
+
+def dashed(flag: str) -> str:
+    """Return a flag as it is typed."""
+    return f"-{flag}" if len(flag) == 1 else f"--{flag}"
+
+
+def read_words(
+    words: Iterable[str], find: Callable[[str], Key | None], is_argument: Callable[[str], bool] = lambda word: False
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the words of a command line that belong to no flag, and the value of each flag as it was typed.
+
+    find: the key of a flag (without its dashes); flags of no key are returned with what follows them, as text or a list
+    of words. is_argument: whether a word at the end of a list is an argument of the command.
+
+    Flags may stand anywhere, as `--key value` or `--key=value`. A repeated flag adds to a list, and replaces any other
+    value. Raises UserError if a value is missing.
+    """
+    arguments: list[str] = []
+    values: dict[str, Any] = {}
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if not _is_flag(word):
+            arguments.append(word)
+            continue
+        flag, equals, inline = word.lstrip("-").partition("=")
+        key = find(flag)
+        if equals:
+            taken = [inline]
+        else:
+            taken = _words_of(key, queue, find)
+            # `--trainer.reward_funcs a b run.yaml`: the last word is the command's, if none came before.
+            fewest = 0 if key is None else 1 if key.many else len(taken)
+            if len(taken) > fewest and not arguments and is_argument(taken[-1]):
+                taken.pop()
+            del queue[: len(taken)]
+        value = _value(word.partition("=")[0], key, taken)
+        if key is not None and (key.many or key.repeatable):
+            value = [*values.get(flag, []), *value]
+        # The last one wins, also over another spelling of the same key: it is the last in order.
+        values.pop(flag, None)
+        values[flag] = value
+    return arguments, values
+
+
+def _words_of(key: Key | None, queue: Sequence[str], find: Callable[[str], Key | None]) -> list[str]:
+    """Return the words behind a flag that are its value."""
+    if key is None or key.many:
+        return list(itertools.takewhile(lambda word: not _is_flag(word), queue))
+    if key.is_switch:
+        return [word for word in queue[:1] if word.lower() in _TRUTH]
+    if "bare" in key.about:
+        return [word for word in queue[:1] if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", word)]
+    # A value may begin with dashes (--serve '--max-model-len 4096'), unless it is a flag of this command.
+    return [word for word in queue[:1] if not _is_flag(word) or find(word.lstrip("-").partition("=")[0]) is None]
+
+
+def _value(flag: str, key: Key | None, words: list[str]) -> Any:
+    if key is not None and not words:
+        if not key.is_switch and "bare" not in key.about:
+            raise UserError(f"{flag} needs a value: {key.expects}")
+        return key.about.get("bare", "true")
+    if key is not None and key.many:
+        text = ",".join(words).strip()
+        text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # a list as YAML writes it
+        return [part.strip(" '\"") for part in text.split(",") if part.strip()]
+    if key is not None and key.repeatable:
+        return words
+    return words[0] if len(words) == 1 else words or "true"
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def option(default: Any, help: str, *flags: str, about: Mapping[str, Any] | None = None, **limits: Any) -> Any:
+    """Declare an option. flags: if they are not --the-name; about: what else is to be known of it.
+
+    In `about`, `unit` is named with the range, and `bare` is the value of the flag if no value follows it.
+    """
+    further: Any = dict(about or {}) | ({"flags": flags} if flags else {})
+    return Field(default, description=help, json_schema_extra=further, **limits)
+
+
+class CommandSettings(Section):
+    """What one command takes. Raises UserError, a line for each mistake, that names the flag."""
+
+    # Its help needs no validator, and `gtpo eval --help` is to be quick.
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    COMMAND: ClassVar[str]
+    """As it is typed: `gtpo eval`."""
+    ARGUMENT: ClassVar[str]
+    """The key that is typed without a flag; a list takes all such words."""
+    USED_MOST: ClassVar[Sequence[tuple[str, str]]] = ()
+    """Flags that the help names first, and their meanings, if they are not this command's own."""
+    EXAMPLES: ClassVar[Sequence[str]] = ()
+    """Commands that the help ends with."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise UserError("\n      ".join(dict.fromkeys(map(self._sentence, error.errors())))) from None
+
+    @classmethod
+    def _sentence(cls, error: Mapping[str, Any]) -> str:
+        name = str(error["loc"][0])
+        if error["type"] == "extra_forbidden":
+            near = did_you_mean(name, cls.keys())
+            return f'{cls.COMMAND} has no option "{name}".{near}'
+        key = cls.keys()[name]
+        if error["type"] == "missing":
+            return f"{cls.COMMAND} needs {name.upper()}; {cls.COMMAND} --help says what it may be"
+        return key.sentence(name.upper() if name == cls.ARGUMENT else key.flags[0], error["input"])
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        self.check_together()
+        return self
+
+    def check_together(self) -> None:
+        """Check what more than one option decides. Raises UserError."""
+
+    @classmethod
+    def keys(cls) -> dict[str, Key]:
+        """Return the options by name."""
+        return {name: Key(name, info) for name, info in cls.model_fields.items()}
+
+    @classmethod
+    def split(
+        cls,
+        words: Iterable[str],
+        others: Callable[[str], Key | None] = lambda flag: None,
+        is_argument: Callable[[str], bool] = lambda word: False,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what the words of a command line set: options by name, and flags that are not this command's own.
+
+        others: the key of such a flag; is_argument: as for `read_words`.
+        """
+        names = {flag.lstrip("-").replace("-", "_"): key.name for key in cls.keys().values() for flag in key.flags}
+
+        def find(flag: str) -> Key | None:
+            name = names.get(flag.replace("-", "_"))
+            return others(flag) if name is None else cls.keys()[name]
+
+        arguments, typed = read_words(words, find, is_argument)
+        further = {flag: value for flag, value in typed.items() if flag.replace("-", "_") not in names}
+        values = {names[flag.replace("-", "_")]: value for flag, value in typed.items() if flag not in further}
+        if cls.keys()[cls.ARGUMENT].repeatable:
+            values |= {cls.ARGUMENT: arguments} if arguments else {}
+        elif len(arguments) > 1:
+            raise UserError(
+                f"{cls.COMMAND} takes one {cls.ARGUMENT.upper()}, found {', '.join(arguments)}; flags begin with two "
+                f"dashes ({cls.COMMAND} --help lists them)"
+            )
+        elif arguments:
+            values[cls.ARGUMENT] = arguments[0]
+        return values, further
+
+    @classmethod
+    def from_words(cls, words: Iterable[str]) -> Self:
+        """Return the settings that the words of a command line ask for. UserError for a flag that is not known."""
+        values, unknown = cls.split(words)
+        if unknown:
+            flags = [flag for key in cls.keys().values() for flag in key.flags]
+            lines = (f'unknown flag "{dashed(flag)}".{did_you_mean(dashed(flag), flags)}' for flag in unknown)
+            raise UserError("\n      ".join((*lines, f"`{cls.COMMAND} --help` lists what it takes.")))
+        return cls(**values)
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the options that were given a value."""
+        return frozenset(self.model_fields_set)
+
+    def filled(self, values: Mapping[str, Any]) -> Self:
+        """Return settings in which what was not given is as in `values`; None there says nothing."""
+        own = {name: getattr(self, name) for name in self.given}
+        return type(self)(**{name: value for name, value in values.items() if value is not None} | own)
+
+
+def either(words: Sequence[str]) -> str:
+    """Return `a, b or c`."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+# -- help --------------------------------------------------------------------------------------------------------------
+
+
+def _meaning(key: Key) -> str:
+    choices = f" One of {', '.join(key.choices)}." if key.choices else ""
+    default = f"{key.default:g}" if isinstance(key.default, float) else str(key.default)
+    return key.doc + choices + (f" [default: {default}]" if key.default not in (None, False, "") else "")
+
+
+def _placeholder(key: Key) -> str:
+    """Return the word that stands for a value in the help."""
+    kinds = [get_origin(kind) or kind for kind in key.kinds if kind is not NoneType]
+    names = {int: "N", float: "X", Path: "PATH", dict: "JSON"}
+    return names.get(kinds[0], "TEXT")
+
+
+def _definitions(terms: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    """Yield the lines of terms beside their meanings."""
+    # A longer term has a line to itself.
+    column = min(26, max(len(term) for term, _ in terms)) + 4
+    for term, meaning in terms:
+        wrapped = textwrap.wrap(meaning, width, initial_indent=" " * column, subsequent_indent=" " * column)
+        if len(term) + 4 > column:
+            yield f"  {term}"
+        else:
+            wrapped[0] = f"  {term}".ljust(column) + wrapped[0][column:]
+        yield from wrapped
+
+
+def help_text(settings: type[CommandSettings], about: str) -> str:
+    """Return the help of a command. about: what it does, the first paragraph in one sentence."""
+    width = min(80, shutil.get_terminal_size().columns)
+    argument = settings.keys()[settings.ARGUMENT]
+    name = f"{settings.ARGUMENT.upper()}..." if argument.repeatable else settings.ARGUMENT.upper()
+    usage = name if argument.info.is_required() else f"[{name}]"
+    lines = [f"Usage: {settings.COMMAND} {usage} [OPTIONS]", ""]
+    for paragraph in re.split(r"\n\s*\n", about.strip()):
+        lines += [*textwrap.wrap(" ".join(paragraph.split()), width, initial_indent="  ", subsequent_indent="  "), ""]
+    groups: dict[str, list[tuple[str, str]]] = {"Used most": list(settings.USED_MOST)}
+    for key in settings.keys().values():
+        term = name if key == argument else ", ".join(reversed(key.flags))
+        term += "" if key.is_switch or key == argument else f" {_placeholder(key)}"
+        groups.setdefault(key.about.get("section", "Options"), []).append((term, _meaning(key)))
+    groups["Options" if "Options" in groups else "Output"].append(("-h, --help", "Show this message and exit."))
+    for title, terms in groups.items():
+        if terms:
+            lines += [f"{title}:", *_definitions(terms, width), ""]
+    if settings.EXAMPLES:
+        lines += ["Examples:", *(f"  {example}" for example in settings.EXAMPLES), ""]
+    return "\n".join(lines)

@@ -1,0 +1,88 @@
+"""The one reader of words for commands: each kind of option, by every spelling, and what is not understood."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from gtpo.common.errors import UserError
+from gtpo.common.settings import CommandSettings, JsonObject, help_text, option
+
+
+class Example(CommandSettings):
+    COMMAND = "gtpo example"
+    ARGUMENT = "model"
+
+    model: str | None = option(None, "What is read.")
+    count: int = option(1, "How many.", ge=1, le=9)
+    share: float | None = option(None, "How much.", gt=0.0, about={"unit": "points", "bare": 2.0})
+    kind: Literal["plain", "other"] = option("plain", "Which.", "--kind", "-t")
+    name: Sequence[str] | None = option(None, "Of whom (repeatable).")
+    body: JsonObject | None = option(None, "Further fields.")
+    out: Path | None = option(None, "Where.")
+    quiet: bool = option(False, "Say less.")
+
+    def check_together(self) -> None:
+        if self.quiet and self.count == 9:
+            raise UserError("--quiet and --count 9 exclude each other")
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("m", {"model": "m"}),
+        ("--count 3 m --quiet", {"model": "m", "count": 3, "quiet": True}),
+        ("--quiet m", {"model": "m", "quiet": True}),
+        ("--quiet false --count=2", {"count": 2, "quiet": False}),
+        ("-t other --name a --name b m", {"model": "m", "kind": "other", "name": ["a", "b"]}),
+        ("--count 2 --count 4", {"count": 4}),
+        ("--share m", {"model": "m", "share": 2.0}),
+        ("--share .5 m", {"model": "m", "share": 0.5}),
+        ('--body {"a":1}', {"body": {"a": 1}}),
+        ("--out=--strange", {"out": Path("--strange")}),
+        ("--out --strange", {"out": Path("--strange")}),
+    ],
+)
+def test_words(words: str, values: dict[str, Any]) -> None:
+    settings = Example.from_words(words.split())
+    assert {name: getattr(settings, name) for name in settings.given} == values
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--count", "--count needs a value: a whole number >= 1 and <= 9"),
+        ("--count --quiet", "--count needs a value: a whole number >= 1 and <= 9"),
+        ("--count 10", "--count must be a whole number >= 1 and <= 9; found '10'."),
+        ("--share -1", "--share must be a number > 0 points; found '-1'."),
+        ("--share=inf", "--share must be a finite number > 0 points; found 'inf'."),
+        ("--kind plane", "--kind must be one of plain, other; found 'plane'. Did you mean \"plain\"?"),
+        ("--body [1]", "--body must be a JSON object; found [1]."),
+        ("--body {", "--body must be a JSON object; found '{'."),
+        ("--coutn 3", 'unknown flag "--coutn". Did you mean "--count"?'),
+        ("-x", 'unknown flag "-x".'),
+        ("a b", "gtpo example takes one MODEL, found a, b; flags begin with two dashes"),
+        ("--quiet --count 9", "--quiet and --count 9 exclude each other"),
+    ],
+)
+def test_what_is_not_understood_is_said(words: str, sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        Example.from_words(words.split())
+    assert str(refused.value).startswith(sentence)
+
+
+def test_what_was_not_set_is_filled() -> None:
+    settings = Example.from_words(["--count", "3"]).filled({"count": 5, "kind": "other", "out": None})
+    assert (settings.count, settings.kind, settings.given) == (3, "other", {"count", "kind"})
+
+
+def test_every_option_is_in_the_help_with_its_default() -> None:
+    text = help_text(Example, "Do it.\n\nIn two ways.")
+    assert text.startswith("Usage: gtpo example [MODEL] [OPTIONS]\n\n  Do it.\n\n  In two ways.\n")
+    for name, key in Example.keys().items():
+        assert (name.upper() if name == "model" else key.flags[0]) in text
+        assert key.doc in text
+    assert "Which. One of plain, other. [default: plain]" in " ".join(text.split())
