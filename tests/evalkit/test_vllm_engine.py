@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,28 +152,8 @@ def test_an_adapter_is_served(gtpo, adapter, tmp_path: Path) -> None:  # type: i
     assert texts(tmp_path / "served") == texts(tmp_path / "local")
 
 
-LOSES_ITS_SERVER = """
-import contextlib, os, signal, sys
-from gtpo.evalkit.evaluation import scoring
-from gtpo import cli
-from gtpo.runs.eval_folder import EvalFolder
-from gtpo.runs.tables import Sample
-scoring.PART_ROWS = 1
-append = EvalFolder.append
-server = int(sys.argv.pop(1))
-def stored(self, rows):
-    append(self, rows)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server, signal.SIGKILL)
-EvalFolder.append = stored
-sys.argv = ["gtpo", *sys.argv[1:]]
-cli.app()
-"""
-"""The server is killed once the first samples are stored."""
-
-
-def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, monkeypatch, environment) -> None:  # type: ignore[no-untyped-def]
-    """Behind the openai engine: the same greedy completions as in process, resume, and a death mid-run."""
+def test_served(gtpo, tiny_model: Path, server, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Behind the openai engine: the same greedy completions as in process, and resume."""
     # A generation_config such as Qwen's would make the server sample with top_k; ours is sent neutral throughout.
     served = ("eval", "tiny", *EVAL[:-2], "--engine", "openai", "--base-url", server.url)
     assert "refuses a request without a key; set OPENAI_API_KEY (HTTP 401)" in gtpo(*served, code=2).stderr
@@ -198,19 +176,6 @@ def test_served(gtpo, gtpo_process, tiny_model: Path, server, tmp_path: Path, mo
     gtpo(*served, "--k", "4", "--limit", "4", "--out", "twice")
     assert {key: text for key, text in texts(tmp_path / "twice").items() if key[1] < 2} == first
 
-    # The server dies mid-run: what came is kept, the exit code says incomplete.
-    command = [*map(str, served), "--k", "64", "--concurrency", "8", "--retries", "1", "--out", str(tmp_path / "died")]
-    done = subprocess.run(
-        [sys.executable, "-c", LOSES_ITS_SERVER, str(server.process.pid), *command],
-        env={**environment, "MY_KEY": "for-this-test"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 3, done.stderr
-    assert "incomplete: " in done.stderr
-    assert server.url in done.stderr
-    assert "the same command resumes" in done.stderr
-    kept = texts(tmp_path / "died")
-    assert 0 < len(kept) < 64 * 64
-    assert json.loads((tmp_path / "died/eval.json").read_text())["status"] == "incomplete"
     for path in tmp_path.rglob("*"):  # the key is nowhere
         if path.is_file() and path.name != "serve.log":
             assert b"for-this-test" not in path.read_bytes(), path
