@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from collections import Counter
@@ -14,30 +14,39 @@ import pytest
 
 
 @pytest.fixture
-def small(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The program beside the plan, as a module of this test."""
-    path = root / "results/published/small/run.py"
-    spec = importlib.util.spec_from_file_location("small_runs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "small_runs", module)
-    spec.loader.exec_module(module)
-    return module
+def again(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """recompute.py beside the plan, as a module of this test."""
+    monkeypatch.syspath_prepend(str(root / "results/published/small"))
+    monkeypatch.delitem(sys.modules, "run", raising=False)
+    monkeypatch.delitem(sys.modules, "recompute", raising=False)
+    return importlib.import_module("recompute")
+
+
+@pytest.fixture
+def small(again: Any) -> Any:
+    """run.py beside the plan."""
+    return sys.modules["run"]
 
 
 def record(run: Any, right: float) -> dict[str, Any]:
-    """A record of a run that is right in a share of its samples."""
-    return run._asdict() | {"run": run.name, "samples": 8, "lenient": [8 * right] * 4}
+    """A record of a run that is right in a share of its samples, at a pace that its rate has nothing to do with."""
+    rollouts = np.arange(0, 241, 24) // run.steps if run.steps else np.zeros(1)
+    curve = right - (right - 0.5) * np.exp(-np.linspace(0, 5, len(rollouts)))
+    return run._asdict() | {
+        "run": run.name, "samples": 8, "lenient": [8 * right] * 4, "strict": [0] * 4, "base": "x", "status": "finished",
+        "started": "2026", "sampled": (128 * 19.0 * rollouts).tolist(), "validation": curve.tolist(),
+    }  # fmt: skip
 
 
 def make_all(small: Any, accuracy: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Make what is planned, one run at a time, from nothing to the end."""
+    """Make what is planned, from nothing to the end, and the bases."""
     records: dict[str, Any] = {}
     made: list[Any] = []
-    while (run := next((run for run in small.planned(records) if run.name not in records), None)) is not None:
-        records[run.name] = record(run, accuracy(run))
-        made.append(run)
+    while runs := [run for run in small.planned(records) if run.name not in records]:
+        for run in dict.fromkeys(runs):
+            records[run.name] = record(run, accuracy(run))
+            records[run.base.name] = record(run.base, 0.6)
+            made.append(run)
     return records, made
 
 
@@ -103,3 +112,68 @@ def test_the_sets_of_problems_are_disjoint(small: Any) -> None:
     sets["train"] = {each.problem for each in arithmetic_problems("train")}
     assert {name: len(each) for name, each in sets.items()} == {"search": 256, "final": 512, "train": 3000}
     assert len(set.union(*sets.values())) == 3768
+
+
+def test_the_tests_on_simulated_records(small: Any, again: Any, tmp_path: Path) -> None:
+    """GTPO two points better everywhere is shown, with the tokens it saves; of half of the runs nothing is computed."""
+    rng = np.random.default_rng(3)
+
+    def accuracy(run: Any) -> float:
+        best = 0.72 + 0.02 * (run.arm in ("gtpo", "conflict"))
+        return best - 0.03 * abs(np.log2(run.rate / 1e-4)) + rng.normal(0, 0.004)
+
+    records, made = make_all(small, accuracy)
+    found = again.results(records)
+    tests = found["tests"]
+    assert {name: tests[name]["verdict"] for name in ("4 steps", "8 steps", "conflict weights", "gate")} == {
+        "4 steps": "better", "8 steps": "better", "conflict weights": "better", "gate": "equivalent",
+    }  # fmt: skip
+    assert "common rate" not in tests  # both rates are 1e-4
+    assert tests["4 steps"]["difference"] == pytest.approx(2, abs=0.3)
+    assert tests["4 steps"]["bases"] == pytest.approx(60)
+    gain = found["by tokens"]["4 steps"]["tokens for the other's accuracy"]
+    assert gain["95 %"][0] <= gain["share"] <= gain["95 %"][1] < 1
+    assert found["by tokens"]["steps a rollout"]["tokens, millions"] == pytest.approx(30 * 128 * 19 / 1e6)
+    assert found["searches"]["130k, 4 steps"]["rates"]["gtpo"] == 1e-4
+    half = {run.name: records[run.name] for run in made[: made.index(next(run for run in made if run.seed == 212))]}
+    assert again.results(half)["tests"] == {"4 steps": {"a": "gtpo at 0.0001", "b": "grpo at 0.0001", "planned": 24,
+                                                        "recorded": 11}}  # fmt: skip
+    lines, file = tmp_path / "records.jsonl", tmp_path / "runs.parquet"
+    lines.write_text("".join(json.dumps(row | {"lenient": [6] * 4}) + "\n" for row in records.values()))
+    again.pack(lines, file)
+    assert {*small.read(tmp_path / "none", file)} == {*records}
+
+
+def test_equal_methods_are_marked_as_rarely_as_planned(again: Any) -> None:
+    """Of simulated records without a difference: the primary test, and any of the secondary ones after Holm."""
+    rng = np.random.default_rng(5)
+    primary, secondary, draws = 0, 0, 400
+    for _ in range(draws):
+        d = rng.normal(0, 1.6, 48)
+        count = again.pairs_needed(float(d[:24].std(ddof=1)))
+        primary += again.tested(d[:count])["p"] <= again.ALPHA
+        p = [again.stats.ttest_1samp(rng.normal(0, 1.6, size), 0).pvalue for size in (24, 24, 16, 24, 16, 16, 16, 16)]
+        secondary += min(again.holm(p)) <= 0.05
+    assert primary / draws < 0.05 + 2 * (0.05 * 0.95 / draws) ** 0.5
+    assert 0.01 < secondary / draws < 0.05 + 2 * (0.05 * 0.95 / draws) ** 0.5
+
+
+def test_the_plan_says_what_the_design_gives(root: Path, again: Any) -> None:
+    page = " ".join((root / "results/published/small/README.md").read_text().split())
+    found = again.design()
+    spreads = found.pop("spread shown with 90 %")
+    assert f"up to a spread of {spreads[24]:.2f}, 48 up to {spreads[48]:.2f}" in page
+    assert f"in at most {100 * max(row['equal'] for row in found.values()):.1f} % of 20,000 draws" in page
+    assert f"at a spread of 4.5 48 pairs show it in {100 * found['4.5']['1 point apart']:.0f} %" in page
+    assert f"{100 * found['4.5']['equal called equivalent'][48]:.0f} % at 4.5" in page
+    assert min(found["3.0"]["equal called equivalent"][48], found["2.0"]["equal called equivalent"][24]) > 0.99
+
+
+def test_tokens_to_reach_a_level(again: Any) -> None:
+    curve = np.array([[[0.0, 1.0, 2.0, 3.0], [50.0, 60.0, 70.0, 70.0]]])
+    assert again.tokens_to_reach(curve, 65.0) == pytest.approx(1.5)
+    assert again.tokens_to_reach(curve, 70.0) == pytest.approx(2.0)
+    assert again.tokens_to_reach(curve, 49.0) == 0.0
+    assert again.tokens_to_reach(curve, 71.0) == np.inf
+    slow = curve * np.array([[[2.0], [1.0]]])
+    assert again.tokens_saved(curve, slow)["share"] == pytest.approx(0.5)

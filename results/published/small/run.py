@@ -45,8 +45,8 @@ LEAST, MOST = 24, 48
 PAIRS = {"8 steps": 24, "1 step": 24, "common rate": 24, "larger model": 16, "arms": 16}
 # Rates added on one side of a grid whose edge is best, for every arm of the search.
 MOST_ADDED = 3
-# The effect, in points, that the number of pairs is chosen for. The level of the primary test is below 5 %, since a number
-# of pairs that follows from their spread marks equal methods more often than the level says.
+# The effect, in points, that the number of pairs is chosen for. The level of the primary test is below 5 %, since a
+# number of pairs that follows from their spread marks equal methods more often than the level says.
 EFFECT, POWER, ALPHA = 1.0, 0.9, 0.043
 
 STEPS = 240
