@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent))
+from driver import Records, read
 from run import (
     ALPHA,
     FIRST_PAIR,
@@ -37,7 +38,6 @@ from run import (
     least_spread,
     pairs_needed,
     power,
-    read,
     search_runs,
 )
 
@@ -46,7 +46,6 @@ HERE = Path(__file__).parent
 MARGIN = 2.0
 SECONDARY = ("8 steps", "1 step", "larger model", "common rate", "conflict weights", "gate", "against DAPO",
              "against Dr. GRPO")  # fmt: skip
-Records = Mapping[str, Mapping[str, Any]]
 
 
 def interval(d: np.ndarray, level: float = 0.95) -> tuple[float, float]:
