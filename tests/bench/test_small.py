@@ -17,8 +17,8 @@ import pytest
 def again(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """recompute.py beside the plan, as a module of this test."""
     monkeypatch.syspath_prepend(str(root / "results/published/small"))
-    monkeypatch.delitem(sys.modules, "run", raising=False)
-    monkeypatch.delitem(sys.modules, "recompute", raising=False)
+    for name in ("driver", "run", "recompute", "pretrained"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module("recompute")
 
 
@@ -26,6 +26,12 @@ def again(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def small(again: Any) -> Any:
     """run.py beside the plan."""
     return sys.modules["run"]
+
+
+@pytest.fixture
+def driver(again: Any) -> Any:
+    """driver.py beside the plan."""
+    return sys.modules["driver"]
 
 
 def record(run: Any, right: float) -> dict[str, Any]:
@@ -80,14 +86,14 @@ def test_the_plan_is_made_to_its_end(small: Any) -> None:
     assert max(seeds["pairs"]) <= 248
 
 
-def test_runs_are_found_again(small: Any, tmp_path: Path) -> None:
+def test_runs_are_found_again(small: Any, again: Any, driver: Any, tmp_path: Path) -> None:
     """A line that was cut off is no record; the base of a seed comes before its runs."""
     run = small.Run("search", "130k", 101, "gtpo", 4, 1e-4)
     lines = tmp_path / "records.jsonl"
     lines.write_text(json.dumps(record(run, 0.5)) + "\n" + json.dumps(record(run._replace(rate=2e-4), 0.5))[:-9])
-    assert [*small.read(lines, None)] == [run.name]
-    assert small.next_run({}, {}, set()) == small.Run("base", "130k", 101)
-    first = small.next_run({}, {7: small.Run("base", "130k", 101)}, set())
+    assert [*again.read(lines, None)] == [run.name]
+    assert driver.next_run(small.STUDY, {}, {}, set()) == small.Run("base", "130k", 101)
+    first = driver.next_run(small.STUDY, {}, {7: small.Run("base", "130k", 101)}, set())
     assert first == small.Run("base", "130k", 102)
 
 
@@ -141,7 +147,7 @@ def test_the_tests_on_simulated_records(small: Any, again: Any, tmp_path: Path) 
     lines, file = tmp_path / "records.jsonl", tmp_path / "runs.parquet"
     lines.write_text("".join(json.dumps(row | {"lenient": [6] * 4}) + "\n" for row in records.values()))
     again.pack(lines, file)
-    assert {*small.read(tmp_path / "none", file)} == {*records}
+    assert {*again.read(tmp_path / "none", file)} == {*records}
 
 
 def test_equal_methods_are_marked_as_rarely_as_planned(again: Any) -> None:
@@ -177,3 +183,55 @@ def test_tokens_to_reach_a_level(again: Any) -> None:
     assert again.tokens_to_reach(curve, 71.0) == np.inf
     slow = curve * np.array([[[2.0], [1.0]]])
     assert again.tokens_saved(curve, slow)["share"] == pytest.approx(0.5)
+
+
+@pytest.fixture
+def pretrained(again: Any) -> Any:
+    """pretrained.py beside its plan."""
+    return importlib.import_module("pretrained")
+
+
+@pytest.mark.parametrize(
+    ("lift", "gain", "spread", "pairs"),
+    [(0.04, 0.0, 0.02, 0), (0.10, 0.0, 0.02, 8), (0.10, 0.0, 0.09, 12), (0.10, 0.10, 0.01, 4)],
+    ids=["no rate lifts both", "eight pairs", "a wide spread", "shown at the look"],
+)
+def test_the_plan_of_a_real_model(
+    pretrained: Any, monkeypatch: pytest.MonkeyPatch, lift: float, gain: float, spread: float, pairs: int
+) -> None:
+    monkeypatch.setattr(pretrained, "steps_of_the_plan", lambda: 1)
+    rng = np.random.default_rng(1)
+
+    def right(run: Any) -> float:
+        best = 0.45 + lift - 0.04 * abs(np.log(run.rate / 6e-4) / np.log(3))
+        return best + gain * (run.arm == "gtpo") + (run.phase == "pairs") * rng.normal(0, spread)
+
+    base = record(pretrained.BASE, 0.45) | {"lenient_search": [8 * 0.45] * 4}
+    records, made = {pretrained.BASE.name: base}, []
+    while run := next((run for run in pretrained.planned(records) if run.name not in records), None):
+        records[run.name] = record(run, right(run))
+        made.append(run)
+    assert len({run.rate for run in made if run.phase == "search"}) == 4, "the best was at the edge of three"
+    assert sum(run.phase == "search" for run in made) == 16
+    assert {run.seed for run in made if run.phase == "pairs"} == set(range(401, 401 + pairs))
+    assert sum(run.phase == "pairs" for run in made) == 2 * pairs
+
+
+def test_a_real_model_waits_for_the_small_ones(
+    pretrained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrained, "__file__", str(tmp_path / "pretrained.py"))
+    with pytest.raises(SystemExit, match="no verdict of the primary test on small models yet"):
+        next(pretrained.planned({}))
+    for verdict, steps in (("better", 4), ("equivalent", 1), ("undecided", 1)):
+        (tmp_path / "results.json").write_text(json.dumps({"tests": {"4 steps": {"verdict": verdict}}}))
+        assert pretrained.steps_of_the_plan() == steps
+
+
+def test_the_power_of_the_plan_of_a_real_model(root: Path, pretrained: Any) -> None:
+    page = (root / "results/published/small/pretrained.md").read_text()
+    found = pretrained.design()
+    for spread, row in found.items():
+        cells = (row["3 points"], row["5 points"], row["equal called equivalent"])
+        assert f"| {float(spread):.0f} | {' | '.join(f'{100 * cell:.0f} %' for cell in cells)} |" in page
+    assert f"at most {100 * max(row['0 points'] for row in found.values()):.1f} %" in " ".join(page.split())
