@@ -137,7 +137,8 @@ def serve_vllm(
     on_cpu = not torch.cuda.is_available()
     arguments = vllm_arguments(ref, max_model_len, on_cpu=on_cpu, dtype=dtype, trust_remote_code=trust_remote_code)
     arguments |= {"host": "127.0.0.1", "port": "{port}", "stream_interval": STREAM_INTERVAL}
-    arguments["served_model_name"] = SERVED
+    # Its log would have a line for every sample.
+    arguments |= {"served_model_name": SERVED, "disable_uvicorn_access_log": True}
     if ref.adapter is not None:
         adapter = {"name": SERVED, "path": str(ref.adapter)}
         arguments |= {"served_model_name": "base", "lora_modules": json.dumps(adapter)}

@@ -145,9 +145,12 @@ class EngineRecord(_Block):
     """What else the run's samples were made on: versions and hardware of earlier sessions."""
 
     @property
-    def serve_settings(self) -> str | None:
-        """Flags of the server without those that say how many replicas there are: no sample depends on these."""
-        return self.serve and " ".join(_REPLICAS.sub(" ", f" {self.serve} ").split())
+    def serve_settings(self) -> str:
+        """Flags of the server without those that say how many replicas there are: no sample depends on these.
+
+        Without any it is as the engine in this process.
+        """
+        return " ".join(_REPLICAS.sub(" ", f" {self.serve or ''} ").split())
 
     def followed_by(self, now: EngineRecord) -> list[dict[str, Any]]:
         """Return what samples were made on before a session on `now`, without what it has itself."""

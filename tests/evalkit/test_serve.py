@@ -171,12 +171,12 @@ def test_replicas_of_a_command_line(flags: str, count: int) -> None:
         ("--data-parallel-size 8 --data-parallel-hybrid-lb -tp 2", "-tp 2", True),
         ("-tp 2", "-tp 4", False),
         ("--quantization fp8 -dp 2", "-dp 2", False),
-        (None, "", False),
-        ("", "", True),
+        (None, "-dp 8", True),
+        (None, "-tp 8", False),
     ],
 )
 def test_which_flags_a_run_keeps(before: str | None, now: str, same: bool) -> None:
-    """All but the number of replicas; and a run in one process is another."""
+    """All but the number of replicas: a run that begins in one process may go on with eight of them."""
     old, new = (EvalRecord(engine=EngineRecord(name="vllm", serve=serve)) for serve in (before, now))
     if same:
         check_identity(Path("run"), old, new)

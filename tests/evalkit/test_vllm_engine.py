@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,18 @@ def serving(environment: dict[str, str], tmp_path: Path, *arguments: str) -> Ite
 def server(tiny_model: Path, environment: dict[str, str], tmp_path: Path) -> Iterator[VLLMServer]:
     with serving(environment, tmp_path, "--model", str(tiny_model), "--served-model-name", "tiny") as started:
         yield started
+
+
+def test_the_flags_in_the_documentation(root: Path) -> None:
+    """vLLM's own parser knows every flag that the pages give to --serve."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    texts = (path.read_text() for path in (root / "docs").glob("*.md"))
+    lines = [flags for text in texts for flags in re.findall(r"--serve '(.+?)'", text)]
+    assert len(lines) > 3
+    for flags in lines:
+        make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", *flags.split()])
 
 
 def test_sampling_options_agree(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
