@@ -1,7 +1,7 @@
 """What a comparison measures: every metric is one entry of METRICS, and each table, format and page reads it there.
 
 A metric that is tested is a mean over questions of scores in [0, 1]: it has an interval and is compared question by
-question. One that is not only describes a run: one number, without an interval or a difference.
+question. One that is not only describes a run: the median of its values, without an interval or a difference.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, SupportsFloat
 
 import numpy as np
@@ -29,7 +30,7 @@ class Metric:
     name: str
     # Over its columns.
     title: str
-    # (one run's questions, k) -> its values: [Q] scores in [0, 1], or of a metric that is not tested what it describes.
+    # (one run's questions, k) -> [Q] scores in [0, 1]; of a metric that is not tested [N] any number of values.
     values: Callable[[Questions, int], Array]
     # What a curve over k shows.
     meaning: str = ""
@@ -49,12 +50,22 @@ class Metric:
         return "–" if math.isnan(number) else round_half_up(number, self.digits)
 
 
+def _tokens(of: Questions, k: int, *, right: bool) -> Array:
+    return of.tokens(right=right)
+
+
 PASS = Metric("pass@k", "pass@k", lambda of, k: of.pass_at_k[:, k - 1].clip(0, 1), "at least one of k is right")
 MAJ = Metric("maj@k", "maj@k", lambda of, k: of.maj_at_k[:, k - 1].clip(0, 1), "the majority of k is right")
 FORMAT = Metric("format", "format rate", lambda of, k: of.format_ok / of.n)
 
+TOKENS = tuple(
+    Metric(f"tokens-{name}", "median tokens of right and of wrong answers", partial(_tokens, right=right),
+           unit="median tokens", digits=0, tested=False)
+    for name, right in (("right", True), ("wrong", False))
+)  # fmt: skip
+
 # In the order of their columns.
-METRICS = (PASS, MAJ, FORMAT)
+METRICS = (PASS, MAJ, FORMAT, *TOKENS)
 
 
 class Column(NamedTuple):

@@ -8,6 +8,7 @@ neither on which columns are shown nor on the other methods of the table.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -20,7 +21,7 @@ from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
 from gtpo.evalkit.comparison.questions import Shared, named_alike, shared_questions
 from gtpo.evalkit.comparison.verdicts import Cell, corrected, differ, pairing_note
-from gtpo.evalkit.statistics import method_mean
+from gtpo.evalkit.statistics import MethodMean, method_mean
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.train_run import TrainFolder
 
@@ -83,7 +84,7 @@ class MethodComparison:
         """(mean over the benchmarks, its standard deviation over seeds or None); None if one is missing."""
         cells = [table.cells.get((method, column)) for table in self.benchmarks]
         values = [cell.value for cell in cells if cell is not None]
-        if len(values) < len(cells):
+        if len(values) < len(cells) or any(math.isnan(value.mean) for value in values):
             return None
         seeds = {len(value.seed_means) for value in values}
         by_seed = np.mean([value.seed_means for value in values], axis=0) if len(seeds) == 1 else np.zeros(1)
@@ -190,10 +191,11 @@ def _table(shared: Shared, columns: list[Column], baseline: str | None) -> Table
     elif len(names) < 2:
         baseline = None
     cells = {key: mean_cell(shared, *key) for key in itertools.product(names, columns)}
+    tested = [column for column in columns if column.metric.tested]
     if baseline is not None:
         for name in names:
             if name != baseline:
-                for column, found in zip(columns, differ(shared, name, baseline, columns), strict=True):
+                for column, found in zip(tested, differ(shared, name, baseline, tested), strict=True):
                     moved = _moved(cells[name, column], cells[baseline, column])
                     cells[name, column] = replace(cells[name, column], paired=found, moved=moved)
                 note = pairing_note(shared.by_name[name], shared.by_name[baseline], shared.benchmark)
@@ -213,7 +215,10 @@ def _moved(cell: Cell, baseline: Cell) -> tuple[float, float]:
 
 
 def mean_cell(shared: Shared, name: str, column: Column) -> Cell:
-    """A method's mean with its interval, and with its bounds if samples are missing."""
+    """A method's mean, its interval, and bounds if samples are missing; the median of a metric that is not tested."""
+    if not column.metric.tested:
+        medians = shared.medians(name, column)
+        return Cell(MethodMean(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
     value = method_mean(shared.scores(name, column), clusters=shared.clusters_at(column.k))
     return Cell(value, bounds=shared.bounds(name, column))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -70,6 +71,12 @@ class Shared:
         rows = self.having(max(column.k, 1))
         scores = np.stack([column.metric.values(part, column.k)[rows] for part in self.parts[method]])
         return scores.mean(axis=0, keepdims=True) if self.by_name[method].doubt else scores
+
+    def medians(self, method: str, column: Column) -> list[float]:
+        """The median of a method's values of a metric that is not tested, of each training seed; NaN without values."""
+        values = [column.metric.values(part, column.k) for part in self.parts[method]]
+        medians = [float(np.median(of)) if of.size else math.nan for of in values]
+        return [sum(medians) / len(medians)] if self.by_name[method].doubt else medians
 
     def clusters_at(self, k: int) -> NDArray[np.int64] | None:
         """[Q] The cluster of each question in `scores`; None if every question is its own."""

@@ -59,10 +59,11 @@ class Figure(NamedTuple):
     def texts(self) -> Texts:
         """Return how they are written."""
         text, cell, (value, low, high, *_) = self.column.metric.text, self.cell, self.cell.value
+        sd = math.nan if cell.value.seed_sd is None else cell.value.seed_sd
         return Texts(
             text(value),
-            "" if cell.value.seed_sd is None else f"±{text(cell.value.seed_sd)}",
-            f"[{text(low)}, {text(high)}]",
+            "" if math.isnan(sd) else f"±{text(sd)}",
+            "" if math.isnan(low) else f"[{text(low)}, {text(high)}]",
             "" if cell.bounds is None else f"{{{text(cell.bounds[0])}, {text(cell.bounds[1])}}}",
             "" if cell.paired is None else f"{difference(cell.paired)} {MARKS.get(cell.verdict or '', '')}".rstrip(),
         )
@@ -111,14 +112,14 @@ def short_grids(comparison: MethodComparison, column: Column) -> list[Grid]:
 def section_grids(comparison: MethodComparison, table: Table) -> list[Grid]:
     """Return every column of a benchmark: one table a metric."""
     grids = []
-    for metric in METRICS:
-        if columns := [column for column in table.columns if column.metric is metric]:
+    for title in dict.fromkeys(metric.title for metric in METRICS):
+        if columns := [column for column in table.columns if column.metric.title == title]:
             rows = [
                 [method_name(comparison, name), *(_figure(table, name, column) for column in columns)]
                 for name in table.methods
             ]
-            head, title = ["method", *(column.label for column in columns)], f"{header(table)}: {metric.title}"
-            grids.append(Grid(f"{table.title} {metric.title}", title, head, rows, metric.title))
+            head, over = ["method", *(column.label for column in columns)], f"{header(table)}: {title}"
+            grids.append(Grid(f"{table.title} {title}", over, head, rows, title))
     return grids
 
 
@@ -197,7 +198,7 @@ _DIFFERENCE = {
 
 
 def records(comparison: MethodComparison) -> list[dict[str, Any]]:
-    """Return one flat record for each figure, for programs; fractions, None if there is no value."""
+    """Return one flat record for each figure, for programs; None if there is no value."""
     presets = {method.name: method.preset for method in comparison.methods}
     out = []
     for table in comparison.tables:
@@ -211,6 +212,7 @@ def records(comparison: MethodComparison) -> list[dict[str, Any]]:
                 "runs": len(table.parts[name]),
                 "metric": column.metric.name,
                 "k": column.k or None,
+                "unit": "fraction" if column.metric.unit == "%" else column.metric.unit,
                 "scoring": comparison.scoring,
                 "questions": table.questions,
                 "samples": table.samples,
@@ -234,11 +236,11 @@ def records(comparison: MethodComparison) -> list[dict[str, Any]]:
                 "only_method": int(d.only_a) if d else None,
                 "only_baseline": int(d.only_b) if d else None,
             }
-            out.append({key: _plain(value) for key, value in record.items()})
+            out.append({key: plain(value) for key, value in record.items()})
     return out
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return numpy's number as Python's; None for one that is not finite, which JSON does not have."""
     value = value.item() if isinstance(value, np.generic | np.ndarray) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -265,7 +267,8 @@ def method_name(comparison: MethodComparison, name: str, *, baseline: bool = Tru
 def caption(comparison: MethodComparison, column: Column) -> str:
     """Return `pass@1, %, scoring strict; differences in points against grpo`."""
     role = "" if column == comparison.metrics[0] else "; not tested"
-    against = f"; differences in points against {visible(comparison.baseline)}" if comparison.baseline else ""
+    base = comparison.baseline if column.metric.tested else None
+    against = f"; differences in points against {visible(base)}" if base else ""
     return f"{column.label}, {column.metric.unit}, scoring {comparison.scoring}{against}{role}"
 
 

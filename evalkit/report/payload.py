@@ -24,7 +24,7 @@ from gtpo.evalkit.comparison.training_curves import (
     read_curves,
 )
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
-from gtpo.evalkit.report.grid import Entry, Figure, Grid, MethodName, covers, header, paper_grids, section_grids
+from gtpo.evalkit.report.grid import Entry, Figure, Grid, MethodName, covers, header, paper_grids, plain, section_grids
 from gtpo.evalkit.report.page import render
 from gtpo.evalkit.report.summary import legend, verdict_sentence
 from gtpo.evalkit.report.writers import as_csv, as_latex, as_markdown
@@ -38,10 +38,6 @@ WEIGHTS_SHARE = 0.3
 Points = list[tuple[float, float, float]]
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _short(value: float | None, digits: int = 5) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, digits)
 
@@ -50,8 +46,8 @@ def _cell(comparison: MethodComparison, versus: dict[str, Table], table: Table, 
     """Return a figure, unrounded, and how it differs from each baseline that it is compared with: the page rounds."""
     cell = table.cells[name, column]
     return {
-        "mean": _finite(cell.value.mean), "low": _finite(cell.value.low), "high": _finite(cell.value.high),
-        "sd": cell.value.seed_sd, "seeds": [_short(v) for v in cell.value.seed_means], "bounds": cell.bounds,
+        "mean": plain(cell.value.mean), "low": plain(cell.value.low), "high": plain(cell.value.high),
+        "sd": plain(cell.value.seed_sd), "seeds": [_short(v) for v in cell.value.seed_means], "bounds": cell.bounds,
         "versus": {
             base: _difference(comparison, other, name, column)
             for base, other in versus.items()
@@ -94,7 +90,7 @@ def key_columns(comparison: MethodComparison, table: Table) -> list[Column]:
     """The columns that a reader compares under every baseline."""
     top = max(column.k for column in table.columns)
     wanted = [*comparison.metrics, Column(PASS, 1), Column(MAJ, top), Column(PASS, top), Column(FORMAT)]
-    return [column for column in dict.fromkeys(wanted) if column in table.columns and column != Column(MAJ, 1)]
+    return [c for c in dict.fromkeys(wanted) if c.metric.tested and c in table.columns and c != Column(MAJ, 1)]
 
 
 def curve_ks(table: Table) -> list[int]:

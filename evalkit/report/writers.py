@@ -27,6 +27,7 @@ from gtpo.evalkit.report.grid import (
     difference,
     p_text,
     paper_grids,
+    plain,
     records,
     short_grids,
 )
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
-JSON_SCHEMA_VERSION = 6
+JSON_SCHEMA_VERSION = 7
 
 
 def _text(entry: Entry) -> str:
@@ -314,7 +315,10 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
                 "samples": table.samples,
                 "notes": table.notes,
                 "seed_means": {
-                    name: {column.label: list(table.cells[name, column].value.seed_means) for column in table.columns}
+                    name: {
+                        column.label: list(map(plain, table.cells[name, column].value.seed_means))
+                        for column in table.columns
+                    }
                     for name in table.methods
                 },
             }

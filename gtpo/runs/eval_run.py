@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 from gtpo.common.errors import UserError
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord
-from gtpo.runs.tables import read_problems, read_prompts, read_table
+from gtpo.runs.tables import read_problems, read_prompts, read_table, sample_parts
 from gtpo.runs.train_run import TrainFolder
 
+# Question -> (whether it is right, its tokens) of each scored sample whose length is known.
+Lengths = dict[str, list[tuple[bool, int]]]
 RESCORE = "write it again with gtpo eval --rescore"
 
 
@@ -56,7 +59,17 @@ class EvalRun:
             raise UserError(f"{file}: no {scoring} scores of {self.stored_name(benchmark)}; {RESCORE}")
         found = every.take(rows[np.argsort(every.ids[rows])])
         k = slice(int(found.n.max()))
-        return replace(found, pass_at_k=found.pass_at_k[:, k], maj_at_k=found.maj_at_k[:, k])
+        lengths = cache(partial(self._lengths, benchmark, scoring))
+        return replace(found, pass_at_k=found.pass_at_k[:, k], maj_at_k=found.maj_at_k[:, k], lengths=lengths)
+
+    def _lengths(self, benchmark: str, scoring: str) -> Lengths:
+        parts = tuple((path.resolve(), path.stat().st_mtime_ns) for path in sample_parts(self.folder))
+        stored, n = self.stored_name(benchmark), self.entry(benchmark).n or np.inf
+        return {
+            question: [(right, tokens) for sample, right, tokens in samples if sample < n]
+            for (name, question), samples in _samples(parts, scoring).items()
+            if name == stored
+        }
 
     def problems(self, benchmark: str) -> dict[str, Problem]:
         """Return the problems of a benchmark by id, as far as the run holds them."""
@@ -88,10 +101,18 @@ class Questions:
     truncated: NDArray[np.int32]
     pass_at_k: NDArray[np.float64]
     maj_at_k: NDArray[np.float64]
+    # Read when it is first asked for.
+    lengths: Callable[[], Lengths] = field(default=dict, repr=False)
 
     def take(self, rows: NDArray[Any]) -> Questions:
         """Return the questions at `rows` (indices or mask)."""
-        return Questions(*(getattr(self, f.name)[rows] for f in fields(self)))
+        arrays: dict[str, Any] = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "lengths"}
+        return Questions(**arrays, lengths=self.lengths)
+
+    def tokens(self, *, right: bool) -> NDArray[np.float64]:
+        """[N] Tokens of the right, or of all other, scored samples of these questions, as far as they are known."""
+        lengths = self.lengths()
+        return np.array([n for name in self.ids for is_right, n in lengths.get(name, ()) if is_right == right], float)
 
 
 _TEXTS = ("benchmark", "scoring", "subject")
@@ -111,7 +132,7 @@ def _questions(path: Path, changed: int) -> tuple[NDArray[np.object_], Questions
         np.array([*column.dictionary.to_pylist(), ""], dtype=object)[_numbers(column.indices, -1)]
         for column in (table[name].combine_chunks() for name in _TEXTS)
     )
-    counts = {name: _numbers(table[name], 0) for name in _COUNTS}
+    counts: dict[str, Any] = {name: _numbers(table[name], 0) for name in _COUNTS}
     n, most = counts["n"], int(counts["n"].max(initial=1))
     by_k = {}
     for name in _BY_K:
@@ -120,7 +141,22 @@ def _questions(path: Path, changed: int) -> tuple[NDArray[np.object_], Questions
         flat = pc.list_slice(table[name], 0, most, return_fixed_size_list=True).combine_chunks().flatten()
         by_k[name] = np.where(np.arange(most) < n[:, None], _numbers(flat, np.nan).reshape(-1, most), np.nan)
     ids = np.array(table["question_id"].to_pylist(), dtype=object)
-    return scorings + " " + benchmarks, Questions(ids=ids, subject=subjects, **counts, **by_k)
+    return scorings + " " + benchmarks, Questions(ids=ids, subject=subjects, **(counts | by_k))
+
+
+@cache
+def _samples(parts: tuple[tuple[Path, int], ...], scoring: str) -> dict[tuple[str, str], list[tuple[int, bool, int]]]:
+    """(benchmark, question) -> (index, whether it is right, tokens) of each scored sample whose length is known.
+
+    parts: the files, with the times of their last change.
+    """
+    samples: dict[tuple[str, str], list[tuple[int, bool, int]]] = {}
+    for path, _ in parts:
+        columns = read_table(path, ["benchmark", "question_id", "sample_index", f"verdict_{scoring}", "tokens"])
+        for name, question, index, verdict, tokens in zip(*(c.to_pylist() for c in columns.columns), strict=True):
+            if verdict is not None and tokens is not None:
+                samples.setdefault((name, question), []).append((index, verdict == "CORRECT", tokens))
+    return samples
 
 
 def _numbers(column: Any, null: float) -> NDArray[Any]:

@@ -15,16 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import command_line
 from run_folders import write_eval, write_train
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.comparison.columns import FORMAT, MAJ, PASS, Column
+from gtpo.evalkit.comparison import columns
+from gtpo.evalkit.comparison import compare as compare_module
+from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column, Metric
 from gtpo.evalkit.comparison.compare import choose_ks, compare
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION
+from gtpo.evalkit.report import grid
 from gtpo.evalkit.report.grid import p_text, signed
 from gtpo.evalkit.report.summary import legend
 from gtpo.evalkit.statistics import (
@@ -100,7 +104,7 @@ def test_tables_are_the_direct_calculation(home: Path) -> None:
                 scores[name, Column(PASS, k)] = [row["pass_at_k"][k - 1] for row in rows]
                 scores[name, Column(MAJ, k)] = [row["maj_at_k"][k - 1] for row in rows]
             scores[name, Column(FORMAT)] = [row["format_ok"] / row["n"] for row in rows]
-        assert set(scores) == set(table.cells)
+        assert set(scores) == {key for key in table.cells if key[1].metric.tested}
         for (name, column), values in scores.items():
             cell = table.cells[name, column]
             assert cell.value[:3] == pytest.approx(mean_interval(values)[:3])
@@ -256,6 +260,57 @@ def test_missing_samples_that_could_reverse_it_take_a_verdict_away(tmp_path: Pat
     assert cells["half", column].paired.low > 0
     ran = gtpo("compare", "low", "half", "--baseline", "low", "--allow-mismatch", cwd=tmp_path)
     assert "Its missing samples could reverse the difference." in ran.stdout
+
+
+def test_median_tokens_of_right_and_of_wrong_answers_in_every_format(tmp_path: Path) -> None:
+    """A metric that is no percentage, from the samples by hand; without an interval, a difference or a verdict."""
+    write_eval(tmp_path / "one", benchmarks={"arithmetic": 9, "hard": 4}, method="grpo", failed=((0, 7), (3, 0)))
+    write_eval(tmp_path / "two", benchmarks={"arithmetic": 9}, skill=1)
+    shutil.rmtree(write_eval(tmp_path / "bare", benchmarks={"arithmetic": 9}, method=None) / "samples")
+    for run, change in (("one", lambda row: 3 * row["sample_index"]), ("two", lambda row: row["sample_index"] ** 2)):
+        for part in (tmp_path / run / "samples").glob("*.parquet"):
+            table = pq.read_table(part)
+            tokens = pa.array([None if row["error"] else change(row) for row in table.to_pylist()], pa.int32())
+            pq.write_table(table.set_column(table.column_names.index("tokens"), "tokens", tokens), part)
+    wanted: dict[tuple[str, str], float | None] = {("bare", f"tokens-{kind}"): None for kind in ("right", "wrong")}
+    for run in ("one", "two"):
+        rows = pq.read_table(tmp_path / run / "samples").to_pylist()
+        rows = [row for row in rows if row["benchmark"] == "arithmetic" and not row["error"]]
+        for kind in ("right", "wrong"):
+            tokens_of = [row["tokens"] for row in rows if (row["verdict_strict"] == "CORRECT") == (kind == "right")]
+            wanted[run, f"tokens-{kind}"] = float(np.median(tokens_of))
+    words = ("compare", "one", "two", "bare", "--details", "--metric", "pass@1,tokens-wrong")
+    out = {f: gtpo(*words, "--format", f, cwd=tmp_path).stdout for f in ("json", "csv", "table", "markdown", "latex")}
+    records = [r for r in json.loads(out["json"])["records"] if r["metric"].startswith("tokens")]
+    assert {(r["method"], r["metric"]): r["mean"] for r in records if r["benchmark"] == "arithmetic"} == wanted
+    assert {(r["unit"], r["k"], r["low"], r["difference"], r["verdict"]) for r in records} == {
+        ("median tokens", None, None, None, None)
+    }
+    rows = {(r["method"], r["benchmark"], r["metric"]): r["mean"] for r in csv.DictReader(io.StringIO(out["csv"]))}
+    value = wanted["two", "tokens-wrong"]
+    assert float(rows["two", "arithmetic", "tokens-wrong"]) == value
+    assert rows["bare", "arithmetic", "tokens-wrong"] == ""
+    assert re.search(
+        rf"tokens-wrong, median tokens +arithmetic.*\n +one .*\n +two .gtpo. +{value:.0f} +\n", out["table"]
+    )
+    assert "median tokens of right and of wrong answers" in out["table"]
+    assert f"| two (gtpo) | {wanted['two', 'tokens-right']:.0f} | {value:.0f} |" in out["markdown"]
+    assert f"two (gtpo) & {wanted['two', 'tokens-right']:.0f} & {value:.0f} \\\\" in out["latex"]
+    ran = gtpo("compare", "one", "two", "--metric", "tokens-right", cwd=tmp_path)
+    assert_refused(ran, "--metric tokens-right is shown, not tested", "name a metric that is tested before it")
+
+
+def test_a_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """What is declared in METRICS is in every output, whatever it is called and however it is written."""
+    cut_off = Metric("cut-off", "cut off", lambda of, k: of.truncated / of.n, unit="per mille", digits=2)
+    monkeypatch.setattr(columns, "METRICS", (*METRICS, cut_off))
+    for module in (compare_module, grid):
+        monkeypatch.setattr(module, "METRICS", columns.METRICS)
+    words = ("compare", "demo-grpo", "demo-gtpo", "--details", "--metric", "cut-off")
+    for form in ("table", "markdown", "latex", "csv", "json"):
+        assert "cut-off" in gtpo(*words, "--format", form, cwd=home).stdout, form
+    ran = gtpo(*words[:3], "--metric", "cutoff", cwd=home)
+    assert_refused(ran, "or cut-off")
 
 
 HOSTILE = "=a_b%|<b>`x`\u202etxt.exe\x1b[31m"

@@ -1,6 +1,6 @@
 // The tables as Python laid them out (evalkit/report/grid.py): a cell is a text, a method, or a figure [benchmark, method, column].
 const change = (table, name, i) => table.cells[name]?.[i]?.versus[state.baseline];
-const valueText = (column, x) => rounded(column.unit === "%" ? 100 * x : x, column.digits);
+const valueText = (column, x) => x === null ? "–" : rounded(column.unit === "%" ? 100 * x : x, column.digits);
 const intervalText = (low, high, write) => `[${write(low)}, ${write(high)}]`;
 const MARK = { better: "▲", worse: "▼", equivalent: "≈", undecided: "?" };
 const kindOf = (d) => ({ better: "good", worse: "bad", equivalent: "equal" })[d.verdict] || "none";
@@ -18,7 +18,7 @@ function gridCell(entry) {
   const table = data.benchmarks[place], cell = table.cells[name][i], d = change(table, name, i);
   const write = (x) => valueText(table.columns[i], x);
   return tipped(el("td", { tabindex: 0 }, el("span", { class: "v" }, write(cell.mean)), cell.sd === null ? null : el("span", { class: "soft" }, ` ±${write(cell.sd)}`),
-    el("small", {}, intervalText(cell.low, cell.high, write)), cell.bounds && el("small", {}, `missing samples: {${cell.bounds.map(write).join(", ")}}`),
+    cell.low === null ? null : el("small", {}, intervalText(cell.low, cell.high, write)), cell.bounds && el("small", {}, `missing samples: {${cell.bounds.map(write).join(", ")}}`),
     d && el("span", { class: `d ${kindOf(d)}` }, `${signed(d.d)}${arrow(d)}`, el("small", {}, intervalText(d.low, d.high, signed)), el("small", {}, d.judged ? shownP(d) : `these ${d.about} only`))), table, name, i);
 }
 /** Tables below each other, their columns in line. */
@@ -34,7 +34,7 @@ function tipped(node, table, name, i) {
   const show = (event) => {
     const { mean, low, high, sd, seeds } = table.cells[name][i];
     const write = (x) => valueText(table.columns[i], x);
-    const rows = [["value", `${write(mean)} ${intervalText(low, high, write)}`]];
+    const rows = [["value", low === null ? write(mean) : `${write(mean)} ${intervalText(low, high, write)}`]];
     if (sd !== null) rows.push(["each seed", seeds.map(write).join(", ")]);
     const d = change(table, name, i);
     if (d) {
