@@ -29,17 +29,15 @@ class MethodName(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """A figure as it is written; what it does not have is empty."""
+    """A figure as it is written: 45.2, ±0.8, [43.1, 47.3], {41.9, 43.1}, +2.1 [+0.7, +3.5] ▲.
 
-    # 45.2
+    spread: over seeds. bounds: what missing samples could make of it. What it does not have is empty.
+    """
+
     value: str
-    # ±0.8: standard deviation over seeds.
     spread: str
-    # [43.1, 47.3]
     interval: str
-    # {41.9, 43.1}: what missing samples could make of the value.
     bounds: str
-    # +2.1 [+0.7, +3.5] ▲
     change: str
 
 
@@ -190,52 +188,30 @@ def _filled(text: str, values: dict[str, float]) -> str | None:
         return None
 
 
-# Name in a record -> field of PairedDifference.
-_DIFFERENCE = {
-    "speaks_of": "scope", "judged": "judged", "difference": "difference", "se": "se", "freedom": "freedom",
-    "difference_low": "low", "difference_high": "high", "interval_level": "level", "seeds_paired": "seeds_paired",
-}  # fmt: skip
-
-
 def records(comparison: MethodComparison) -> list[dict[str, Any]]:
     """Return one flat record for each figure, for programs; None if there is no value."""
     presets = {method.name: method.preset for method in comparison.methods}
     out = []
     for table in comparison.tables:
         for (name, column), cell in table.cells.items():
-            d = cell.paired
+            d, value, bounds = cell.paired, cell.value, cell.bounds or (None, None)
             record = {
-                "benchmark": table.benchmark,
-                "group": table.group or None,
-                "method": name,
-                "preset": presets[name] or None,
-                "runs": len(table.parts[name]),
-                "metric": column.metric.name,
-                "k": column.k or None,
+                "benchmark": table.benchmark, "group": table.group or None, "method": name,
+                "preset": presets[name] or None, "runs": len(table.parts[name]),
+                "metric": column.metric.name, "k": column.k or None,
                 "unit": "fraction" if column.metric.unit == "%" else column.metric.unit,
-                "scoring": comparison.scoring,
-                "questions": table.questions,
-                "samples": table.samples,
-                "mean": cell.value.mean,
-                "low": cell.value.low,
-                "high": cell.value.high,
-                "covers_training": cell.value.covers_training,
-                "worst": cell.bounds[0] if cell.bounds else None,
-                "best": cell.bounds[1] if cell.bounds else None,
-                "seed_sd": cell.value.seed_sd,
-                "baseline": table.baseline if d else None,
-                "family": ("primary" if cell.primary else "exploratory") if d else None,
-                "verdict": cell.verdict,
-                **{name: getattr(d, of) if d else None for name, of in _DIFFERENCE.items()},
-                "covers": covers(d) if d else None,
-                "p": float(d.p_value) if d else None,
-                "p_holm": cell.p_corrected,
-                "margin": comparison.margin if cell.primary else None,
-                "p_equivalent": cell.p_equivalent,
-                "significant": bool(cell.direction) if d and cell.primary else None,
-                "only_method": int(d.only_a) if d else None,
-                "only_baseline": int(d.only_b) if d else None,
-            }
+                "scoring": comparison.scoring, "questions": table.questions, "samples": table.samples,
+                "mean": value.mean, "low": value.low, "high": value.high, "covers_training": value.covers_training,
+                "worst": bounds[0], "best": bounds[1], "seed_sd": value.seed_sd,
+                "baseline": d and table.baseline, "family": d and ("primary" if cell.primary else "exploratory"),
+                "verdict": cell.verdict, "speaks_of": d and d.scope, "judged": d and d.judged,
+                "difference": d and d.difference, "se": d and d.se, "freedom": d and d.freedom,
+                "difference_low": d and d.low, "difference_high": d and d.high, "interval_level": d and d.level,
+                "seeds_paired": d and d.seeds_paired, "covers": d and covers(d), "p": d and d.p_value,
+                "p_holm": cell.p_corrected, "margin": comparison.margin if cell.primary else None,
+                "p_equivalent": cell.p_equivalent, "significant": bool(cell.direction) if d and cell.primary else None,
+                "only_method": d and d.only_a, "only_baseline": d and d.only_b,
+            }  # fmt: skip
             out.append({key: plain(value) for key, value in record.items()})
     return out
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markdown_it import MarkdownIt
+from numpy.typing import NDArray
 
 from gtpo.common.files import write_text
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, Table, mean_cell, rebased
+from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.comparison.training_curves import (
     CURVES,
     LN2,
@@ -28,6 +30,7 @@ from gtpo.evalkit.report.grid import Entry, Figure, Grid, MethodName, covers, he
 from gtpo.evalkit.report.page import render
 from gtpo.evalkit.report.summary import legend, verdict_sentence
 from gtpo.evalkit.report.writers import as_csv, as_latex, as_markdown
+from gtpo.runs.eval_run import Questions
 from gtpo.runs.train_run import TrainFolder
 
 # Steps of a training curve that the page holds; longer ones are averaged.
@@ -126,31 +129,20 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
     members = [member for method in comparison.trained for member in method.members]
     with_weights = [(m, files) for m in members if m.train is not None and (files := m.train.completions_files())]
     room = samples_bytes * (1 - WEIGHTS_SHARE * bool(with_weights))
-    blocks: dict[str, Any] = {
-        "exports": {
-            "Markdown": as_markdown(comparison), "LaTeX": as_latex(comparison), "CSV": as_csv(comparison)
-        }
-    }  # fmt: skip
+    exports = {"Markdown": as_markdown(comparison), "LaTeX": as_latex(comparison), "CSV": as_csv(comparison)}
+    blocks: dict[str, Any] = {"exports": exports}
     benchmarks = []
     for i, table in enumerate(tables):
-        versus = {base: found[i] for base, found in bases.items() if found[i].baseline == base}
+        versus = {base: of_base[i] for base, of_base in bases.items()}
         entry: dict[str, Any] = {
-            "name": table.benchmark,
-            "group": table.group,
-            "title": visible(table.title),
-            "header": header(table),
+            "name": table.benchmark, "group": table.group, "title": visible(table.title), "header": header(table),
             "methods": table.methods,
-            "columns": [
-                {"label": column.label, "unit": column.metric.unit, "digits": column.metric.digits}
-                for column in table.columns
-            ],
+            "columns": [{"label": c.label, "unit": c.metric.unit, "digits": c.metric.digits} for c in table.columns],
             "keys": [table.columns.index(column) for column in key_columns(comparison, table)],
-            "cells": {
-                name: [_cell(comparison, versus, table, name, column) for column in table.columns]
-                for name in table.methods
-            },
+            "cells": {name: [_cell(comparison, versus, table, name, column) for column in table.columns]
+                      for name in table.methods},
             "grids": [_grid(comparison, grid) for grid in section_grids(comparison, table)],
-        }
+        }  # fmt: skip
         if not table.group:
             points = curves_over_k(table)
             entry["ks"] = curve_ks(table)
@@ -172,36 +164,26 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
             "weighted": weighted, "said": f"{len(chosen)} group{'s' * (len(chosen) != 1)} of {len(files)} logged "
             "rollouts, spread over the steps, the most telling of each",
         })  # fmt: skip
+    papers = zip(comparison.metrics, paper_grids(comparison), strict=False)
     core = {
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "scoring": comparison.scoring,
         "settings": {k: visible(str(v)) for k, v in comparison.shared_settings.items() if v is not None},
         "notes": [visible(note) for note in comparison.all_notes],
         "legend": legend(comparison) if tables else [],
-        "baseline": comparison.baseline,
-        "baseline_reason": comparison.baseline_reason,
-        "baselines": [
-            method.name
-            for method in comparison.methods
-            if any(table.baseline == method.name for table in bases.get(method.name, ()))
-        ],
+        "baseline": comparison.baseline, "baseline_reason": comparison.baseline_reason,
+        "baselines": [method.name for method in comparison.methods if method.name in bases],
         "metrics": [column.label for column in comparison.metrics],
-        "papers": [
-            _grid(comparison, grid) | {"unit": column.metric.unit}
-            for grid, column in zip(paper_grids(comparison), comparison.metrics, strict=False)
-        ],
+        "papers": [_grid(comparison, grid) | {"unit": column.metric.unit} for column, grid in papers],
         "over_k": [[metric.name, metric.title, metric.meaning] for metric in METRICS if metric.by_k],
         "margin": comparison.margin,
         "methods": [_method(method) for method in comparison.methods],
         "benchmarks": benchmarks,
-        "training": [
-            _method(method) | {"trains": len(method.trains)} | training_payload(method.trains)
-            for method in comparison.trained
-        ],
+        "training": [_method(method) | {"trains": len(method.trains)} | training_payload(method.trains)
+                     for method in comparison.trained],
         "groups": groups,
-        "curve_metrics": [list(metric) for metric in CURVES],
-        "ln2": LN2,
-    }
+        "curve_metrics": [list(metric) for metric in CURVES], "ln2": LN2,
+    }  # fmt: skip
     return core, blocks
 
 
@@ -214,16 +196,12 @@ def write_page(comparison: MethodComparison, path: Path, *, samples_bytes: int) 
     return len(page.encode())
 
 
-def _method(method: Any) -> dict[str, Any]:
+def _method(method: Method) -> dict[str, Any]:
     return {
-        "name": method.name,
-        "label": visible(method.name),
-        "preset": visible(method.preset),
-        "counted": method.counted,
-        "trained": method.trained,
+        "name": method.name, "label": visible(method.name), "counted": method.counted,
         "runs": [[visible(m.name), m.seed] for m in method.members if m.run is not None],
         "collapsed": sum(train.collapsed for train in method.trains),
-    }
+    }  # fmt: skip
 
 
 def training_payload(trains: list[TrainFolder], more: Iterable[str] = ()) -> dict[str, Any]:
@@ -252,31 +230,24 @@ def training_payload(trains: list[TrainFolder], more: Iterable[str] = ()) -> dic
 
 def _explorer(comparison: MethodComparison, table: Table, budget: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what the question list needs, the block with the completions) of one benchmark."""
+
+    def totals(of: Callable[[Questions], NDArray[np.int32]]) -> dict[str, NDArray[np.int32]]:
+        return {name: np.sum([of(part) for part in parts], axis=0) for name, parts in table.parts.items()}
+
+    def constants(counts: dict[str, NDArray[np.int32]]) -> dict[str, int | list[int]]:
+        return {name: int(one[0]) if len(set(one.tolist())) == 1 else one.tolist() for name, one in counts.items()}
+
     first = next(iter(table.parts.values()))[0]
     ids = [str(i) for i in first.ids]
-    n = {name: np.sum([part.n for part in parts], axis=0) for name, parts in table.parts.items()}
-    correct = {name: np.sum([part.correct for part in parts], axis=0) for name, parts in table.parts.items()}
+    n, correct = totals(lambda part: part.n), totals(lambda part: part.correct)
     rates = np.stack([correct[name] / n[name] for name in table.methods])
     excerpt = choose_samples(
         table.runs, table.benchmark, ids, rates, scoring=comparison.scoring, samples=table.samples, budget=budget
     )
-    subjects = sorted(set(first.subject))
-    listing = {
-        "ids": ids,
-        "n": {name: _constant(values.tolist()) for name, values in n.items()},
-        "correct": {name: values.tolist() for name, values in correct.items()},
-        "truncated": {
-            name: _constant(np.sum([part.truncated for part in parts], axis=0).tolist())
-            for name, parts in table.parts.items()
-        },
-        "subjects": subjects if subjects != [""] else [],
-        "subject": [subjects.index(s) for s in first.subject] if subjects != [""] else [],
-        "shown": excerpt.shown,
-        "each": excerpt.each,
-        "complete": excerpt.complete,
-    }
-    return listing, excerpt.block
-
-
-def _constant(values: list[int]) -> int | list[int]:
-    return values[0] if len(set(values)) == 1 else values
+    subjects = [subject for subject in sorted(set(first.subject)) if any(first.subject)]
+    return {
+        "ids": ids, "n": constants(n), "correct": {name: counts.tolist() for name, counts in correct.items()},
+        "truncated": constants(totals(lambda part: part.truncated)),
+        "subjects": subjects, "subject": [subjects.index(one) for one in first.subject] if subjects else [],
+        "shown": excerpt.shown, "each": excerpt.each, "complete": excerpt.complete,
+    }, excerpt.block  # fmt: skip

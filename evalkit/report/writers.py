@@ -16,7 +16,8 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.terminal import stacked, visible
-from gtpo.evalkit.comparison.compare import MethodComparison
+from gtpo.evalkit.comparison.compare import MethodComparison, Table
+from gtpo.evalkit.comparison.methods import Member
 from gtpo.evalkit.comparison.training_curves import summary
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
 from gtpo.evalkit.report.grid import (
@@ -76,7 +77,7 @@ def as_terminal(
 
 def _draw_short(grids: list[Grid], width: int) -> list[RenderableType]:
     """Draw tables of one figure a row without frames, in columns of the same width: method, figure, difference."""
-    from rich.table import Table
+    from rich.table import Table as Drawn
     from rich.text import Text
 
     blocks = [
@@ -93,7 +94,7 @@ def _draw_short(grids: list[Grid], width: int) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for title, rows in blocks:
         parts.append(Text(title, style="bold"))
-        drawn = Table.grid(padding=(0, 2, 0, 0))
+        drawn = Drawn.grid(padding=(0, 2, 0, 0))
         drawn.add_column(width=room + 2, overflow="fold")
         drawn.add_column(min_width=values, no_wrap=True)
         drawn.add_column(min_width=changes, no_wrap=True)
@@ -107,12 +108,12 @@ def _draw_short(grids: list[Grid], width: int) -> list[RenderableType]:
 def _draw(grid: Grid, width: int) -> Group:
     """Draw a table in frames, in pieces that fit, each with what the rows are."""
     from rich.console import Group
-    from rich.table import Table
+    from rich.table import Table as Drawn
     from rich.text import Text
 
     figures = any(isinstance(entry, Figure) for row in grid.rows for entry in row)
     keep = 1 if figures else 2
-    drawn = Table(title=grid.title, title_justify="left", title_style="bold")
+    drawn = Drawn(title=grid.title, title_justify="left", title_style="bold")
     for place, head in enumerate(grid.head):
         right = figures and place >= keep
         drawn.add_column(head, overflow="fold", justify="right" if right else "left", no_wrap=right)
@@ -279,6 +280,15 @@ def as_json(comparison: MethodComparison, *, details: bool = False) -> str:
 
 
 def _document(comparison: MethodComparison) -> dict[str, Any]:
+    def run(member: Member) -> dict[str, Any]:
+        return {
+            "name": member.name, "seed": member.seed, "folder": str(member.run.folder) if member.run else None,
+            "train_run": member.train and member.train.name, "collapsed": member.train and member.train.collapsed,
+        }  # fmt: skip
+
+    def seed_means(table: Table, name: str) -> dict[str, list[Any]]:
+        return {c.label: [plain(mean) for mean in table.cells[name, c].value.seed_means] for c in table.columns}
+
     return {
         "schema_version": JSON_SCHEMA_VERSION,
         "scoring": comparison.scoring,
@@ -291,37 +301,13 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
         "notes": comparison.notes,
         "settings": comparison.shared_settings,
         "methods": [
-            {
-                "name": method.name,
-                "preset": method.preset or None,
-                "runs": [
-                    {
-                        "name": member.name,
-                        "seed": member.seed,
-                        "folder": str(member.run.folder) if member.run else None,
-                        "train_run": member.train.name if member.train else None,
-                        "collapsed": member.train.collapsed if member.train else None,
-                    }
-                    for member in method.members
-                ],
-            }
+            {"name": method.name, "preset": method.preset or None, "runs": [run(member) for member in method.members]}
             for method in comparison.methods
         ],
         "tables": [
-            {
-                "benchmark": table.benchmark,
-                "group": table.group or None,
-                "questions": table.questions,
-                "samples": table.samples,
-                "notes": table.notes,
-                "seed_means": {
-                    name: {
-                        column.label: list(map(plain, table.cells[name, column].value.seed_means))
-                        for column in table.columns
-                    }
-                    for name in table.methods
-                },
-            }
+            {"benchmark": table.benchmark, "group": table.group or None, "questions": table.questions,
+             "samples": table.samples, "notes": table.notes,
+             "seed_means": {name: seed_means(table, name) for name in table.methods}}
             for table in comparison.tables
         ],
         "records": records(comparison),
@@ -332,4 +318,4 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
         },
         "training": {train.name: summary(train) for method in comparison.trained for train in method.trains},
         "legend": legend(comparison),
-    }
+    }  # fmt: skip
