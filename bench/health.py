@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from bench.common import save, table
 from gtpo.common.files import read_json
 from gtpo.config import HealthSection
-from gtpo.evalkit.comparison.training_curves import smoothed
+from gtpo.evalkit.comparison.training_curves import running_mean
 from gtpo.train.health import ACCURACY, KL, Floats, Watch
 
 Row = dict[str, Any]
@@ -168,7 +168,7 @@ def curve(record: Row, name: str) -> tuple[Floats, Floats]:
 def collapse_step(record: Row) -> float:
     """Return the step at which the running accuracy falls below half of its best and does not come back; else NaN."""
     steps, values = curve(record, "reward/accuracy")
-    smooth = smoothed(values, 4)
+    smooth = running_mean(values, 4)
     below = smooth < 0.5 * np.maximum.accumulate(smooth)
     return float(steps[below][0]) if below[-1] else math.nan
 

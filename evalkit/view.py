@@ -25,7 +25,7 @@ from aiohttp import web
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2
-from gtpo.evalkit.report.excerpts import choose_groups, shortened
+from gtpo.evalkit.report.excerpts import choose_groups, shorten
 from gtpo.evalkit.report.page import SHARED, render, segments
 from gtpo.evalkit.report.payload import training_payload
 from gtpo.rewards.data.problem import Problem
@@ -142,11 +142,11 @@ def samples(folder: Path, query: Query) -> dict[str, Any]:
     page = max(0, min(_whole(query, "page"), -(-len(found) // PAGE) - 1))
     shown = []
     for judged, path, place, sample in found[page * PAGE : (page + 1) * PAGE]:
-        text, cut = shortened(_completions(path, path.stat().st_mtime_ns)[place] or "", LONGEST)
+        text, cut = shorten(_completions(path, path.stat().st_mtime_ns)[place] or "", LONGEST)
         problem = problems.get(sample.question_id, unknown)
         shown.append({
             "question": sample.question_id,
-            "problem": [segments(shortened(problem.problem, LONGEST)[0]), problem.answer],
+            "problem": [segments(shorten(problem.problem, LONGEST)[0]), problem.answer],
             "index": sample.sample_index, "verdict": judged, "format": bool(sample.format_ok),
             "answer": sample.answer(record.scoring), "tokens": sample.tokens,
             "finish": sample.finish_reason, "error": sample.error, "text": text, "cut": cut,

@@ -19,8 +19,8 @@ from gtpo.common.errors import UserError, did_you_mean
 from gtpo.evalkit.comparison.columns import MAJ, METRICS, PASS, Column
 from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
-from gtpo.evalkit.comparison.questions import Shared, named_alike, shared_questions
-from gtpo.evalkit.comparison.verdicts import Cell, corrected, differ, pairing_note
+from gtpo.evalkit.comparison.questions import Shared, name_alike, share_questions
+from gtpo.evalkit.comparison.verdicts import Cell, correct_family, differ, pairing_note
 from gtpo.evalkit.statistics import MethodMean, method_mean
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.train_run import TrainFolder
@@ -122,14 +122,14 @@ def compare(
     details: every k and the format rate; without, the columns of the table for a paper only.
     """
     notes = list(notes)
-    runs = named_alike(runs, notes)
+    runs = name_alike(runs, notes)
     grouped = group(members_of(runs, trains), group_by, labels, notes)
     methods = [method for method in grouped if method.runs]
     scoring = common_scoring(runs, scoring)
     chosen, reason = choose_baseline(methods, baseline)
     shared_settings = check_settings(runs, scoring, allow_mismatch, notes)
     loaded = [
-        shared_questions(name, [m for m in methods if any(name in run.benchmarks for run in m.runs)],
+        share_questions(name, [m for m in methods if any(name in run.benchmarks for run in m.runs)],
                          scoring, allow_mismatch)
         for name in dict.fromkeys(name for run in runs for name in run.benchmarks)
     ]  # fmt: skip
@@ -151,7 +151,7 @@ def compare(
         if per_subject:
             parts += [(part, [c for c in columns if c.k <= part.samples]) for part in shared.groups()]
     tables = [_table(shared, columns, chosen) for shared, columns in parts]
-    tables = _corrected(tables, shown[0], margin)
+    tables = _correct_all(tables, shown[0], margin)
     trained = [method for method in grouped if method.trains]
     return MethodComparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin,
                       bool(metrics))  # fmt: skip
@@ -160,13 +160,13 @@ def compare(
 def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | None, str]:
     """Return the baseline's name and why it is the baseline. `asked`: a method, or a run's name or folder."""
     if asked is not None:
-        found = [m.name for m in methods if m.name == asked] or [m.name for m in methods if m.is_named(asked)]
-        if len(found) == 1:
-            return found[0], "chosen with --baseline"
+        matching = [m.name for m in methods if m.name == asked] or [m.name for m in methods if m.is_named(asked)]
+        if len(matching) == 1:
+            return matching[0], "chosen with --baseline"
         names = [method.name for method in methods]
-        if found:
+        if matching:
             raise UserError(
-                f'--baseline "{asked}" matches several methods: name one of {", ".join(found)}; or make them one '
+                f'--baseline "{asked}" matches several methods: name one of {", ".join(matching)}; or make them one '
                 "method with --group-by method or --label"
             )
         raise UserError(
@@ -195,16 +195,16 @@ def _table(shared: Shared, columns: list[Column], baseline: str | None) -> Table
     if baseline is not None:
         for name in names:
             if name != baseline:
-                for column, found in zip(tested, differ(shared, name, baseline, tested), strict=True):
-                    moved = _moved(cells[name, column], cells[baseline, column])
-                    cells[name, column] = replace(cells[name, column], paired=found, moved=moved)
+                for column, paired in zip(tested, differ(shared, name, baseline, tested), strict=True):
+                    moved = _missing_shift(cells[name, column], cells[baseline, column])
+                    cells[name, column] = replace(cells[name, column], paired=paired, moved=moved)
                 note = pairing_note(shared.by_name[name], shared.by_name[baseline], shared.benchmark)
                 notes += [note] if note and not shared.group else []
-    kept = {f.name: getattr(shared, f.name) for f in fields(Shared)} | {"notes": notes}
-    return Table(**kept, columns=columns, cells=cells, baseline=baseline)
+    of_shared = {f.name: getattr(shared, f.name) for f in fields(Shared)} | {"notes": notes}
+    return Table(**of_shared, columns=columns, cells=cells, baseline=baseline)
 
 
-def _moved(cell: Cell, baseline: Cell) -> tuple[float, float]:
+def _missing_shift(cell: Cell, baseline: Cell) -> tuple[float, float]:
     """How far missing samples could move the difference of two cells, down and up."""
     (down, up), (lower, higher) = (
         (0.0, 0.0) if one.bounds is None else (one.bounds[0] - one.value.mean, one.bounds[1] - one.value.mean)
@@ -223,16 +223,16 @@ def mean_cell(shared: Shared, name: str, column: Column) -> Cell:
     return Cell(value, bounds=shared.bounds(name, column))
 
 
-def rebased(comparison: MethodComparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
+def with_baseline(comparison: MethodComparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
     """The tables against another baseline: columns[i] of table i, the primary ones corrected anew."""
     tables = [
         replace(_table(table, chosen, baseline), notes=table.notes)
         for table, chosen in zip(comparison.tables, columns, strict=True)
     ]
-    return _corrected(tables, comparison.metrics[0], comparison.margin)
+    return _correct_all(tables, comparison.metrics[0], comparison.margin)
 
 
-def _corrected(tables: list[Table], primary: Column, margin: float | None) -> list[Table]:
+def _correct_all(tables: list[Table], primary: Column, margin: float | None) -> list[Table]:
     """The tables with each method's primary comparisons corrected jointly over the benchmarks, and marked."""
     cells = [dict(table.cells) for table in tables]
     for method in dict.fromkeys(name for table in tables for name in table.methods):
@@ -241,6 +241,6 @@ def _corrected(tables: list[Table], primary: Column, margin: float | None) -> li
             for table in tables
             if not table.group and (cell := table.cells.get((method, primary))) is not None and cell.paired is not None
         ]
-        for table, cell in zip(at, corrected([table.cells[method, primary] for table in at], margin), strict=True):
+        for table, cell in zip(at, correct_family([table.cells[method, primary] for table in at], margin), strict=True):
             cells[tables.index(table)][method, primary] = cell
     return [replace(table, cells=new) for table, new in zip(tables, cells, strict=True)]

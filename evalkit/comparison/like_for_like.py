@@ -95,7 +95,7 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     if problems and not allow:
         raise UserError(
             f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them anyway, "
-            f"with a note{_evaluated_alike(runs, problems)}"
+            f"with a note{_mending_command(runs, problems)}"
         )
     notes += [f"not like for like: {problem}" for problem in problems]
     kinds = {run.name: run.record.model.checkpoint for run in runs if run.record.model.checkpoint is not None}
@@ -107,7 +107,7 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     return shared
 
 
-def _evaluated_alike(runs: list[EvalRun], problems: list[str]) -> str:
+def _mending_command(runs: list[EvalRun], problems: list[str]) -> str:
     """Return the commands that score older runs again, or else evaluate the last run as the first.
 
     Nothing for completions that were recorded, and by one judge.

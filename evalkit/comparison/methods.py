@@ -78,7 +78,7 @@ class Method:
     name: str
     members: tuple[Member, ...]
     # Whether every other method began from its weights: differences to it are of this base, not of its own seed.
-    given: bool = False
+    is_base: bool = False
 
     @property
     def runs(self) -> list[EvalRun]:
@@ -120,7 +120,7 @@ class Method:
     @property
     def trained(self) -> bool:
         """Return whether training made it, so that another seed could have come out otherwise."""
-        return not self.given and any(member.train is not None or member.preset for member in self.members)
+        return not self.is_base and any(member.train is not None or member.preset for member in self.members)
 
     def is_named(self, asked: str) -> bool:
         """Return whether `asked` is its name, its preset, or one of its runs by name or folder."""
@@ -148,7 +148,7 @@ def group(members: list[Member], group_by: str, labels: Sequence[str], notes: li
 
     group_by: `config`, `none`, or config keys (and `method`) separated by commas; labels: NAME=RUN[,RUN...].
     """
-    labelled = _labelled(members, labels)
+    labelled = _read_labels(members, labels)
     rest = [member for member in members if member.name not in labelled]
     if group_by == "config":
         keys = {member.name: _config_group(member, rest) for member in rest}
@@ -167,10 +167,10 @@ def group(members: list[Member], group_by: str, labels: Sequence[str], notes: li
         _note_inside(method, chosen=key[0] != "config", notes=notes)
     if group_by == "config":
         _note_near(methods, notes)
-    return [_as_given(method, methods) for method in methods]
+    return [_mark_common_base(method, methods) for method in methods]
 
 
-def _as_given(method: Method, methods: list[Method]) -> Method:
+def _mark_common_base(method: Method, methods: list[Method]) -> Method:
     """The method, marked if it is the one run from whose weights all others were trained."""
     others = [member for other in methods if other is not method for member in other.members]
     trained = [member.train for member in others if member.train is not None]
@@ -178,10 +178,10 @@ def _as_given(method: Method, methods: list[Method]) -> Method:
         return method
     folder = method.trains[0].root.resolve()
     bases = [train.base_run() for train in trained]
-    return replace(method, given=all(base is not None and base.root.resolve() == folder for base in bases))
+    return replace(method, is_base=all(base is not None and base.root.resolve() == folder for base in bases))
 
 
-def _labelled(members: list[Member], labels: Sequence[str]) -> dict[str, str]:
+def _read_labels(members: list[Member], labels: Sequence[str]) -> dict[str, str]:
     """Run name -> label."""
     found: dict[str, str] = {}
     for text in labels:
@@ -262,7 +262,7 @@ def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str],
     return names
 
 
-def _differing(members: Sequence[Member], ignored: Iterable[str] = ()) -> dict[str, list[Any]]:
+def _config_differences(members: Sequence[Member], ignored: Iterable[str] = ()) -> dict[str, list[Any]]:
     """Config keys in which members differ, beside seeds and names, with their values."""
     configs = [member.config or {} for member in members]
     found = {key: [config.get(key) for config in configs] for config in configs for key in config}
@@ -274,7 +274,7 @@ def _note_inside(method: Method, *, chosen: bool, notes: list[str]) -> None:
     """Say what differs between the runs of one method, beside the seed."""
     if len(method.members) < 2:
         return
-    differing = _differing(method.members)
+    differing = _config_differences(method.members)
     if differing:
         listed = "; ".join(f"{key}: {', '.join(map(str, values))}" for key, values in differing.items())
         notes.append(f"{method.name}: its runs differ in more than the seed ({listed})")
@@ -303,7 +303,7 @@ def _note_near(methods: list[Method], notes: list[str]) -> None:
             first, second = other.members[0], method.members[0]
             if not first.preset or first.preset != second.preset:
                 continue
-            differing = _differing((first, second), WHERE_KEYS)
+            differing = _config_differences((first, second), WHERE_KEYS)
             if first.config is None or second.config is None:
                 reason = "not both have a config.yaml to compare"
             elif len(differing) > NEAR:

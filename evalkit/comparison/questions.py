@@ -117,7 +117,7 @@ class Shared:
             yield replace(self, group=name, parts=taken, notes=[], clusters=kept)
 
 
-def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
+def name_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     """The runs, with one name for recorded files of the same questions and golds, which are named after their files."""
     # Name of a benchmark -> those with most of its questions, itself first: name, (id, gold) of each question.
     alike: dict[str, list[tuple[str, set[tuple[str, str]]]]] = {}
@@ -148,7 +148,7 @@ def named_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     return out
 
 
-def shared_questions(benchmark: str, methods: list[Method], scoring: str, allow: bool) -> Shared:
+def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: bool) -> Shared:
     """Load a benchmark; UserError if the runs' questions or golds differ, unless `allow` takes what they share."""
     runs = {m.name: [run for run in m.runs if benchmark in run.benchmarks] for m in methods}
     loaded = [(name, run, run.questions(benchmark, scoring)) for name, found in runs.items() for run in found]

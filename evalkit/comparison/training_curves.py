@@ -54,7 +54,7 @@ class Curve:
     steps: NDArray[np.float64]
     values: NDArray[np.float64]
 
-    def thinned(self, points: int) -> Curve:
+    def thin(self, points: int) -> Curve:
         """At most `points` values, each the mean of a run of neighbouring steps."""
         if self.steps.size <= points:
             return self
@@ -63,7 +63,7 @@ class Curve:
         return Curve(np.add.reduceat(self.steps, edges[:-1]) / width, np.add.reduceat(self.values, edges[:-1]) / width)
 
     def extremes(self, points: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The lowest and the highest value of each run of steps that `thinned` averages."""
+        """The lowest and the highest value of each run of steps that `thin` averages."""
         edges = np.linspace(0, self.steps.size, min(points, self.steps.size) + 1).astype(int)[:-1]
         return np.minimum.reduceat(self.values, edges), np.maximum.reduceat(self.values, edges)
 
@@ -104,13 +104,13 @@ def bands(curves: list[dict[str, Curve]], points: int) -> dict[str, Band]:
         if not steps.size:  # the seeds logged no step in common
             continue
         aligned = [Curve(steps, np.interp(steps, curve.steps, curve.values)) for curve in own]
-        values = np.stack([curve.thinned(points).values for curve in aligned])
+        values = np.stack([curve.thin(points).values for curve in aligned])
         low, high = (values.min(axis=0), values.max(axis=0)) if len(own) > 1 else own[0].extremes(points)
-        found[key] = Band(aligned[0].thinned(points).steps, values.mean(axis=0), low, high, len(own))
+        found[key] = Band(aligned[0].thin(points).steps, values.mean(axis=0), low, high, len(own))
     return found
 
 
-def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """Running mean over at most `window` values up to each step. [S]"""
     total = np.cumsum(np.concatenate([[0.0], values]))
     ends = np.arange(1, values.size + 1)
@@ -119,7 +119,7 @@ def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     return means
 
 
-def summary(train: TrainFolder) -> dict[str, float | None]:
+def end_of_training(train: TrainFolder) -> dict[str, float | None]:
     """The end of training: the mean of the last tenth of the steps of each metric, and where accuracy was best."""
     curves = read_curves(train)
     out: dict[str, float | None] = {"steps": max((float(curve.steps[-1]) for curve in curves.values()), default=0.0)}
@@ -128,7 +128,7 @@ def summary(train: TrainFolder) -> dict[str, float | None]:
         out[key] = None if values is None else float(values[-max(1, values.size // 10) :].mean())
     accuracy = curves.get("reward/accuracy")
     if accuracy is not None:
-        smooth = smoothed(accuracy.values, max(1, accuracy.values.size // 10))
+        smooth = running_mean(accuracy.values, max(1, accuracy.values.size // 10))
         out["best accuracy"], out["best step"] = float(smooth.max()), float(accuracy.steps[int(smooth.argmax())])
     return out
 

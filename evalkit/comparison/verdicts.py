@@ -79,16 +79,16 @@ def pairing_note(a: Method, b: Method, benchmark: str) -> str | None:
     pair = pairing(a, b, benchmark)
     if pair is None:
         return None
-    left = []
-    for method, kept in zip((a, b), pair, strict=True):
+    unpaired = []
+    for method, places in zip((a, b), pair, strict=True):
         seeds = [m.seed for m in method.members if m.run and benchmark in m.run.benchmarks]
-        out = [str(seed) for i, seed in enumerate(seeds) if i not in kept]
-        left += [f"{method.name} seed{'s' * (len(out) > 1)} {', '.join(out)}"] if out else []
-    if not left:
+        out = [str(seed) for i, seed in enumerate(seeds) if i not in places]
+        unpaired += [f"{method.name} seed{'s' * (len(out) > 1)} {', '.join(out)}"] if out else []
+    if not unpaired:
         return None
     return (
         f"{a.name} against {b.name}: the {len(pair[0])} seeds that both trained are compared, without "
-        f"{' and '.join(left)}"
+        f"{' and '.join(unpaired)}"
     )
 
 
@@ -96,21 +96,21 @@ def differ(shared: Shared, a: str, b: str, columns: Sequence[Column]) -> list[Pa
     """Return the differences of two methods in several columns, each as its own 95 % comparison."""
     first, second = shared.by_name[a], shared.by_name[b]
     pair = pairing(first, second, shared.benchmark) if first.trained and second.trained else None
-    found = []
+    out = []
     for column in columns:
-        left, right = shared.scores(a, column), shared.scores(b, column)
+        of_a, of_b = shared.scores(a, column), shared.scores(b, column)
         if pair is not None:
-            left, right = left[pair[0]], right[pair[1]]
-        found.append(
+            of_a, of_b = of_a[pair[0]], of_b[pair[1]]
+        out.append(
             differences(
-                left[None], right[None], paired=pair is not None, trained=(first.trained, second.trained),
+                of_a[None], of_b[None], paired=pair is not None, trained=(first.trained, second.trained),
                 known=not (first.doubt or second.doubt), clusters=shared.clusters_at(column.k),
             ).at(0)
         )  # fmt: skip
-    return found
+    return out
 
 
-def corrected(family: list[Cell], margin: float | None) -> list[Cell]:
+def correct_family(family: list[Cell], margin: float | None) -> list[Cell]:
     """One method's primary comparisons, corrected jointly. margin: of equivalence, as a fraction; None: not asked."""
     judged = [i for i, cell in enumerate(family) if cell.paired is not None and cell.paired.judged]
     out = [replace(cell, primary=True) for cell in family]

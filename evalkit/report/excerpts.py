@@ -124,7 +124,7 @@ def choose_samples(
                     index, verdict, answer, form, *ending, text = (batch[name][row].as_py() for name in heavy)
                     verdict = verdict or "UNSCORED"
                     answers[question].setdefault(method, Counter())[answer, verdict] += 1
-                    values = index, verdict, answer, int(bool(form)), *ending, *shortened(text or ""), visible(run.name)
+                    values = index, verdict, answer, int(bool(form)), *ending, *shorten(text or ""), visible(run.name)
                     sample = dict(zip(_SAMPLE, values, strict=True))
                     _keep(found[question].setdefault(method, []), sample, each)
     shown: list[int] = []
@@ -158,7 +158,7 @@ def _classes(counted: Counter[tuple[str | None, str]]) -> list[list[Any]]:
     return [*found, [None, "other", rest]] if rest else found
 
 
-def shortened(text: str, longest: int = LONGEST) -> tuple[str, int]:
+def shorten(text: str, longest: int = LONGEST) -> tuple[str, int]:
     """A text of at most `longest` characters (an even number), and how many its middle lost."""
     cut = max(0, len(text) - longest)
     half = longest // 2
@@ -204,17 +204,10 @@ def _group(step: int, number: int, members: list[dict[str, Any]]) -> dict[str, A
         weights = [float(w) for w in row["weight"]]
         values = sorted(set(weights))
         rewards = {k.removeprefix("reward_"): row[k] for k in row if k.startswith("reward_")}
-        completions.append(
-            {
-                "tokens": list(row["tokens"]),
-                "values": values,
-                "weights": [values.index(w) for w in weights],
-                "advantage": row["advantage"],
-                "entropy": row["entropy"],
-                "kept": row["kept"],
-                "rewards": rewards,
-            }
-        )
+        completions.append({
+            "tokens": list(row["tokens"]), "values": values, "weights": [values.index(w) for w in weights],
+            "advantage": row["advantage"], "entropy": row["entropy"], "kept": row["kept"], "rewards": rewards,
+        })  # fmt: skip
     advantages = [c["advantage"] or 0.0 for c in completions]
     changed = sum(sum(w != 1.0 for w in row["weight"]) for row in members)
     tokens = sum(len(row["weight"]) for row in members) or 1
@@ -225,10 +218,6 @@ def _group(step: int, number: int, members: list[dict[str, Any]]) -> dict[str, A
     prompt = members[0].get("prompt")
     size = sum(sum(len(t) + 6 for t in row["tokens"]) + 120 for row in members) + len(str(prompt))
     return {
-        "step": step,
-        "group": number,
-        "prompt": prompt if isinstance(prompt, str) else "" if prompt is None else str(prompt),
-        "completions": completions,
-        "interest": interest,
-        "bytes": size,
-    }
+        "step": step, "group": number, "prompt": "" if prompt is None else str(prompt), "completions": completions,
+        "interest": interest, "bytes": size,
+    }  # fmt: skip

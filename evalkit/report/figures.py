@@ -22,7 +22,7 @@ from gtpo.common.files import write_bytes
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import MAJ, PASS
 from gtpo.evalkit.comparison.compare import MethodComparison
-from gtpo.evalkit.comparison.training_curves import CURVES, LN2, Band, bands, read_curves, smoothed
+from gtpo.evalkit.comparison.training_curves import CURVES, LN2, Band, bands, read_curves, running_mean
 from gtpo.evalkit.report.payload import POINTS, curve_ks, curves_over_k, key_columns
 
 if TYPE_CHECKING:
@@ -33,20 +33,10 @@ COLOURS = ("#8a857c", "#b8860b", "#2b6cb0", "#8b3fb8", "#0f8a8a", "#c02672", "#8
 DASHES = ("-", (0, (5, 1.5)), "-", (0, (4, 1.2)), (0, (3, 1, 1, 1)), (0, (1, 1)), "-.", ":")
 PANELS = ("reward/accuracy", "reward/format", "entropy/mean", "gate/kept", "conflict/fraction", "kl")
 STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e0d9",
-    "grid.linewidth": 0.7,
-    "axes.edgecolor": "#918c83",
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.titlesize": 9.5,
-    "legend.frameon": False,
-    "svg.hashsalt": "gtpo",
-    "figure.dpi": 160,
-}
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e4e0d9",
+    "grid.linewidth": 0.7, "axes.edgecolor": "#918c83", "axes.titlelocation": "left", "axes.titleweight": "bold",
+    "axes.titlesize": 9.5, "legend.frameon": False, "svg.hashsalt": "gtpo", "figure.dpi": 160,
+}  # fmt: skip
 
 
 def label(name: str) -> str:
@@ -184,12 +174,12 @@ def _training(comparison: MethodComparison, by_method: dict[str, dict[str, Band]
             color = styles[name]["color"]
             window = max(1, band.mean.size // 25)
             if band.seeds > 1:
-                low, high = smoothed(band.low, window), smoothed(band.high, window)
+                low, high = running_mean(band.low, window), running_mean(band.high, window)
                 axes.fill_between(band.steps, scale * low, scale * high, color=color, alpha=0.15, linewidth=0)
             else:
                 axes.plot(band.steps, scale * band.mean, color=color, alpha=0.18, linewidth=0.7)
             seeds = f" ({band.seeds} seeds)" * (band.seeds > 1)
-            mean = scale * smoothed(band.mean, window)
+            mean = scale * running_mean(band.mean, window)
             axes.plot(band.steps, mean, linewidth=1.6, label=label(name) + seeds, **styles[name])
         if key == "entropy/mean":
             axes.axhline(LN2, color="#b3341f", linestyle="--", linewidth=1)

@@ -11,7 +11,7 @@ import numpy as np
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import METRICS, Column, round_half_up
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.training_curves import summary
+from gtpo.evalkit.comparison.training_curves import end_of_training
 from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
 from gtpo.evalkit.statistics import METHODS, PairedDifference
 
@@ -158,7 +158,7 @@ def _test_grid(comparison: MethodComparison) -> Grid:
     return Grid("tests", "Primary comparisons: what each test covers", head, rows)
 
 
-# Column -> how it is written, by the names of `summary`.
+# Column -> how it is written, by the names of `end_of_training`.
 _TRAINING = {
     "steps": "{steps:.0f}", "accuracy reward": "{reward/accuracy:.2f}",
     "best (step)": "{best accuracy:.2f} ({best step:.0f})", "format reward": "{reward/format:.2f}",
@@ -172,16 +172,16 @@ def _training_grid(comparison: MethodComparison) -> Grid:
         for member in method.members:
             if (train := member.train) is None:
                 continue
-            end = {key: value for key, value in summary(train).items() if value is not None}
+            end = {key: value for key, value in end_of_training(train).items() if value is not None}
             rows.append([
                 visible(method.name), visible(train.name) + " (collapsed)" * train.collapsed, member.seed, train.preset,
-                *(_filled(text, end) for text in _TRAINING.values()),
+                *(_fill(text, end) for text in _TRAINING.values()),
             ])  # fmt: skip
     head = ["method", "run", "seed", "preset", *_TRAINING]
     return Grid("training", "Training: mean of the last tenth of the steps", head, rows)
 
 
-def _filled(text: str, values: dict[str, float]) -> str | None:
+def _fill(text: str, values: dict[str, float]) -> str | None:
     try:
         return text.format_map(values).removesuffix("%")
     except KeyError:

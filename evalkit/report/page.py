@@ -46,7 +46,7 @@ _ATTRIBUTE_NAMES = (
 _ATTRIBUTES = frozenset(_ATTRIBUTE_NAMES.split())
 
 
-def embedded(value: Any) -> str:
+def inert_json(value: Any) -> str:
     """JSON that is inert inside a script element: no `<`, `>` or `&`, and no line separators of JavaScript."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for mark in "<>&\u2028\u2029":
@@ -87,7 +87,7 @@ def render(
         "STYLE": style,
         "STATIC": static,
         "DATA": "\n".join(
-            f'<script type="application/json" id="{name}">{embedded(value)}</script>' for name, value in data
+            f'<script type="application/json" id="{name}">{inert_json(value)}</script>' for name, value in data
         ),
         "SCRIPT": script,
     }

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gtpo.common.files import write_text
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column
-from gtpo.evalkit.comparison.compare import MethodComparison, Table, mean_cell, rebased
+from gtpo.evalkit.comparison.compare import MethodComparison, Table, mean_cell, with_baseline
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.comparison.training_curves import (
     CURVES,
@@ -125,7 +125,7 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
     if comparison.baseline:
         keys = [key_columns(comparison, table) for table in tables]
         others = [method.name for method in comparison.methods if method.name != comparison.baseline]
-        bases |= {name: rebased(comparison, name, keys) for name in others}
+        bases |= {name: with_baseline(comparison, name, keys) for name in others}
     members = [member for method in comparison.trained for member in method.members]
     with_weights = [(m, files) for m in members if m.train is not None and (files := m.train.completions_files())]
     room = samples_bytes * (1 - WEIGHTS_SHARE * bool(with_weights))

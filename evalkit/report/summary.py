@@ -53,7 +53,7 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
     return Sentence(method, table.benchmark, cell.verdict, head, rest, _advice(comparison, cell, a, b, where))
 
 
-def _about_weights(found: Iterable[tuple[str, str, PairedDifference]]) -> list[str]:
+def _what_it_is_about(found: Iterable[tuple[str, str, PairedDifference]]) -> list[str]:
     """Say of differences (method, baseline, difference) that are not about methods what they are about, and why."""
     found = list(found)
     of_outputs = dict.fromkeys(a for a, _, d in found if d.scope == OUTPUTS)
@@ -61,7 +61,7 @@ def _about_weights(found: Iterable[tuple[str, str, PairedDifference]]) -> list[s
         rest = [one for one in found if one[0] not in of_outputs]
         what = f"What is said of {join_names(of_outputs)}" if rest else "This"
         unknown = f"{what} is about these outputs; {TRAINING_UNKNOWN}."
-        return [unknown, *_about_weights(rest)]
+        return [unknown, *_what_it_is_about(rest)]
     of_weights = [(a, b, d) for a, b, d in found if d.scope == WEIGHTS and any(d.seeds)]
     if not of_weights:
         return []
@@ -79,7 +79,7 @@ def _advice(comparison: MethodComparison, cell: Cell, a: str, b: str, where: str
     """What a verdict does not speak of, or what would settle an undecided comparison."""
     d = cell.paired
     assert d is not None
-    for text in _about_weights([(a, b, d)]):
+    for text in _what_it_is_about([(a, b, d)]):
         return text
     if cell.verdict != UNDECIDED:
         return ""
@@ -131,7 +131,7 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
             lines.append((verdict, f"{join_names(names)} {'is' if len(names) == 1 else 'are'} {what} on {place}."))
     cells = [(method, table.cells[method, comparison.metrics[0]].paired) for table in comparison.benchmarks
              for method in table.methods if (method, comparison.metrics[0]) in table.cells]  # fmt: skip
-    about = _about_weights([(visible(method), base, d) for method, d in cells if d is not None])
+    about = _what_it_is_about([(visible(method), base, d) for method, d in cells if d is not None])
     lines += [("", text) for text in about]
     advice: dict[str, list[str]] = {}
     for one in found:
@@ -192,6 +192,6 @@ def legend(comparison: MethodComparison) -> list[str]:
         f"p <= {ALPHA} after correction{equal}; the intervals are at the level of that correction. Everything else is "
         "undecided: neither shown nor excluded. Other differences are not tested: their own 95 % interval, and no mark."
     )
-    if any(method.given for method in comparison.methods):
+    if any(method.is_base for method in comparison.methods):
         lines[-1] += " All other runs began from the baseline, so that its own training seed does not matter."
     return lines

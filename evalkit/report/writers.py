@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gtpo.common.terminal import stacked, visible
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.methods import Member
-from gtpo.evalkit.comparison.training_curves import summary
+from gtpo.evalkit.comparison.training_curves import end_of_training
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
 from gtpo.evalkit.report.grid import (
     Entry,
@@ -47,7 +47,7 @@ def _text(entry: Entry) -> str:
     return str(entry or "–")
 
 
-def _joined(*texts: str) -> str:
+def _join(*texts: str) -> str:
     return " ".join(filter(None, texts))
 
 
@@ -82,7 +82,7 @@ def _draw_short(grids: list[Grid], width: int) -> list[RenderableType]:
 
     blocks = [
         (grid.title, [
-            (str(name), _joined(figure.texts.value, figure.texts.interval, figure.texts.bounds),
+            (str(name), _join(figure.texts.value, figure.texts.interval, figure.texts.bounds),
              "baseline" if figure.method == figure.table.baseline else figure.texts.change, figure.cell.verdict or "")
             for name, figure in grid.rows if isinstance(figure, Figure)
         ])
@@ -130,7 +130,7 @@ def _draw_figure(figure: Figure) -> Text:
     from rich.text import Text
 
     texts = figure.texts
-    drawn = Text.assemble(_joined(texts.value, texts.spread), " ", (_joined(texts.interval, texts.bounds), "dim"))
+    drawn = Text.assemble(_join(texts.value, texts.spread), " ", (_join(texts.interval, texts.bounds), "dim"))
     if texts.change:
         drawn.append(f"\n{texts.change}", style=STYLES.get(figure.cell.verdict or "", "dim"))
     return drawn
@@ -167,7 +167,7 @@ def _markdown_figure(figure: Figure) -> str:
     *parts, change = figure.texts
     p = "" if figure.cell.p_corrected is None else f", {p_text(figure.cell.p_corrected)}"
     bold = "**" if figure.cell.direction else ""
-    return _joined(*parts) + (f"<br>{bold}{change}{bold}{p}" if change else "")
+    return _join(*parts) + (f"<br>{bold}{change}{bold}{p}" if change else "")
 
 
 # A corrected p up to which a shown difference has so many marks.
@@ -217,7 +217,7 @@ def _latex_table(grid: Grid, text: str) -> list[str]:
         body.append(_latex_line(_latex_figure(e) if isinstance(e, Figure) else latex_text(_text(e)) for e in row))
         # A figure's interval and its difference go below it, small.
         figures = [entry if isinstance(entry, Figure) else None for entry in row]
-        intervals = [f and latex_text(_joined(f.texts.interval, f.texts.bounds)) for f in figures]
+        intervals = [f and latex_text(_join(f.texts.interval, f.texts.bounds)) for f in figures]
         differences = [f and f.cell.paired and f"${difference(f.cell.paired)}$" for f in figures]
         body += [_latex_line(_small(text or "") for text in line) for line in (intervals, differences) if any(line)]
         body.append(r"\addlinespace[2pt]")
@@ -252,7 +252,7 @@ def _latex_figure(figure: Figure) -> str:
         marks = f"$^{{{('*' if cell.direction > 0 else chr(92) + 'dagger ') * count}}}$"
     elif cell.verdict in (EQUIVALENT, UNDECIDED):
         marks = r"$^{\approx}$" if cell.verdict == EQUIVALENT else "$^{?}$"
-    return _joined(figure.texts.value + marks, _small(latex_text(figure.texts.spread)))
+    return _join(figure.texts.value + marks, _small(latex_text(figure.texts.spread)))
 
 
 def as_csv(comparison: MethodComparison, *, details: bool = False) -> str:
@@ -316,6 +316,6 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
             method.name: {column.label: comparison.average(method.name, column) for column in comparison.metrics}
             for method in comparison.methods
         },
-        "training": {train.name: summary(train) for method in comparison.trained for train in method.trains},
+        "training": {train.name: end_of_training(train) for method in comparison.trained for train in method.trains},
         "legend": legend(comparison),
     }  # fmt: skip

@@ -873,7 +873,7 @@ def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
                        skill=1.5 + 0.1 * seed, seed=seed)  # fmt: skip
             names.append(name)
     found = compared(tmp_path, *names, baseline="base")
-    assert [method.given for method in found.methods] == [True, False, False]
+    assert [method.is_base for method in found.methods] == [True, False, False]
     assert "All other runs began from the baseline" in legend(found)[-1]
     column = Column(PASS, 1)
     given = found.tables[0].cells["gtpo", column].paired
@@ -881,7 +881,7 @@ def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
     path = tmp_path / "results/train/gtpo-s3/run.json"
     path.write_text(path.read_text().replace("results/train/base", "another/base"))
     found = compared(tmp_path, *names, baseline="base")
-    assert not any(method.given for method in found.methods)
+    assert not any(method.is_base for method in found.methods)
     apart = found.tables[0].cells["gtpo", column].paired
     assert apart.difference == given.difference
     assert (apart.seeds, apart.judged) == ((3, 1), False)

@@ -19,11 +19,11 @@ from test_compare import assert_refused, gtpo
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import compare
-from gtpo.evalkit.comparison.training_curves import Curve, bands, read_curves, smoothed, summary
+from gtpo.evalkit.comparison.training_curves import Curve, bands, end_of_training, read_curves, running_mean
 from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.evalkit.report import figures
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples, rank_questions
-from gtpo.evalkit.report.page import embedded, render
+from gtpo.evalkit.report.page import inert_json, render
 from gtpo.evalkit.report.writers import latex_text
 from gtpo.runs.find import find_runs
 from gtpo.runs.train_run import TrainFolder
@@ -105,7 +105,7 @@ def test_hostile_text_stays_data(home: Path) -> None:
     "text", ["</script>", "<!--<script>", "&lt;", "\u2028\u2029", "\ud83d broken", "@@DATA@@", "\x00\x1b"]
 )
 def test_embedded_json_is_inert_and_exact(text: str) -> None:
-    made = embedded({"x": text})
+    made = inert_json({"x": text})
     assert not set(made) & set("<>&\u2028\u2029")
     assert json.loads(made) == {"x": text}
     made.encode("utf-8")
@@ -416,18 +416,18 @@ def test_bands_are_mean_least_and_largest_over_the_seeds(tmp_path: Path) -> None
 def test_curve_smoothing_and_thinning() -> None:
     values = np.random.default_rng(0).normal(size=1000)
     curve = Curve(np.arange(1000.0), values)
-    assert smoothed(curve.values, 50)[499] == pytest.approx(values[450:500].mean())
-    assert smoothed(curve.values, 50)[9] == pytest.approx(values[:10].mean())
-    thin = curve.thinned(100)
+    assert running_mean(curve.values, 50)[499] == pytest.approx(values[450:500].mean())
+    assert running_mean(curve.values, 50)[9] == pytest.approx(values[:10].mean())
+    thin = curve.thin(100)
     assert thin.values == pytest.approx(values.reshape(100, 10).mean(axis=1))
 
 
 def test_summary_of_training(home: Path) -> None:
-    end = summary(TrainFolder(home / "results/train/gtpo"))
+    end = end_of_training(TrainFolder(home / "results/train/gtpo"))
     rows = [json.loads(line) for line in (home / "results/train/gtpo/metrics.jsonl").read_text().splitlines()]
     assert end["steps"] == 120
     assert end["reward/accuracy"] == pytest.approx(np.mean([row["reward/accuracy"] for row in rows[-12:]]))
-    assert summary(TrainFolder(home / "results/train/sft"))["reward/accuracy"] is None
+    assert end_of_training(TrainFolder(home / "results/train/sft"))["reward/accuracy"] is None
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,6 @@ def test_a_thinned_curve_keeps_its_extremes() -> None:
     values[4000] = 1000.0
     curve = Curve(np.arange(7500.0), values)
     low, high = curve.extremes(500)
-    assert low.size == high.size == curve.thinned(500).values.size == 500
+    assert low.size == high.size == curve.thin(500).values.size == 500
     assert (low.min(), high.max()) == (0.0, 1000.0)
-    assert np.all((low <= curve.thinned(500).values) & (curve.thinned(500).values <= high))
+    assert np.all((low <= curve.thin(500).values) & (curve.thin(500).values <= high))
