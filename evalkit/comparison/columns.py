@@ -32,8 +32,9 @@ class Metric:
     title: str
     # (one run's questions, k) -> [Q] scores in [0, 1]; of a metric that is not tested [N] any number of values.
     values: Callable[[Questions, int], Array]
-    # What a curve over k shows.
+    # What a curve over k shows; what its number is.
     meaning: str = ""
+    estimate: str = ""
     # `%`: values are fractions.
     unit: str = "%"
     digits: int = 1
@@ -54,8 +55,13 @@ def _tokens(of: Questions, k: int, *, right: bool) -> Array:
     return of.tokens(right=right)
 
 
-PASS = Metric("pass@k", "pass@k", lambda of, k: of.pass_at_k[:, k - 1].clip(0, 1), "at least one of k is right")
-MAJ = Metric("maj@k", "maj@k", lambda of, k: of.maj_at_k[:, k - 1].clip(0, 1), "the majority of k is right")
+PASS = Metric(
+    "pass@k", "pass@k", lambda of, k: of.pass_at_k[:, k - 1].clip(0, 1), "at least one of k is right", "unbiased"
+)
+MAJ = Metric(
+    "maj@k", "maj@k", lambda of, k: of.maj_at_k[:, k - 1].clip(0, 1), "the majority of k is right",
+    "the exact expectation over all k-subsets of the n samples, ties shared evenly",
+)  # fmt: skip
 FORMAT = Metric("format", "format rate", lambda of, k: of.format_ok / of.n)
 
 TOKENS = tuple(

@@ -20,7 +20,7 @@ import numpy as np
 from gtpo.common.errors import UserError
 from gtpo.common.files import write_bytes
 from gtpo.common.terminal import visible
-from gtpo.evalkit.comparison.columns import MAJ, PASS
+from gtpo.evalkit.comparison.columns import METRICS
 from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2, Band, bands, read_curves, running_mean
 from gtpo.evalkit.report.payload import POINTS, curve_ks, curves_over_k, key_columns
@@ -96,10 +96,11 @@ def _curves(comparison: MethodComparison, table: Any) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-    panels = figure.subplots(1, 2)
+    by_k = [metric for metric in METRICS if metric.by_k]
+    panels = figure.subplots(1, len(by_k))
     styles = _styles(comparison)
     found, ks = curves_over_k(table), curve_ks(table)
-    for axes, metric in zip(panels, (PASS, MAJ), strict=True):
+    for axes, metric in zip(panels, by_k, strict=True):
         for name in table.methods:
             mean, low, high = 100 * np.array(found[name][metric.name]).T
             axes.plot(ks, mean, label=label(name), linewidth=1.7, **styles[name])

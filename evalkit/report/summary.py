@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gtpo.common.terminal import visible
+from gtpo.evalkit.comparison.columns import METRICS
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell
 from gtpo.evalkit.report.grid import covers, difference, join_names, p_text, points
@@ -169,8 +170,9 @@ def legend(comparison: MethodComparison) -> list[str]:
     """What the numbers mean, in full."""
     lines = [
         f"Percent, scoring {comparison.scoring}. [a, b]: 95 % interval over questions and samples, and over training "
-        f"from {SEEDS_NEEDED} seeds on. ±: standard deviation over training seeds. pass@k is unbiased; maj@k is "
-        "the exact expectation over all k-subsets of the n samples, ties shared evenly."
+        f"from {SEEDS_NEEDED} seeds on. ±: standard deviation over training seeds. "
+        + "; ".join(f"{metric.name} is {metric.estimate}" for metric in METRICS if metric.estimate)
+        + "."
     ]
     if any(cell.bounds for table in comparison.benchmarks for cell in table.cells.values()):
         lines[0] += " {a, b}: the figure if every missing sample were wrong, and if it were right."
