@@ -188,8 +188,8 @@ k=5 | k = 5
 -1 \pm \sqrt{2} | -1-\sqrt2, -1+\sqrt2
 \frac{1 \pm \sqrt{5}}{2} | \frac{1+\sqrt5}{2}, \frac{1-\sqrt5}{2}
 \text{\$5} | 5
-5\text{ (mod 7)} | 5
-5 \pmod{7} | 5
+5\text{ (mod 7)} | 5 \pmod 7
+x \equiv 5 \mod 7 | 5 \pmod{7}
 1.50 | 1.5
 \$1.50 | 1.5
 $1.50$ | 1.5

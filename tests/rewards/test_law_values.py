@@ -1,12 +1,19 @@
-"""One text has one value: texts with several values, drawn from the reader's tables, and names among others."""
+"""Laws over generated texts: one value a text, no operation left undone, no verdict moved without approval."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
+from bench.law import judge
 from bench.law_values import TYPES, joints, paid_twice, texts
+from bench.law_verdicts import judged, moved
+from bench.law_work import FORMS, cases
 from gtpo.rewards import Verdict, Verifier
+from gtpo.rewards.equality.arithmetic import FUNCTIONS
 from gtpo.rewards.equality.comparing.decide import decide
+from gtpo.rewards.equality.reading.answers import Kind
+from gtpo.rewards.equality.reading.types import TYPES as TYPES_OF_ANSWERS
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +64,52 @@ def test_a_sentence_with_another_name_or_verb_names_nobody() -> None:
               ("or", "beat", "and", "lost to", "but not")]  # fmt: skip
     for text in [*others, "Jorge lost", "Jorge disappeared", "not Jorge", "maybe Jorge"]:
         assert decide(text, "Jorge", RACE) != "CORRECT", text
+
+
+def test_no_undone_operation_is_paid(verifier: Verifier) -> None:
+    """For every operation that the grammar evaluates: one without a form fails here."""
+    assert set(FORMS) >= set(FUNCTIONS)
+    undone, done = (list(each) for each in zip(*cases(1500, 11), strict=True))
+    assert {case.problem_id for case in undone} == set(FORMS)
+    assert [c for c, v in zip(undone, judge(undone, verifier), strict=True) if v is Verdict.CORRECT] == []
+    assert [c for c, v in zip(done, judge(done, verifier), strict=True) if v is not Verdict.CORRECT] == []
+
+
+def test_every_moved_verdict_is_approved(verifier: Verifier) -> None:
+    lines = judged(verifier)
+    assert len(lines) > 1500
+    assert moved(lines) == [], "read them, then run: python -m bench.law_verdicts --approve"
+
+
+@pytest.mark.parametrize("kind", TYPES_OF_ANSWERS)
+def test_a_type_says_what_it_leaves(kind: type[Kind]) -> None:
+    """One place a type: it reads its example, equals it, tells it from another, and names its parts for the work."""
+    page = (Path(__file__).parents[2] / "docs/verifier.md").read_text()
+    assert f"`{kind.__name__}`" in page
+    for method in ("read", "same", "parts"):
+        assert method in vars(kind)
+
+
+SOLVE = r"Solve the congruence $2x \equiv 6 \pmod{5}$."
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("x ≡ 3 (mod 5)", "CORRECT"), (r"x \equiv 3 (\mathrm{mod}\ 5)", "CORRECT"), (r"3 (\bmod 5)", "CORRECT"),
+        (r"x \equiv 3 \text{ (mod 5)}", "CORRECT"), (r"x \equiv -2 \pmod 5", "CORRECT"),
+        (r"x \equiv 8 \pmod 5", "UNEVALUATED"), (r"x \equiv 3 \pmod 7", "INCORRECT"), ("3", "INCORRECT"),
+        ("x = 3", "INCORRECT"), (r"x \equiv 1+2 \pmod 5", "UNEVALUATED"), (r"x \equiv 4 \pmod 5", "INCORRECT"),
+    ],
+)  # fmt: skip
+def test_residues_keep_their_modulus(text: str, verdict: str) -> None:
+    assert decide(text, r"x \equiv 3 \pmod{5}", SOLVE) == verdict
+
+
+def test_a_power_of_a_matrix_is_work() -> None:
+    matrix = r"\begin{pmatrix} 1 & 2 \\ 0 & 1 \end{pmatrix}"
+    for k in range(2, 9):
+        gold = rf"\begin{{pmatrix}} 1 & {2 * k} \\ 0 & 1 \end{{pmatrix}}"
+        for text in (f"{matrix}^{k}", f"A^{{{k}}} = {matrix}^{{{k}}}", f"{matrix}" * k):
+            assert decide(text, gold, f"Let $A = {matrix}$. Compute $A^{{{k}}}$.") != "CORRECT"
+        assert decide(f"A^{{{k}}} = {gold}", gold, f"Let $A = {matrix}$. Compute $A^{{{k}}}$.") == "CORRECT"

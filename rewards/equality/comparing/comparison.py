@@ -26,6 +26,7 @@ from gtpo.rewards.equality.comparing.sets import FLIPPED, RealSets
 from gtpo.rewards.equality.reading.answers import (
     Answer,
     Based,
+    Kind,
     Listing,
     Named,
     Relation,
@@ -151,6 +152,8 @@ class Comparison:
             return self._named(p, g)
         if isinstance(p, Scalar) and isinstance(g, Scalar):
             return self._scalars(p, g)
+        if isinstance(g, Kind) or isinstance(p, Kind):
+            return (g if isinstance(g, Kind) else p).same(p, g, self.equal, self.problem)
         # Before lists: `7:30` has been read as a ratio.
         if (same := same_time(p, g)) is not None:
             return same
@@ -286,8 +289,6 @@ class Comparison:
             return False
         if given and self.problem.asks_percent:
             return False  # `25°` for a percentage
-        if given.startswith("mod "):
-            return not contract.moduli or given[4:] in contract.moduli
         if not given or not contract.units:
             return not (given and contract.counts)
         for asked in contract.units:

@@ -16,11 +16,13 @@ from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.simplified import finding
 from gtpo.rewards.equality.reading.answers import (
     Answer,
+    Kind,
     Listing,
     Named,
     Scalar,
     Union,
     Words,
+    parts_of,
     same_name,
     same_words,
     symbols_of,
@@ -224,9 +226,8 @@ def _bare(answer: Answer) -> Answer:
 
 def _shape(answer: Answer) -> Hashable | None:
     """Return what answers that could stand for each other have in common, None for what holds words."""
-    if isinstance(answer, (Listing, Union)):
-        items = answer.items if isinstance(answer, Listing) else [part for _, part in answer.parts]
-        shapes = tuple((type(item), _shape(_bare(item))) for item in items)
+    if isinstance(answer, (Listing, Union, Kind)):
+        shapes = tuple((type(item), _shape(_bare(item))) for item in parts_of(answer))
         return None if any(shape is None for _, shape in shapes) else (type(answer), shapes)
     if isinstance(answer, Scalar) and answer.term[0] == "sym":
         return "a letter"

@@ -200,7 +200,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
         return "CORRECT"
     # What is left is one number that could be written shorter: it depends on the problem whether it must.
     simplest = "simplest" in problem.contract.forms or divided
-    if simplest or (excess[Work.FRACTION] and all(_is_whole(leaf.term) for leaf in wanted)):
+    if simplest or (excess[Work.FRACTION] and any(_is_whole(leaf.term) and _work([leaf]) for leaf in written)):
         return "UNEVALUATED"
     return "CORRECT"
 

@@ -226,6 +226,7 @@ def _product(term: Term, found: Count, whole: bool) -> None:
 
 def _power(base: Term, exponent: Term, found: Count) -> None:
     bare = _unsigned(base)
+    found[Work.PRODUCT] += bare[0] == "mat"
     whole_exponent = _is_integer(_unsigned(exponent))
     if exponent in (ZERO, ONE) or bare in (ZERO, ONE) or bare[0] == "pow" or (bare[0] == "fn" and exponent == ONE):
         found[Work.POWER] += 1
@@ -311,7 +312,7 @@ def _function(term: Term, found: Count) -> None:
     if name == "mixed":
         return
     first = arguments[0]
-    if name == "exp" and is_rational(first):
+    if name == "exp" and is_rational(first) and first != ZERO:
         return
     if name == "det" and first[0] == "mat":
         found[Work.FUNCTION] += 1

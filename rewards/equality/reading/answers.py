@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gtpo.rewards.completions import without_spaces
 from gtpo.rewards.equality.reading import WORDS
@@ -91,7 +91,39 @@ class Based:
     base: int
 
 
-Answer = Scalar | Listing | Union | Relation | Named | Words | Based
+class Kind:
+    """A type of answer that is one file of `types`: how it is read, what equals it, and what work it leaves.
+
+    The reader, the comparison and the count of work run over the table of types; none of them knows a type by name.
+    """
+
+    @classmethod
+    def read(cls, text: str, part: Callable[[str], Answer]) -> Answer | None:
+        """Return what a cleaned text is, None if it is none of this type; `part` reads a text within it."""
+        raise NotImplementedError
+
+    @classmethod
+    def same(cls, p: Answer, g: Answer, equal: Callable[[Answer, Answer], bool], problem: Any) -> bool:
+        """Return whether prediction `p` equals gold `g`, one of which is of this type; `equal` compares parts."""
+        raise NotImplementedError
+
+    def parts(self) -> Sequence[Answer]:
+        """Return the answers within it, whose work is its work."""
+        raise NotImplementedError
+
+
+Answer = Scalar | Listing | Union | Relation | Named | Words | Based | Kind
+
+
+def parts_of(answer: Answer | None) -> Sequence[Answer]:
+    """Return the answers directly within an answer."""
+    if isinstance(answer, Named):
+        return [answer.value]
+    if isinstance(answer, Listing):
+        return answer.items
+    if isinstance(answer, Union):
+        return [part for _, part in answer.parts]
+    return answer.parts() if isinstance(answer, Kind) else []
 
 
 def leaves(answer: Answer | None, divided: bool = False) -> Iterator[Scalar]:
@@ -102,25 +134,21 @@ def leaves(answer: Answer | None, divided: bool = False) -> Iterator[Scalar]:
             yield from (Scalar(cell) for row in answer.term[1] for cell in row)
         else:
             yield answer
-    elif isinstance(answer, Named):
-        yield from leaves(answer.value, divided)
     elif isinstance(answer, Relation):
         yield from map(Scalar, answer.terms)
     elif divided and (quotient := quotient_of(answer)) is not None:
         yield quotient
-    elif isinstance(answer, (Listing, Union)):
-        for part in answer.items if isinstance(answer, Listing) else (part for _, part in answer.parts):
+    else:
+        for part in parts_of(answer):
             yield from leaves(part, divided)
 
 
 def ratios(answer: Answer) -> Iterator[Listing]:
     """Yield the ratios in an answer."""
-    if isinstance(answer, Named):
-        yield from ratios(answer.value)
-    elif isinstance(answer, Listing) and answer.kind == "ratio":
+    if isinstance(answer, Listing) and answer.kind == "ratio":
         yield answer
-    elif isinstance(answer, (Listing, Union)):
-        for part in answer.items if isinstance(answer, Listing) else (part for _, part in answer.parts):
+    else:
+        for part in parts_of(answer):
             yield from ratios(part)
 
 

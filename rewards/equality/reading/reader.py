@@ -16,6 +16,7 @@ from gtpo.rewards.equality.arithmetic import NoValue, evaluate, number_of
 from gtpo.rewards.equality.reading import SAYS, WORDS
 from gtpo.rewards.equality.reading.answers import NO_UNIT, Answer, Based, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.reading.grammar import NotMathematics, closes_first, parse, split_top
+from gtpo.rewards.equality.reading.types import TYPES
 from gtpo.rewards.equality.reading.units import mixed, read_calculation, read_quantity, spoken_number, spoken_quantity
 from gtpo.rewards.equality.terms import Term, contains, symbols
 from gtpo.rewards.limits import MAX_DEPTH
@@ -45,6 +46,9 @@ def read(text: str, depth: int = 0) -> Answer:
     text = inside[1].strip() if inside else text
     if depth > MAX_DEPTH:
         return read_quantity(text)
+    for kind in TYPES:
+        if (typed := kind.read(text, lambda part: read(part, depth + 1))) is not None:
+            return typed
     # In the order in which they bind: `x = 1, y = 2` is a list of equations, `x \in A \cup B` says in what x is.
     for reader in (_read_words, _read_list, _read_relation, _read_set_operation, _read_bracketed, _read_ratio):
         answer = reader(text, depth)

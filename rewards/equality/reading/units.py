@@ -270,10 +270,6 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
         if text.endswith("%"):
             text, percent = text[:-1], True
             continue
-        modulus = SAYS.residue.search(text)
-        if modulus:
-            text, unit = text[: modulus.start()], Unit(f"mod {modulus[1]}")
-            continue
         degrees = None if _TRIGONOMETRY.search(text) else SAYS.degrees.search(text)
         if degrees:
             text = text[: degrees.start()]
