@@ -141,7 +141,7 @@ def forest() -> None:
 
 
 def real() -> None:
-    """Strict and lenient pass@1 of each run on a real model, with intervals."""
+    """Strict and lenient pass@1 of each run on a real model, with intervals, and the untrained model's of both."""
     runs = {"untrained": published("real/untrained")}
     runs |= {
         name: published(f"real/records/real-gsm8k-{name}")
@@ -157,19 +157,23 @@ def real() -> None:
         axes.plot(
             place + 0.15, 100 * lenient, "D", color=colour, fillstyle="none", label="lenient" if not place else None
         )
-    axes.axhline(
-        100 * runs["untrained"]["summary"]["gsm8k"]["pass@k"]["1"]["mean"], color=GREY, linewidth=0.8, linestyle=":"
-    )
+    before = runs["untrained"]["summary"]["gsm8k"]
+    for found, style in ((before, "--"), (before["lenient"], ":")):
+        axes.axhline(100 * found["pass@k"]["1"]["mean"], color=GREY, linewidth=0.8, linestyle=style)
+    axes.text(5.45, 100 * before["pass@k"]["1"]["mean"], "untrained,\nstrict", va="center", size=8.5)
+    axes.text(5.45, 100 * before["lenient"]["pass@k"]["1"]["mean"], "untrained,\nlenient", va="center", size=8.5)
     axes.set_xticks(range(len(runs)), list(runs))
-    axes.set(ylabel="pass@1, %", ylim=(0, None))
-    axes.legend(frameon=False)
+    axes.set(ylabel="pass@1, %", ylim=(0, None), xlim=(-0.5, 5.4))
+    axes.legend(frameon=False, loc="upper right")
     save(figure, "real")
 
 
 def coverage() -> None:
-    """False marks and coverage of simulated comparisons, by the number of seeds and the kind of noise."""
+    """False marks and coverage of simulated comparisons, by the number of seeds and the kind of noise, also paired."""
     cells = [
-        c for c in published("bench/coverage")["cells"] if c.get("judged") and re.fullmatch(r"\d+ v \d+", c["design"])
+        c
+        for c in published("bench/coverage")["cells"]
+        if c.get("judged") and re.fullmatch(r"\d+ v \d+( paired)?", c["design"])
     ]
     figure, axes = plt.subplots(1, 2, figsize=(9.2, 2.8), sharex=True)
     for kind, colour in (("alike", BLUE), ("unequal", GREEN), ("skewed", ORANGE), ("collapse", RED)):
