@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -168,6 +169,24 @@ def real() -> None:
     save(figure, "real")
 
 
+def loans() -> None:
+    """How many times as long as GRPO's answers GTPO's and the gate's are, by step, a line a pair, for both loans."""
+    found = published("real/arms/afterwards")["by step, means of five"]
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 2.8), sharey=True)
+    for panel, (arm, title) in zip(axes, (("b - a", "GTPO"), ("d - a", "only the gate")), strict=True):
+        for loan, colour in (("first", BLUE), ("second", ORANGE)):
+            for place, ratios in enumerate(found[arm][loan].values()):
+                steps, label = range(3, 3 + len(ratios)), None if place else f"{loan} loan"
+                panel.plot(steps, [math.exp(ratio) for ratio in ratios], color=colour, linewidth=1.2, label=label)
+        panel.axhline(1, color="black", linewidth=0.8)
+        panel.set(title=title, xlabel="step (means of five)", yscale="log", ylim=(0.5, 4), xlim=(1, 40))
+        panel.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
+        panel.minorticks_off()
+    axes[0].set(ylabel="tokens, times GRPO's")
+    axes[0].legend(frameon=False)
+    save(figure, "loans")
+
+
 def coverage() -> None:
     """False marks and coverage of simulated comparisons, by the number of seeds and the kind of noise, also paired."""
     cells = [
@@ -281,7 +300,7 @@ def photograph_view() -> None:
             server.terminate()
 
 
-DRAWN = (tokens, pipeline, forest, real, coverage, cell, exploit, speed, curves)
+DRAWN = (tokens, pipeline, forest, real, loans, coverage, cell, exploit, speed, curves)
 
 
 def main() -> None:

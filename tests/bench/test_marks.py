@@ -56,3 +56,8 @@ def test_the_published_null(marks: Any) -> None:
     for pairs, found in marks.null().items():
         for draw, rates in first[pairs].items():
             assert rates == pytest.approx({key: float(value) for key, value in found[draw].items()}, abs=1e-4)
+
+
+def test_the_published_look_afterwards(marks: Any) -> None:
+    written = json.loads((marks.OUT / "afterwards.json").read_text())
+    assert json.loads(json.dumps(marks.afterwards(), default=marks.rounded)) == written

@@ -5,6 +5,7 @@
     python marks.py null           the primary test where nothing is to be found
     python marks.py lengths        stage 1 so far, without a test: tokens of each run, and the figure (matplotlib)
     python marks.py tests          stage 1, when all runs are recorded; --closed: those that are
+    python marks.py afterwards     what no plan named: both loans side by side, power, accuracy at step 40
 
 It needs numpy, scipy and pyarrow, and writes arms/COMMAND.json. At commit 7894f47 `python -m bench.arms_marks stage0`
 samples the untrained model; arms.py beside this file makes the runs.
@@ -239,14 +240,82 @@ def null() -> dict[str, Any]:
     return out
 
 
+def rounded(value: Any) -> Any:
+    """Return a number or an array of numpy as JSON holds it."""
+    return np.round(value, 3).tolist() if isinstance(value, np.ndarray) else round(float(value), 5)
+
+
+LOANS = {"first": range(3, 7), "second": range(7, 11)}
+"""The seeds of each loan of a GPU."""
+WINDOWS = ((16, 20), (16, 24), (16, 25), (21, 25), (26, 30), (26, 35), (31, 35))
+"""First and last step."""
+
+
+def pairs_with_grpo(arm: str, seeds: range) -> dict[int, np.ndarray]:
+    """Return, by seed, the tokens of each step of the arm and of (a), as far as both runs go."""
+    found, out = all_tokens(OUT), {}
+    for seed in seeds:
+        if {f"{arm}-s{seed}", f"a-s{seed}"} <= found.keys():
+            both = found[f"{arm}-s{seed}"], found[f"a-s{seed}"]
+            out[seed] = np.array([run[: min(map(len, both))] for run in both])
+    return out
+
+
+def side_by_side(arm: str, first: int, last: int) -> dict[str, Any]:
+    """Return the pairs of both loans in a window of steps, as logarithms, and the exact test that the first's are larger.
+
+    A pair counts if both of its runs reached the end of the window.
+    """
+    of = {loan: {seed: np.subtract(*np.log(pair[:, first - 1 : last].mean(1)))
+                 for seed, pair in pairs_with_grpo(arm, seeds).items() if pair.shape[1] >= last}
+          for loan, seeds in LOANS.items()}  # fmt: skip
+    one, other = ([*pairs.values()] for pairs in of.values())
+    out: dict[str, Any] = {"pairs": of, "times as long as (a)": [np.exp(np.mean(each)) for each in (one, other) if each]}
+    if one and other:
+        out["every pair of the first above"] = bool(min(one) > max(other))
+        out["p, one-sided"] = stats.mannwhitneyu(one, other, alternative="greater", method="exact").pvalue
+    return out
+
+
+def power(d: np.ndarray, factor: float, level: float) -> float:
+    """Return how often the plan's rule shows a true factor, if differences are normal with the spread of `d`."""
+    drawn = np.random.default_rng(0).normal(np.log(factor), d.std(ddof=1), (100_000, len(d)))
+    return float(((stats.ttest_1samp(drawn, 0, axis=1).pvalue < level) & (drawn.mean(1) > FALL)).mean())
+
+
+def afterwards() -> dict[str, Any]:
+    """Return what was looked at after the tests: descriptions without a verdict, in windows that were chosen afterwards.
+
+    power: at 2.5 %, which Holm's correction asks of the smaller of two p-values.
+    """
+    fives = np.ones(5) / 5
+    out: dict[str, Any] = {
+        "windows": {f"{first} to {last}": {f"{arm} - a": side_by_side(arm, first, last) for arm in "bd"}
+                    for first, last in WINDOWS},
+        "by step, means of five": {
+            f"{arm} - a": {loan: {seed: np.subtract(*[np.log(np.convolve(run, fives, "valid")) for run in pair])
+                                  for seed, pair in pairs_with_grpo(arm, seeds).items() if pair.shape[1] >= 5}
+                           for loan, seeds in LOANS.items()} for arm in "bd"},
+        "power": {f"{a} - {b}": {str(factor): power(differences(a, b), factor, 0.025) for factor in (1.8, 2.0)}
+                  for a, b in ("ba", "dc")},
+    }  # fmt: skip
+    ends = {name: json.loads((OUT / f"{name}.json").read_text())["validation"] for name in recorded()}
+    right = {name: found["40"]["lenient"]["mean"] for name, found in ends.items() if "40" in found}
+    untrained = json.loads((OUT.parent / "untrained.json").read_text())["summary"]["gsm8k"]["lenient"]["pass@k"]["1"]
+    least = {name: np.convolve(step_tokens(name), fives, "valid").min() for name in recorded()}
+    out["least mean of five steps"] = {"runs": len(least), "of any": min(least.values())}
+    out["lenient pass@1 at step 40"] = {"runs": right, "mean": np.mean([*right.values()]), "untrained": untrained["mean"]}
+    return out
+
+
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("command", choices=("gather", "selection", "null", "lengths", "tests"))
+    made.add_argument("command", choices=("gather", "selection", "null", "lengths", "tests", "afterwards"))
     made.add_argument("--closed", action="store_true", help="no run will be added")
     given = made.parse_args()
-    run = {"selection": selection_of_untrained, "null": null, "lengths": lengths, "gather": gather}
+    run = {"selection": selection_of_untrained, "null": null, "lengths": lengths, "gather": gather, "afterwards": afterwards}
     run["tests"] = lambda: tests(closed=given.closed)
-    text = json.dumps(run[given.command](), indent=1, default=lambda number: round(float(number), 5)) + "\n"
+    text = json.dumps(run[given.command](), indent=1, default=rounded) + "\n"
     if given.command != "gather":
         (OUT / f"{given.command}.json").write_text(text, encoding="utf-8")
     print(text)
