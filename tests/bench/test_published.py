@@ -17,7 +17,7 @@ from scipy import stats
 
 from bench import loss
 
-FOLDERS = ("bench", "claims", "collapse", "demo", "gpu", "real", "verl")
+FOLDERS = ("bench", "claims", "collapse", "demo", "gpu", "real", "small", "verl")
 LARGEST = 6_000_000
 
 
