@@ -152,8 +152,9 @@ class Comparison:
             return self._named(p, g)
         if isinstance(p, Scalar) and isinstance(g, Scalar):
             return self._scalars(p, g)
-        if isinstance(g, Kind) or isinstance(p, Kind):
-            return (g if isinstance(g, Kind) else p).same(p, g, self.equal, self.problem)
+        for kind in (g, p):
+            if isinstance(kind, Kind):
+                return kind.same(p, g, self.equal, self.problem)
         # Before lists: `7:30` has been read as a ratio.
         if (same := same_time(p, g)) is not None:
             return same
