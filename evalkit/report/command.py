@@ -45,9 +45,7 @@ class CompareSettings(CommandSettings):
         "Metrics of the table, e.g. pass@1 or maj@64 (repeatable); the first is the primary one. Default: pass@1 and "
         "maj@k of the largest common k.",
     )
-    details: bool = option(
-        False, "Also maj@k, every k, format, median tokens, every test and the end of training."
-    )
+    details: bool = option(False, "Also maj@k, every k, format, median tokens, every test and the end of training.")
     explain: bool = option(False, "Say in full what the numbers mean.")
     k: str | None = option(None, "The k of the details, e.g. 1,8,16,32,64.")
     scoring: Literal["strict", "lenient"] | None = option(None, "Default: the runs' own headline.")
