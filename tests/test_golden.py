@@ -42,7 +42,9 @@ PRINTED = {
     "eval-list.txt": "eval --list",
     "eval-check.txt": "eval --check problems.jsonl",
     "configs.txt": "configs",
-    **{f"help-{name}.txt": f"{name} --help" for name in ("train", "eval", "compare")},
+    "help-train.txt": "train --help",
+    "help-eval.txt": "eval --help",
+    "help-compare.txt": "compare --help",
     "configs-one.txt": "configs demo/gtpo",
 }
 TINY = "--training.optimizer adamw_torch --training.max_steps 2 --training.eval_steps 2"
