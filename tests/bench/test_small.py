@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -36,11 +38,14 @@ def driver(again: Any) -> Any:
 
 def record(run: Any, right: float) -> dict[str, Any]:
     """A record of a run that is right in a share of its samples, at a pace that its rate has nothing to do with."""
+    total = round(8 * 64 * right)
+    lenient = [total // 64 + (at < total % 64) for at in range(64)]
     rollouts = np.arange(0, 241, 24) // run.steps if run.steps else np.zeros(1)
     curve = right - (right - 0.5) * np.exp(-np.linspace(0, 5, len(rollouts)))
-    return run._asdict() | {
-        "run": run.name, "samples": 8, "lenient": [8 * right] * 4, "strict": [0] * 4, "base": "x", "status": "finished",
-        "started": "2026", "sampled": (128 * 19.0 * rollouts).tolist(), "validation": curve.tolist(),
+    curves = {"sampled": (128 * 19.0 * rollouts).tolist(), "validation": curve.tolist()} if run.phase != "base" else {}
+    return run._asdict() | curves | {
+        "run": run.name, "samples": 8, "lenient": lenient, "strict": lenient, "base": "x", "status": "finished",
+        "started": "2026",
     }  # fmt: skip
 
 
@@ -136,18 +141,23 @@ def test_the_tests_on_simulated_records(small: Any, again: Any, tmp_path: Path) 
     }  # fmt: skip
     assert "common rate" not in tests  # both rates are 1e-4
     assert tests["4 steps"]["difference"] == pytest.approx(2, abs=0.3)
-    assert tests["4 steps"]["bases"] == pytest.approx(60)
+    assert tests["4 steps"]["bases"] == pytest.approx(60, abs=0.1)
     gain = found["by tokens"]["4 steps"]["tokens for the other's accuracy"]
     assert gain["95 %"][0] <= gain["share"] <= gain["95 %"][1] < 1
     assert found["by tokens"]["steps a rollout"]["tokens, millions"] == pytest.approx(30 * 128 * 19 / 1e6)
-    assert found["searches"]["130k, 4 steps"]["rates"]["gtpo"] == 1e-4
+    assert found["searches"]["130k, 4 a rollout"]["rates"]["gtpo"] == 1e-4
     half = {run.name: records[run.name] for run in made[: made.index(next(run for run in made if run.seed == 212))]}
     assert again.results(half)["tests"] == {"4 steps": {"a": "gtpo at 0.0001", "b": "grpo at 0.0001", "planned": 24,
                                                         "recorded": 11}}  # fmt: skip
     lines, file = tmp_path / "records.jsonl", tmp_path / "runs.parquet"
-    lines.write_text("".join(json.dumps(row | {"lenient": [6] * 4}) + "\n" for row in records.values()))
+    lines.write_text("".join(json.dumps(row) + "\n" for row in records.values()))
     again.pack(lines, file)
-    assert {*again.read(tmp_path / "none", file)} == {*records}
+    back = again.read(tmp_path / "none", file)
+    assert {*back} == {*records}
+    for run in made:
+        assert back[run.name]["validation"] == pytest.approx(records[run.name]["validation"], rel=1e-3)
+        assert back[run.name]["strict"] == sum(records[run.name]["strict"])
+    assert again.results(back)["tests"] == tests
 
 
 def test_equal_methods_are_marked_as_rarely_as_planned(again: Any) -> None:
@@ -235,3 +245,26 @@ def test_the_power_of_the_plan_of_a_real_model(root: Path, pretrained: Any) -> N
         cells = (row["3 points"], row["5 points"], row["equal called equivalent"])
         assert f"| {float(spread):.0f} | {' | '.join(f'{100 * cell:.0f} %' for cell in cells)} |" in page
     assert f"at most {100 * max(row['0 points'] for row in found.values()):.1f} %" in " ".join(page.split())
+
+
+def test_the_results_follow_from_the_runs(root: Path, tmp_path: Path) -> None:
+    """From a copy of the folder, so from its files and without gtpo; and a number that is another one is seen."""
+    folder = shutil.copytree(root / "results/published/small", tmp_path / "small")
+    command = [sys.executable, "-I", str(folder / "recompute.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    results = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps(results | {"runs": results["runs"] + 1}))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "results.json has other numbers"
+
+
+def test_every_run_was_made_by_the_plan(root: Path, again: Any, small: Any) -> None:
+    """Of one clean commit, in the plan's order as far as the records go, with every answer scored."""
+    records = again.read(Path("none"), root / "results/published/small/runs.parquet")
+    assert {row["git_commit"] for row in records.values()} == {"c259435fd39a6f0224489189a0736fe2a0e4f921"}
+    trained = {name for name, row in records.items() if row["phase"] != "base"}
+    assert trained <= {run.name for run in small.planned(records)}
+    assert not any(records[name]["unscored"] for name in trained)
+    assert {records[name]["samples"] for name in records} == {8}

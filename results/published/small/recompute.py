@@ -280,19 +280,30 @@ def by_tokens(records: Records, found: Mapping[str, Any]) -> dict[str, Any]:
 
 def results(records: Records) -> dict[str, Any]:
     """Return all that README.md asks, as far as the records reach."""
-    searches = {f"{model}, {steps} steps": chosen(records, model, steps)
+    searches = {f"{model}, {steps} a rollout": chosen(records, model, steps)
                 for model, steps in (("130k", 4), ("130k", 8), ("130k", 1), ("2.2m", 4))}  # fmt: skip
     found = tests(records)
     return {"runs": len(records), "searches": searches, "tests": found, "by tokens": by_tokens(records, found)}
 
 
+def small(name: str, value: Any) -> Any:
+    """Return a value of a record as the Parquet file holds it: strict scoring as one count, curves to four digits."""
+    if name == "strict":
+        return int(sum(value)) if isinstance(value, list) else value
+    if isinstance(value, list) and not name.startswith("lenient"):
+        return [None if each is None else float(f"{each:.4g}") if name != "sampled" else each for each in value]
+    return value
+
+
 def pack(lines: Path, file: Path) -> None:
     """Put the runs of a file of records into the Parquet file, beside those that it holds."""
     rows = sorted(read(lines, file).values(), key=lambda row: (row["started"], row["run"]))
-    table = pa.Table.from_pylist(rows)
-    for name in ("lenient", "strict"):
-        at = table.column_names.index(name)
-        table = table.set_column(at, name, table[name].cast(pa.list_(pa.int8())))
+    names = dict.fromkeys(name for row in rows for name in row)  # the first row, a base, has no curves
+    table = pa.Table.from_pylist([{name: small(name, row.get(name)) for name in names} for row in rows])
+    for at, field in enumerate(table.schema):
+        if pa.types.is_list(field.type):
+            kind = pa.int8() if field.name.startswith("lenient") else pa.float32()
+            table = table.set_column(at, field.name, table[field.name].cast(pa.list_(kind)))
     pq.write_table(table, file, compression="zstd", compression_level=19)
     print(len(rows), "runs in", file)
 
