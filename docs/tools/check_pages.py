@@ -437,6 +437,7 @@ def test_what_both_loans_showed(root: Path, published: Any) -> None:
     assert f"in the second, the gate's {gate[0]} and {gate[1]}" in pages[0]
     assert f"GTPO's answers were {gtpo[0]} and the gate's {gate[0]} times as long" in pages[1]
     assert f"in the second {gtpo[1]} and {gate[1]}" in pages[1]
+    assert f"Its answers were [{gtpo[0]} and {gtpo[1]} times]" in (root / "README.md").read_text()
     early = [
         found["windows"][name][arm]
         for name in ("16 to 20", "16 to 24", "16 to 25", "21 to 25")
