@@ -189,7 +189,8 @@ def train(run: Run) -> None:
         return
     flags = {
         "model.model_name": f"results/train/{run.base.name}/final", "training.learning_rate": repr(run.rate),
-        "training.per_device_train_batch_size": BATCH, "training.num_iterations": run.steps,
+        "training.per_device_train_batch_size": 8, "training.gradient_accumulation_steps": BATCH // 8,
+        "training.num_iterations": run.steps,
         "training.max_steps": STEPS, "training.save_steps": STEPS, "training.lr_scheduler_type": "constant_with_warmup",
         "training.log_completions_steps": 0, "dataset.validation_file": "search.jsonl", "training.eval_steps": 20,
         "training.eval_samples": 1,
