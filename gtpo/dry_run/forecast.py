@@ -167,11 +167,11 @@ def _steps(config: TrainConfig, rows: int | None) -> dict[str, Any]:
 
 
 def dry_run(
-    config: TrainConfig, given: Mapping[str, Any] | None = None, *, json_output: bool = False, verbose: bool = False
+    config: TrainConfig, flags: Mapping[str, Any] | None = None, *, json_output: bool = False, verbose: bool = False
 ) -> None:
     """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it.
 
-    given: the flags, which are repeated in the text. verbose: the text has every key and every item of memory.
+    flags: those typed, which the text repeats. verbose: the text has every key and every item of memory.
     """
     problems, name, runs = check_inputs(config), config.model.model_name, RESULTS / "train"
     tokenizer, items, rows = None, list[Item](), 0
@@ -226,7 +226,7 @@ def dry_run(
     unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
     if not verbose:
         forecast = f"{scale * total:.1f} {unit} a process on a GPU (forecast; --verbose: by item)" if items else unknown
-        _print_short(config, given or {}, report, note, steps, forecast, missing)
+        _print_short(config, flags or {}, report, note, steps, forecast, missing)
         return
     print(config.to_yaml(width=min(100, columns_of_stdout(120) - 20)))  # a word that crosses it still fits
     checked = [] if config.method == "sft" else [f"reward {path}: called" for path, _ in config.trainer.reward_calls()]
@@ -247,7 +247,7 @@ def dry_run(
 
 def _print_short(
     config: TrainConfig,
-    given: Mapping[str, Any],
+    flags: Mapping[str, Any],
     report: DatasetReport | None,
     note: str,
     steps: dict[str, Any],
@@ -260,7 +260,7 @@ def _print_short(
     weights = f"LoRA of rank {model.lora_rank}" if model.lora_rank else "all weights"
     lines = {
         "run": f"results/train/{config.run_name}   method {config.method}{preset}, seed {model.random_seed}",
-        "set": " ".join(f"--{flag} {value}" for flag, value in given.items() if flag != "run_name")
+        "set": " ".join(f"--{flag} {value}" for flag, value in flags.items() if flag != "run_name")
         or "nothing beside the file",
         "model": f"{model.model_name or 'built here'}, {weights}{', 4 bits' if model.load_in_4bit else ''}",
         "data": "; ".join(line.strip() for line in report.lines()) if report else note,

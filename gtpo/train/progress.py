@@ -92,7 +92,11 @@ class Progress(RunPart):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin at the step that the run begins at."""
-        self.start(state.global_step, state.max_steps)
+        self._first_step, self._begin = state.global_step, time.monotonic()
+        if self.shown and sys.stderr.isatty():
+            self._bar = _live_line(self.title)
+            self._task = self._bar.add_task(self.title, total=state.max_steps, completed=state.global_step, status="")
+            self._bar.start()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count the micro-batches of the step."""
@@ -100,32 +104,18 @@ class Progress(RunPart):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Show a line of metrics."""
-        if logs and "loss" in logs:
-            self.step(state.global_step, metrics_row(state.global_step, logs, args))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the live line down."""
-        self.stop()
-
-    def start(self, step: int, total: int) -> None:
-        """Begin at `step` of `total`."""
-        self.total, self._first_step, self._begin = total, step, time.monotonic()
-        if self.shown and sys.stderr.isatty():
-            self._bar = _live_line(self.title)
-            self._task = self._bar.add_task(self.title, total=total, completed=step, status="")
-            self._bar.start()
-
-    def step(self, step: int, row: Mapping[str, Any]) -> None:
-        """Show the metrics of a step."""
+        if not logs or "loss" not in logs:
+            return
+        step, total, row = state.global_step, state.max_steps, metrics_row(state.global_step, logs, args)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, status=summary(row, self._bar.console.width))
             return
         now = time.monotonic()
-        due = now - self._last >= PLAIN_SECONDS or step >= self.total or step - 1 == self._first_step
+        due = now - self._last >= PLAIN_SECONDS or step >= total or step - 1 == self._first_step
         if self.shown and due:
             self._last = now
-            remaining = (now - self._begin) / max(step - self._first_step, 1) * (self.total - step)
-            LOG.info(f"{self.title} {step}/{self.total}  {summary(row)}  ({remaining:.0f} s left)")
+            remaining = (now - self._begin) / max(step - self._first_step, 1) * (total - step)
+            LOG.info(f"{self.title} {step}/{total}  {summary(row)}  ({remaining:.0f} s left)")
 
     def _note(self, text: str) -> None:
         if self._bar is not None:
@@ -133,8 +123,8 @@ class Progress(RunPart):
         elif self.shown:
             LOG.info(f"{self.title}  {text}")
 
-    def stop(self) -> None:
-        """Take the live line down."""
+    def on_train_end(self, *of_the_event: Any, **kwargs: Any) -> None:
+        """Take the live line down; also if the training did not come to its end."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -245,7 +245,7 @@ class TrainingRun:
         else:
             self._say_the_end()
         finally:
-            self.progress.stop()
+            self.progress.on_train_end()
         if self.main:
             self.stop.forget()
         # A launcher ends the others when the first process has ended.

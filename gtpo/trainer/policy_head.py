@@ -127,10 +127,10 @@ def token_forward(
         if check is not None:
             check(hidden, head)
         logps, entropies = token_statistics(hidden, ids=ids, mask=mask, **options, **head._asdict())
-        found = loss(logps, entropies, mask)
+        output = loss(logps, entropies, mask)
         # Last: it waits for the GPU.
         check_finite(hidden, head.lm_head, head.bias, logps, entropies)
-        return found
+        return output
 
     router = {"output_router_logits": True} if trainer.aux_loss_enabled else {}
     with trainer.accelerator.autocast():

@@ -22,14 +22,16 @@ ROW = {name: 123.456 for name, _, _ in SHOWN}
 
 SCRIPT = """
 import sys
+from types import SimpleNamespace
 from gtpo.train.progress import Progress, SHOWN
 from gtpo.common.log import LOG, start_logging
 start_logging()
 progress = Progress(sys.argv[1], shown=True)
-progress.start(0, 100000)
-for step in range(1, 4):
-    progress.step(step, {name: 123.456 for name, _, _ in SHOWN})
-progress.stop()
+state, args = SimpleNamespace(global_step=0, max_steps=100000), SimpleNamespace(gradient_accumulation_steps=1)
+progress.on_train_begin(None, state, None)
+for state.global_step in range(1, 4):
+    progress.on_log(args, state, None, {name: 123.456 for name, _, _ in SHOWN})
+progress.on_train_end()
 """
 
 
