@@ -118,7 +118,11 @@ class ServerProcess(contextlib.AbstractContextManager["ServerProcess"]):
 
 def last_words(log: Path) -> str:
     """Return the last two errors that a log has, in one line; else its last lines."""
-    lines = [line.strip() for line in log.read_text("utf-8", "replace")[-30_000:].splitlines() if line.strip()]
+    with log.open("rb") as printed:
+        # vLLM prints half a megabyte for each request that is lost with its engine.
+        printed.seek(max(0, log.stat().st_size - 30_000))
+        text = printed.read().decode("utf-8", "replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = dict.fromkeys(found[0] for line in lines if (found := _ERROR.search(line)))
     printable = "".join(c if c.isprintable() else " " for c in "; ".join([*errors][-2:] or lines[-3:]))
     return printable[-400:] or "it printed nothing"

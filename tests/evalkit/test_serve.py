@@ -79,6 +79,14 @@ def test_a_server_that_does_not_start(gtpo: Gtpo, tiny_model: Path, pids: Path, 
     assert processes(pids) == []
 
 
+def test_last_words_of_a_log_that_fits_no_memory(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        log.truncate(2**40)
+        log.seek(0, 2)
+        log.write(b"\nValueError: too large\n" * 3)
+    assert serve.last_words(tmp_path / "log") == "ValueError: too large"
+
+
 def test_a_start_that_is_interrupted(tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(seconds: float) -> None:
         if pids.is_file() and len(pids.read_text().split()) == 3:
