@@ -25,7 +25,7 @@ from gtpo.runs.eval_record import SCORINGS
 from gtpo.runs.tables import Key, QuestionKey, Sample
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
-RULES_VERSION = 17
+RULES_VERSION = 18
 
 # A part is written when it has this many rows, this much text, or its first row is this old.
 PART_ROWS, PART_CHARACTERS, PART_SECONDS = 2048, 32_000_000, 20.0

@@ -7,7 +7,7 @@ import pytest
 
 from bench.law import judge
 from bench.law_values import TYPES, joints, paid_twice, texts
-from bench.law_verdicts import judged, moved
+from bench.law_verdicts import approved, judged
 from bench.law_work import FORMS, cases
 from gtpo.rewards import Verdict, Verifier
 from gtpo.rewards.equality.arithmetic import FUNCTIONS
@@ -76,9 +76,11 @@ def test_no_undone_operation_is_paid(verifier: Verifier) -> None:
 
 
 def test_every_moved_verdict_is_approved(verifier: Verifier) -> None:
-    lines = judged(verifier)
-    assert len(lines) > 1500
-    assert moved(lines) == [], "read them, then run: python -m bench.law_verdicts --approve"
+    was = approved()
+    assert len(was) > 1200
+    now = judged(list(was), verifier)
+    moved = [(was[answer], verdict, answer) for answer, verdict in now.items() if verdict != was[answer]]
+    assert moved == [], "read them, then run: python -m bench.law_verdicts --approve"
 
 
 @pytest.mark.parametrize("kind", TYPES_OF_ANSWERS)
@@ -113,3 +115,29 @@ def test_a_power_of_a_matrix_is_work() -> None:
         for text in (f"{matrix}^{k}", f"A^{{{k}}} = {matrix}^{{{k}}}", f"{matrix}" * k):
             assert decide(text, gold, f"Let $A = {matrix}$. Compute $A^{{{k}}}$.") != "CORRECT"
         assert decide(f"A^{{{k}}} = {gold}", gold, f"Let $A = {matrix}$. Compute $A^{{{k}}}$.") == "CORRECT"
+
+
+ASKED = {
+    "A jar holds 15 red and 27 blue marbles. How many marbles are in the jar?": [
+        "There are 42 marbles in the jar.", "The jar holds 42 marbles", "The number of marbles is 42",
+    ],
+    "Lena has 74 cookies and gives away 32. How many cookies are left?": ["Lena has 42 cookies left.", "42 are left"],
+    "Betty earns 21 dollars a day. How much does she earn in two days?": ["She earns $42", "Betty earned 42 dollars"],
+    "Find the perimeter of a rectangle with sides 8 and 13.": ["So the perimeter is 42", "It is 42", "x = 42"],
+}  # fmt: skip
+UNSAID = """
+A common mistake is|Suppose the answer is|The answer is hardly|The upper bound is|The half of it is|If it were|47 is
+My first guess was|The teacher says|One might think it is|An option is|The example gives|The diagonal is|He lost|47% of
+Everyone expected|The price was|An estimate is|The intermediate result is|The wrong answer is|x of|3/4 of|I doubt
+Twice it is|Assume it is|The limit exceeds|The trap answer is|Nobody got|The previous answer was|It used to be
+The square of the answer is|Unless it is|The answer is nearly|The book says|She gave away|The answer starts with
+"""
+
+
+@pytest.mark.parametrize("problem", ASKED)
+def test_a_sentence_states_what_was_asked(problem: str) -> None:
+    for text in ["The answer is 42.", "Thus we get 42", "In total, 42", "I get 42", *ASKED[problem]]:
+        assert decide(text, "42", problem) == "CORRECT", text
+    for frame in UNSAID.replace("\n", "|").strip("|").split("|"):
+        assert decide(f"{frame} 42.", "42", problem) != "CORRECT", frame
+    assert decide("~~42~~", "42", problem) != "CORRECT"

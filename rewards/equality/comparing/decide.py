@@ -114,7 +114,7 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     if len(named) > 1 and len(wanted) == 1:  # `A and C`, where `A` is no article
         return "INCORRECT"
     # Without a space there are no words to read away, and one entry of the cache serves all problems.
-    spoken = (known.asking, known.others) if " " in prediction else ()
+    spoken = (known.speaking, known.others) if " " in prediction else ()
     texts = _texts(prediction, False, *spoken)
     if known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])):
         texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, if a measure is asked for

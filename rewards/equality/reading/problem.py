@@ -257,6 +257,12 @@ class ProblemText:
         return frozenset(name.lower() for name in self.names - wanted) if self.names & wanted else frozenset()
 
     @cached_property
+    def speaking(self) -> frozenset[str]:
+        """Words that a statement of its answer may use: those of its questions, and names that it asks for."""
+        named = {word.lower() for word in re.findall(r"\b[A-Z][a-z]+\b", self._prose)}
+        return self.asking | named - self.others
+
+    @cached_property
     def asked_names(self) -> frozenset[str]:
         """Names of quantities in its question: `AC`, `f^{-1}(x)`."""
         pieces = [*_split(self._asking[-1])[0], *_SEGMENT.findall(self._asked_prose)] if self._asking else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from gtpo.rewards.completions import words
@@ -142,7 +143,11 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
     if label is not None and not _denies(label["label"]):
         named = set(re.findall(r"[a-z]+", label["label"].lower()))
         # What is behind a label that makes no other number of it.
-        if not _chooses(label["label"], asked) and named.isdisjoint(WORDS.reversals | WORDS.modals | WORDS.bounds):
+        if (
+            not _chooses(label["label"], asked)
+            and _is_of_the_question(label["label"], label["rest"], asked)
+            and named.isdisjoint(WORDS.reversals | WORDS.modals | WORDS.bounds)
+        ):
             yield label["rest"]
         return
     if value is None:
@@ -160,7 +165,7 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[
     prose = before + " " + after
     if _denies(prose) or _chooses(prose, asked) or re.search(r"(?<=\w{3})[.!?]\s+\S", prose.strip()):
         return
-    if first == 0 or not _leads_to(before, asked):
+    if first == 0 or not _leads_to(before, asked) or not _is_of_the_question(before, after, asked):
         return
     name = SAYS.named.search(before.strip())
     inner = f"{name[1]} = {inner}" if name is not None and name[1].isascii() else inner
@@ -239,8 +244,8 @@ def _leads_to(before: str, asked: frozenset[str]) -> bool:
     named = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", lowered)
     if not named or len(named) > 40:
         return False
-    if WORDS.kinds.issuperset(named):
-        return True
+    if WORDS.kinds.issuperset(named) and (named[-1] != "of" or "total" not in named):
+        return named[-1] != "of" and not re.search(r"\d", lowered)  # `47% of 52`, `47 is 52`
     last = named[-1]
     if last in WORDS.answer | (WORDS.copulas - WORDS.verbs) or not _ANSWER_ELSEWHERE.isdisjoint(named[-2:]):
         return True
@@ -249,6 +254,39 @@ def _leads_to(before: str, asked: frozenset[str]) -> bool:
     if re.search(r"\d", lowered) and last not in WORDS.copulas:
         return False  # another number, and not as part of what is spoken of
     return _states(re.sub(r"\b(?:larger|smaller|greater|bigger)\b", "", lowered) if asked else lowered)
+
+
+_STATING = WORDS.stating | WORDS.leads | WORDS.articles | WORDS.kinds | WORDS.copulas | WORDS.subjects | WORDS.answer
+
+
+def _is_of_the_question(before: str, after: str, asked: frozenset[str]) -> bool:
+    """Return whether a sentence speaks of what was asked for: its subject does, or it says something of it as being."""
+    spoken = _latin(before)
+    if not WORDS.unstated.isdisjoint({*spoken, *_latin(after)} - asked):
+        return False
+    if re.match(r"\s*an? (?!total)", before.lower()):
+        return False  # `An option is 42`: one of several
+    foreign = spoken and spoken[-1] in WORDS.copulas - WORDS.verbs
+    of = [word for word in spoken if word not in _STATING and not re.search(rf"\b{word.upper()}\b", before)]
+    if not of or foreign or asked <= _STATING or SAYS.named.search(before.strip()):
+        return True
+    known = {_stem(word) for word in asked}
+    if _stem(of[0]) in known:
+        return True
+    # `She gave away 32 cookies` is not of what is left, `The farm has 32 cows` is of how many there are.
+    verbs = (w for last, w in pairwise(["the", *spoken]) if w in of and last not in WORDS.articles | {"total"})
+    done = any((word in WORDS.verbs or word.endswith("ed")) and _stem(word) not in known for word in verbs)
+    return not done and any(_stem(word) in known for word in [*of, *_latin(after)] if word not in _STATING)
+
+
+def _latin(prose: str) -> list[str]:
+    return re.findall(r"(?<![^\W\d_'])[a-z]{2,}(?![^\W\d_])", re.sub(r"\$[^$]*\$", " ", prose).lower())
+
+
+def _stem(word: str) -> str:
+    """Return what the forms of a word have in common, as far as a rule can tell."""
+    word = TABLES["irregular"].get(word, singular(word))
+    return re.sub(r"(?<=[a-z]{3})(?:ing|ed|e|er|est|ly)$", "", word)[:7]
 
 
 def _states(before: str) -> bool:
