@@ -244,8 +244,8 @@ def _leads_to(before: str, asked: frozenset[str]) -> bool:
     named = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", lowered)
     if not named or len(named) > 40:
         return False
-    if WORDS.kinds.issuperset(named) and (named[-1] != "of" or "total" not in named):
-        return named[-1] != "of" and not re.search(r"\d", lowered)  # `47% of 52`, `47 is 52`
+    if WORDS.kinds.issuperset(named):  # `47% of 52`, `47 is 52`
+        return not re.search(r"\d", lowered) and (named[-1] != "of" or not WORDS.measured.isdisjoint(named))
     last = named[-1]
     if last in WORDS.answer | (WORDS.copulas - WORDS.verbs) or not _ANSWER_ELSEWHERE.isdisjoint(named[-2:]):
         return True
@@ -264,7 +264,7 @@ def _is_of_the_question(before: str, after: str, asked: frozenset[str]) -> bool:
     spoken = _latin(before)
     if not WORDS.unstated.isdisjoint({*spoken, *_latin(after)} - asked):
         return False
-    if re.match(r"\s*an? (?!total)", before.lower()):
+    if re.match(r"an? (?!total)[a-z]", before.lower()):
         return False  # `An option is 42`: one of several
     foreign = spoken and spoken[-1] in WORDS.copulas - WORDS.verbs
     of = [word for word in spoken if word not in _STATING and not re.search(rf"\b{word.upper()}\b", before)]
