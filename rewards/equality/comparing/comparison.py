@@ -331,10 +331,10 @@ class Comparison:
     def _listings(self, p: Listing, g: Listing) -> bool:
         kinds = {p.kind, g.kind}
         p_names, g_names = distinct_names(p.items), distinct_names(g.items)
-        if kinds == {"list"} and g_names and not indexed(g_names):
-            # `m = 3, m = 5` and `m = 3 or b = 5` are not both m and b
-            if p.joint == "or" or (p_names is None and any(isinstance(item, Named) for item in p.items)):
-                return False
+        # `m = 3, m = 5` and `m = 3 or b = 5` are not both m and b.
+        one_of_them = p.joint == "or" or (p_names is None and any(isinstance(item, Named) for item in p.items))
+        if kinds == {"list"} and g_names and not indexed(g_names) and one_of_them:
+            return False
         if (p_names is None) != (g_names is None) and kinds == {"list"}:
             values = [[item.value if isinstance(item, Named) else item for item in x.items] for x in (p, g)]
             similar = indexed(p_names or g_names or [])
