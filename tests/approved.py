@@ -14,6 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gtpo.common.errors import UserError
+
 GOLDEN = Path(__file__).parent / "golden"
 RENEW = "make golden"
 # Lines of a difference that a failure shows.
@@ -60,6 +64,17 @@ def check(name: str, text: str) -> None:
         more = [f"... and {len(lines) - SHOWN} more lines"] * (len(lines) > SHOWN)
         told = f"tests/golden/{name} is not what is printed now. If it should be: {RENEW}, and read its diff"
         raise AssertionError("\n".join([told, *lines[:SHOWN], *more]))
+
+
+def check_refusals(name: str, names: Mapping[str, Any]) -> None:
+    """Compare what `$ EXPRESSION`s raise with the approved sentences; the file holds its own cases."""
+    told = []
+    for line in (GOLDEN / name).read_text(encoding="utf-8").splitlines():
+        if line.startswith("$ "):
+            with pytest.raises((ValueError, UserError)) as error:
+                eval(line[2:], dict(names))
+            told.append(f"{line}\n{error.value}")
+    check(name, "\n".join(told))
 
 
 def check_schema(name: str, documents: list[Any], version: int | None) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from approved import GOLDEN, check, check_schema, plain_json
+from approved import GOLDEN, check, check_refusals, check_schema, plain_json
 from commands import command_line
+from datasets import Dataset
 from servers import Reply, Server, completion
+from trl import GRPOConfig
 
+from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.report.payload import payload, write_page
 from gtpo.evalkit.view import Runs, samples
@@ -55,6 +60,7 @@ WRITING = {
     "train-dry-run.txt": f"train run.yaml --dry-run {TINY}",
     "train-dry-run-verbose.txt": f"train run.yaml --dry-run --verbose {TINY}",
     "train-dry-run-json.txt": f"train run.yaml --dry-run --json {TINY}",
+    "train-dry-run-published.txt": "train published/llama-math --dry-run --json",
     "train-gtpo.txt": f"train run.yaml --run-name new-gtpo {TINY}",
     "train-sft.txt": "train run.yaml --run-name new-sft --method sft --training.optimizer adamw_torch",
     "train-json.txt": f"train run.yaml --run-name new-gtpo --json {TINY}",
@@ -76,7 +82,7 @@ def read(path: Path) -> Any:
 def run(words: str, home: Path) -> Any:
     """Run a command in an environment that says nothing of this machine."""
     unset = dict.fromkeys(("NO_COLOR", "GTPO_DATA_DIR", "OPENAI_BASE_URL", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"))
-    return command_line(*words.split(), cwd=home, COLUMNS="120", LANG="C.UTF-8", TZ="UTC", **unset)
+    return command_line(*shlex.split(words), cwd=home, COLUMNS="120", LANG="C.UTF-8", TZ="UTC", **unset)
 
 
 def printed(words: str, home: Path) -> str:
@@ -171,9 +177,18 @@ def test_view(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check("view-payload.txt", plain_json(shown).replace(str(home), "<home>"))
 
 
-@pytest.mark.parametrize("name", ["refused-compare.txt", "refused-config.txt", "refused-eval.txt", "refused-train.txt"])
-def test_mistakes_are_one_sentence_and_leave_nothing(name: str, tmp_path: Path) -> None:
-    """The file holds its own cases: `@ FILE LINE` writes a file (`@+` adds a line), `$ gtpo WORDS` must be refused."""
+CASES = (
+    "refused-compare.txt", "refused-config.txt", "refused-eval.txt", "refused-train.txt", "said-compare.txt",
+    "said-train.txt",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases_that_a_file_holds_itself(name: str, tmp_path: Path) -> None:
+    """`@ FILE LINE` writes a file (`@+` adds a line), `! COMMAND` is shell, `$ gtpo WORDS` is what is approved.
+
+    refused-*: a mistake is one sentence and leaves nothing. said-*: notes, what goes to stderr, and the exit code.
+    """
     home, told = tmp_path / "home", []
     shutil.copytree(GOLDEN / "runs", home)
     shutil.copy(GOLDEN / "0.2/run.yaml", home)
@@ -184,6 +199,12 @@ def test_mistakes_are_one_sentence_and_leave_nothing(name: str, tmp_path: Path) 
             file, _, content = rest.partition(" ")
             with (home / file).open("w" if kind == "@" else "a") as out:
                 out.write(f"{content}\n" * bool(content))
+        elif kind == "!":
+            subprocess.run(rest, shell=True, cwd=home, check=True)
+        elif kind == "$" and name.startswith("said"):
+            done = run(rest.removeprefix("gtpo").strip(), home)
+            notes = [text for text in done.stdout.splitlines() if text.startswith("note: ")]
+            line = "\n".join([line, *notes, *done.stderr.splitlines(), f"--- exit code {done.returncode}"])
         elif kind == "$":
             before = sorted(home.rglob("*"))
             done = run(rest.removeprefix("gtpo").strip(), home)
@@ -195,6 +216,23 @@ def test_mistakes_are_one_sentence_and_leave_nothing(name: str, tmp_path: Path) 
             continue
         told.append(line)
     check(name, "\n".join(told).replace(str(home), "<home>").replace(str(ROOT), "<checkout>"))
+
+
+@on_a_cpu
+def test_mistakes_of_a_script(tmp_path: Path) -> None:
+    """Before a model is loaded."""
+    plain: dict[str, Any] = {"num_generations": 4, "per_device_train_batch_size": 4, "use_cpu": True, "bf16": False}
+
+    def config(**changes: Any) -> GTPOConfig:
+        return GTPOConfig(**{"output_dir": str(tmp_path), "report_to": "none", **plain, **changes})
+
+    def trainer(columns: dict[str, Any], reward: Any = lambda completions, **_: [0.0] * 2, **changes: Any) -> None:
+        args = changes.get("args") or config(**changes)
+        GTPOTrainer("no/such-model", reward, args, Dataset.from_dict(columns))
+
+    rows = {"prompt": ["1 + 1?"] * 8}
+    names = {"config": config, "trainer": trainer, "rows": rows, "inf": float("inf"), "GRPOConfig": GRPOConfig}
+    check_refusals("refused-script.txt", names)
 
 
 @pytest.fixture(scope="module")
@@ -225,5 +263,5 @@ def test_schema_of_compare(home: Path) -> None:
 
 
 def test_every_approved_file_is_compared() -> None:
-    used = Path(__file__).read_text()
+    used = "".join(path.read_text() for path in GOLDEN.parent.rglob("test_*.py"))
     assert [path.name for path in GOLDEN.iterdir() if path.suffix in (".txt", ".json") and path.name not in used] == []
