@@ -10,13 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig
 from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
     checksum,
     find_benchmark,
-    find_benchmarks,
     load_problems,
     select_problems,
 )
@@ -100,15 +98,6 @@ def test_a_file_with_golds_and_fields_of_its_own(tmp_path: Path) -> None:
     first, second = load_problems(find_benchmark(str(tmp_path / "own.yaml")), None)
     assert (first.id, first.problem, first.answer, first.level) == ("7", "one half?", "\\frac{1}{2}", 4)
     assert second.answer == "2"
-    for bad, message in (
-        ({"question": "p", "final": "2", "hard": 1, "nr": 9}, r"set\.jsonl:3: the answer holds no \\boxed"),
-        ({"question": "p", "hard": 1, "nr": 9}, r'set\.jsonl:3: field "final" \(answer\) is missing'),
-        ({"question": ["p"], "final": "2", "hard": 1}, r'set\.jsonl:3: field "nr" \(id\) is missing'),
-        ({"question": ["p"], "final": "\\boxed{1}", "hard": 1, "nr": 9}, r'"problem" must be text, found list'),
-    ):
-        (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, bad]))
-        with pytest.raises(UserError, match=message):
-            load_problems(find_benchmark(str(tmp_path / "own.yaml")), None)
 
 
 @pytest.mark.parametrize("gold", [r"\frac{1", "x^2+", "(1, 2", r"3\cdot", "2^"])
@@ -133,17 +122,6 @@ def test_fields_of_other_names(gtpo, tmp_path: Path) -> None:  # type: ignore[no
     (tmp_path / "own.jsonl").write_text('{"nr": 7, "label": "42", "out": "<answer>42</answer>"}\n')
     gtpo("eval", "--completions", "own.jsonl", "--fields", "id=nr,gold=label,completion=out", "--out", "run")
     assert read_record(tmp_path / "run").benchmarks["own"].pass_at_k[1].mean == 1
-    for given, name, message in (
-        (
-            "answer=labels",
-            "verl.parquet",
-            'verl.parquet, row 1: field "labels" (answer) is missing; fields here: prompt',
-        ),
-        ("gold", "verl.parquet", 'found "gold"'),
-        ("gilt=x", "verl.parquet", 'found "gilt=x"'),
-        ("answer=x", "aime24", "--fields is for .jsonl and .parquet files, and aime24 is none"),
-    ):
-        assert message in gtpo("eval", "--check", name, "--fields", given, code=2).stderr
 
 
 def test_check_prints_problems_golds_and_self_test(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -154,30 +132,6 @@ def test_check_prints_problems_golds_and_self_test(gtpo, tmp_path: Path) -> None
     assert '1 rows without a gold are left out: set.jsonl:3 ("")' in done.stderr
     assert "q1\nWhat is 1?\ngold: 1" in done.stdout
     assert "self-test: 4 of 4 golds verify against themselves" in done.stdout
-    assert 'Did you mean "gsm8k"' in gtpo("eval", "--check", "gsm8kk", code=2).stderr
-
-
-def test_declarations_that_are_no_text(tmp_path: Path) -> None:
-    (tmp_path / "folder.yaml").mkdir()
-    (tmp_path / "latin.yaml").write_bytes(b"name: \xff\n")
-    for name, message in (("folder.yaml", "folder.yaml: cannot be read"), ("latin.yaml", r"not UTF-8 text \(byte 6\)")):
-        with pytest.raises(UserError, match=message):
-            find_benchmark(str(tmp_path / name))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("name: x\nsplitt: train\n", r'splitt: .*Did you mean "split"'),
-        ("name: x\n", "give either file or hub"),
-        ("name: [\n", "not valid YAML"),
-        ("name: x\nhub: a/b\ngold: latex\n", "gold: "),
-    ],
-)
-def test_broken_declarations(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "bad.yaml").write_text(content)
-    with pytest.raises(UserError, match=message):
-        find_benchmark(str(tmp_path / "bad.yaml"))
 
 
 def test_selection() -> None:
@@ -185,5 +139,3 @@ def test_selection() -> None:
     every = {"arithmetic": problems}
     assert select_problems(every, 10, ()) == {"arithmetic": problems[:10]}
     assert select_problems(every, None, [problems[7].id]) == {"arithmetic": [problems[7]]}
-    with pytest.raises(UserError, match='two of the benchmarks are called "amc"'):
-        find_benchmarks("amc,math, amc")

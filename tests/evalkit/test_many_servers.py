@@ -176,24 +176,6 @@ def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog) -> None: 
     assert 'does not list "m". It lists: other. It is asked all the same' in caplog.text
 
 
-MISTAKES = [
-    ("http://a/v1,htp://b/v1", "--base-url is http:// or https://.*; found htp://b/v1$"),
-    ("servers.txt", "found servers.txt"),
-    ("http://a:80x0/v1", "--base-url is http://"),
-    ("http://u:secret@a/v1", "must hold no credentials"),
-    ("u:secret@a:80/v1", "must hold no credentials"),
-    ("http://gpu1:8000/v1,gpu2:8000/v1", "--base-url is http://.*; found gpu2:8000/v1"),
-    (" , ", "needs --base-url"),
-]
-
-
-@pytest.mark.parametrize(("value", "message"), MISTAKES)
-def test_a_list_with_a_mistake(value: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        server_urls(resolve_model("m", served=True), [value], "KEY")
-    assert "secret" not in str(error.value)
-
-
 def test_every_way_to_name_servers(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     ref = resolve_model("m", served=True)
     assert server_urls(ref, ["http://a/v1", "https://b:1/v1/,http://c/v1, http://d/v1,"], "K") == [

@@ -43,11 +43,6 @@ def test_a_flag_wins_over_the_protocol() -> None:
     assert protocol.apply_to(settings(scoring="strict", prompt="Hi")).scoring == "strict"
     assert "temperature" not in protocol.apply_to(settings(sampling="model")).given  # the model's recommendation holds
     assert vars(presets()["gtpo"].apply_to(settings())) == vars(settings())
-    with pytest.raises(UserError, match="protocol qwen-math: --temperature 0 gives the same completion every time"):
-        presets()["qwen-math"].apply_to(settings(k=4))
-    for most, said in ((-5, "must be a whole number >= 1; found -5"), (8.5, "must be a whole number >= 1; found 8.5")):
-        with pytest.raises(UserError, match=f"protocol mine: --max-tokens {said}"):
-            Protocol(name="mine", sampling={"max_tokens": most}).apply_to(settings())
 
 
 def test_fields_are_filled_once() -> None:

@@ -52,7 +52,6 @@ def test_eight_samples_and_ids_of_another_set(gtpo, shared_dir: Path, tmp_path: 
     (reference,) = expected.values()
     for k in range(1, 9):  # their labels differ from ours on at most two samples of 800
         assert 100 * entry["pass@k"][str(k)]["mean"] == pytest.approx(reference["k"][str(k)]["pass@k"], abs=1.0)
-    assert "--k 9 needs 9 samples of every question" in gtpo(*command[:3], "--k", "9", "--out", "x", code=2).stderr
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -115,16 +114,13 @@ def test_a_file_that_has_been_renamed(gtpo, tmp_path: Path) -> None:  # type: ig
 
 
 def test_a_part_of_the_file(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """--question and --limit cut it down; labels count for what is left; what would do nothing is refused."""
+    """--question and --limit cut it down; labels count for what is left."""
     rows = [{"id": f"q{i}", "gold": "1", "completion": "<answer>1</answer>", "label": i % 2} for i in range(6)]
     write(tmp_path / "mine.jsonl", rows)
     command = ("eval", "--completions", "mine.jsonl", "--quiet")
     gtpo(*command, "--question", "q4", "--question", "q1", "--out", "two")
     entry = benchmark(tmp_path / "two")[1]
     assert (entry["questions"], entry["labels"]["compared"], entry["labels"]["agree"]["strict"]) == (2, 2, 1)
-    assert 'no question "q7"' in gtpo(*command, "--question", "q1", "--question", "q7", code=2).stderr
-    idle = gtpo(*command, "--seed", "0", "--temperature", "0.5", "--engine", "auto", code=2).stderr
-    assert "--completions samples nothing, and --engine, --seed, --temperature would have no effect" in idle
 
 
 @pytest.mark.slow
@@ -176,21 +172,6 @@ def test_recorded_failures_and_missing_golds(gtpo, tmp_path: Path) -> None:  # t
     assert "mine.jsonl:3: no gold" in gtpo("eval", "--completions", "mine.jsonl", "--out", "x", code=2).stderr
 
 
-@pytest.mark.parametrize(
-    ("gold", "said"),
-    [("NaN", "gold must be a number or text, found nan"), ("7" * 5000, "Exceeds the limit (4300 digits)")],
-)
-def test_golds_that_are_no_golds(gtpo, tmp_path: Path, gold: str, said: str) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "mine.jsonl").write_text(f'{{"id": "a", "gold": {gold}, "completion": "7"}}\n')
-    found = gtpo("eval", "--completions", "mine.jsonl", code=2).stderr
-    assert "mine.jsonl:1" in found
-    assert said in found
-    (tmp_path / "data.jsonl").write_text(f'{{"problem": "?", "answer": {gold}}}\n')
-    found = gtpo("eval", "--check", "data.jsonl", code=2).stderr
-    assert "data.jsonl:1" in found
-    assert found.count("\n") == 1
-
-
 def test_a_sample_log_of_lm_eval(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     def row(number: int, filter: str, text: str, right: float) -> dict[str, Any]:
         doc = {"question": f"What is {number}?", "answer": f"It is.\n#### {number}"}
@@ -215,18 +196,13 @@ def test_a_sample_log_of_lm_eval(gtpo, tmp_path: Path) -> None:  # type: ignore[
 
 def test_logs_of_other_fields(tmp_path: Path) -> None:
     """As lighteval writes them; rows without an id are numbered."""
-    row = {
-        "doc": {"query": "1 + 1?", "choices": ["2"], "gold_index": 0},
-        "model_response": {"text": ["2", "3"]},
-    }
+    row = {"doc": {"query": "1 + 1?", "choices": ["2"], "gold_index": 0}, "model_response": {"text": ["2", "3"]}}
     pq.write_table(pa.Table.from_pylist([row, row]), tmp_path / "details.parquet")
     fields = {"problem": "doc.query", "gold": "doc.choices.0", "completions": "model_response.text"}
     first, second = read_completions(tmp_path / "details.parquet", fields)
     assert (first.problem.problem, first.problem.answer) == ("1 + 1?", "2")
     assert [sample.completion for sample in first.samples] == ["2", "3"]
     assert (first.id, second.id) == ("row 0", "row 1")
-    with pytest.raises(UserError, match=r"none\.json: no such file"):
-        read_completions(tmp_path / "none.json")
 
 
 def test_a_log_of_inspect_ai(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from vllm_servers import EVAL, samples
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines import serve
 from gtpo.evalkit.engines.model_ref import ModelRef
-from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.runs.eval_record import EngineRecord, EvalRecord, check_identity
 
 SMALL = shlex.join([sys.executable, str(Path(__file__).parent / "small_server.py"), "{model}", "{port}"])
@@ -141,28 +140,6 @@ def test_gtpo_itself_is_killed(  # type: ignore[no-untyped-def]
     monkeypatch.delenv("SMALL_HOLDS_AFTER")
     gtpo("eval", tiny_model, *COMMON, "--out", "run")
     assert samples(tmp_path / "run") == whole
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"serve": "--port 3"}, "--serve: --port is set by gtpo eval itself"),
-        ({"serve": "--dtype=float16"}, "--serve: --dtype is set by gtpo eval itself"),
-        ({"serve": "--max_model_len 3"}, "--serve: --max-model-len is set by gtpo eval itself"),
-        ({"serve": "'"}, "--serve is no command line (No closing quotation): '"),
-        ({"serve": "", "tensor_parallel_size": 2}, "--tensor-parallel-size needs --engine auto or vllm, found --serve"),
-        ({"serve": "", "base_url": ["http://h"]}, "--base-url needs --engine openai, found --serve"),
-        ({"serve": "", "engine": "transformers"}, "--serve starts a server, which samples: leave --engine transformer"),
-        ({"serve": "", "serve_command": SMALL}, "--serve and --serve-command exclude each other"),
-        ({"serve_command": "python x {port}"}, "--serve-command needs {model} and {port}, e.g. "),
-        ({"serve_command": "no-such {model} {port}"}, "--serve-command: there is no program no-such here"),
-        ({"serve_command": SMALL, "dtype": "float32"}, "--dtype needs --engine auto, vllm, transformers or --serve, f"),
-    ],
-)
-def test_what_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        EvalSettings(model="m", benchmarks="arithmetic", **options)
-    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(

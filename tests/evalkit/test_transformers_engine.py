@@ -248,35 +248,3 @@ def test_an_adapter_is_loaded_whole_or_refused(change, words: str, lora: Path, t
     ref = resolve_model(str(copy))
     with pytest.raises(UserError, match=words):
         check_adapter(ref, load_config(ref))
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        ("model.safetensors", None, r"model\.safetensors: not a readable \.safetensors file"),
-        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", r"git lfs pull"),
-        ("config.json", b"[1]", r"model: cannot be loaded \((Type|Value)Error"),
-    ],
-)
-def test_damaged_model_files_are_named(
-    file: str, content: bytes | None, words: str, tiny_model: Path, tmp_path: Path
-) -> None:
-    """Told by what is read first, before any weight; None: the file is cut off, as by a broken download."""
-    shutil.copytree(tiny_model, tmp_path / "model")
-    path = tmp_path / "model" / file
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content is None else content)
-    with pytest.raises(UserError, match=words):
-        load_config(resolve_model(str(tmp_path / "model")))
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "leaves the prompt out"), (b" {% if false %}x{% endif %}", "leaves the prompt out"),
-        (b"\xff\xfe", "--chat-template .*chat.jinja: 'utf-8' codec"),
-    ],
-)  # fmt: skip
-def test_chat_templates_that_are_none(content: bytes, words: str, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "chat.jinja").write_bytes(content)
-    with pytest.raises(UserError, match=words):
-        render(tokenizer, chat_template(tokenizer, tmp_path / "chat.jinja"), chat_messages("1 + 1"))
