@@ -173,17 +173,7 @@ def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pyte
     assert len(set(verified)) == report.available == len(dataset) == len(without)
 
 
-def test_no_usable_row_is_refused_with_the_reasons(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="none of its 2 rows is usable: 2 with a gold answer that cannot be verified"):
-        TrainingProblems(config_of(tmp_path), [problem("a", answer=""), problem("b", answer=" ")]).select(None)
-    with pytest.raises(UserError, match="without a worked solution, which sft needs"):
-        TrainingProblems(config_of(tmp_path, method="sft"), [problem("a", solution="")]).select(None)
-    path = write_rows(tmp_path, [{"problem": "1+1?", "answer": 2}])
-    validation = {"training__eval_steps": 1, "dataset__validation_file": str(path)}
-    with pytest.raises(
-        UserError, match=r"none of its 1 rows is usable: 1 in dataset\.validation_file .*; name one with"
-    ):
-        TrainingProblems(config_of(tmp_path, dataset__name=str(path), **validation)).select(None)
+def test_a_set_without_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no rows"):
         TrainingProblems(config_of(tmp_path), []).select(None)
 
@@ -194,13 +184,6 @@ def test_local_file_becomes_a_dataset_for_trl(tmp_path: Path) -> None:
     assert sorted(dataset.column_names) == ["answer", "id", "prompt"]
     assert sorted(dataset["answer"]) == ["2", "5"]
     assert report.kept == 2
-
-
-def test_broken_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"problem": "1+1?", "answer": "2"}\n{"problem": \n')
-    with pytest.raises(UserError, match=r"mine.jsonl:2"):
-        TrainingProblems(config_of(tmp_path, dataset__name=str(path))).load()
 
 
 @pytest.mark.shared
@@ -254,12 +237,3 @@ def test_a_token_beyond_the_embedding_is_refused_before_anything_is_measured() -
 )
 def test_a_run_is_measured_on_problems_that_it_was_not_trained_on(dataset: dict[str, str], words: str) -> None:
     assert held_out_benchmark(DatasetSection(**dataset)) == words
-
-
-def test_a_file_that_cannot_be_read_is_named_with_its_key(tmp_path: Path) -> None:
-    config = config_of(tmp_path, data=str(tmp_path / "none.jsonl"))
-    with pytest.raises(UserError, match=r"^--data: .*none\.jsonl: no such file$"):
-        TrainingProblems(config).load()
-    held_out = {"training__eval_steps": "1", "dataset__validation_file": str(tmp_path / "none.jsonl")}
-    with pytest.raises(UserError, match=r"^--dataset\.validation_file: .*no such file$"):
-        TrainingProblems(config_of(tmp_path, **held_out), [problem("a")]).split()
