@@ -23,26 +23,6 @@ from gtpo.common.errors import UserError
 from gtpo.dry_run.preflight import check_trl
 
 
-def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="0 rows, and one rollout takes 1 prompts"):
-        GTPOTrainer("no/such-model", lambda **_: [], arguments(tmp_path), Dataset.from_dict({"prompt": []}))
-
-
-def test_fewer_rows_than_a_rollout_takes_are_refused(tmp_path: Path) -> None:
-    settings = arguments(tmp_path, per_device_train_batch_size=16, gradient_accumulation_steps=4)
-    with pytest.raises(ValueError, match="8 rows, and one rollout takes 16 prompts"):
-        GTPOTrainer("no/such-model", lambda **_: [], settings, Dataset.from_dict({"prompt": PROMPTS}))
-
-
-def test_a_callable_object_is_asked_like_a_function(tmp_path: Path) -> None:
-    class Lengths:
-        def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
-            return [float(len(completions))]
-
-    with pytest.raises(ValueError, match="reward Lengths returned 1 scores for 2 completions"):
-        GTPOTrainer("no/such-model", Lengths(), arguments(tmp_path), Dataset.from_dict({"prompt": PROMPTS}))
-
-
 def test_reward_that_raises_is_a_warning_before_the_model_is_loaded(folder: Path, tmp_path: Path) -> None:
     def reward(completions: list[Any], **columns: Any) -> list[float]:
         return [float(label) for label in columns["label"]]
