@@ -175,26 +175,3 @@ def test_rescore_keeps_the_headline(gtpo, whole: Path, tmp_path: Path) -> None: 
         assert document["scoring"] == headline
         entry = document["benchmarks"]["arithmetic"]
         assert entry["verdicts"] == entry[headline]["verdicts"]
-    done = gtpo("eval", "run", "--rescore", "--benchmarks", "foo", "--k", "2", code=2)
-    assert "--rescore scores again what a run has stored, and --benchmarks, --k would have no effect" in done.stderr
-    assert (
-        "--scoring must be one of strict, lenient" in gtpo("eval", "run", "--rescore", "--scoring", "no", code=2).stderr
-    )
-
-
-def test_out_is_somebody_elses_folder(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis/chapter.tex").write_text("words")
-    command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--limit", "1", "--out", "thesis", *EVAL)
-    assert "is not an eval run" in gtpo(*command, code=2).stderr
-    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
-
-
-def test_list_starts_without_torch(root: Path, environment: dict[str, str]) -> None:
-    program = "import sys; from gtpo import cli; cli.app(['eval', '--list'], standalone_mode=False); "
-    program += "print(sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert "openai/gsm8k" in done.stdout
-    assert "5000" in done.stdout
-    loaded = done.stdout.split("\n")[-2]
-    assert not [m for m in ("torch", "transformers", "datasets", "vllm", "sympy", "pyarrow") if f"'{m}'" in loaded]
