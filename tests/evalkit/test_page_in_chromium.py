@@ -186,27 +186,10 @@ def test_token_weights_are_coloured(page: Any) -> None:
     assert re.match(r"A [+−]\d\.\d\dH \d\.\d{3} [≤>] ln 2", head)
 
 
-CONTRAST = """
-const linear = (v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
-const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map(linear);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-const out = {};
-for (const [name, query] of Object.entries({ ink: ".headline", soft: "#answer .soft", small: "#answer td small",
-    good: ".value.good", bad: ".value.bad" })) {
-  const node = document.querySelector(query);
-  if (!node) continue;
-  const below = getComputedStyle(node.closest(".card") || document.body).backgroundColor;
-  const a = light(getComputedStyle(node).color), b = light(below);
-  out[name] = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-}
-return out;"""
-
-
 @pytest.mark.parametrize("theme", ["dark", "light"])
 def test_themes_differ_and_are_readable(page: Any, theme: str) -> None:
     page(f"document.documentElement.dataset.theme = {theme!r}")
-    ratio = page(CONTRAST)
-    print(ratio)
+    ratio = page((Path(__file__).parent / "contrast.js").read_text())
     assert ratio["ink"] > 7
     assert all(found >= 4.5 for found in ratio.values())
     assert ("good" in ratio) or ("bad" in ratio)

@@ -23,10 +23,7 @@ GOOD = {"gate/kept": 0.9, "entropy/mean": 0.5, "completions/truncated": 0.1, "gr
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (
-            {"gate/kept": 0.0, "entropy/mean": 2.0},
-            ("2.00 nats, the threshold 0.69", "s entropy_threshold"),
-        ),
+        ({"gate/kept": 0.0, "entropy/mean": 2.0}, ("2.00 nats, the threshold 0.69", "s entropy_threshold")),
         ({"completions/truncated": 0.6}, ("60%", "max_completion_length 1536", "mask_truncated")),
     ],
 )

@@ -24,50 +24,11 @@ from gtpo.objective import PRESETS, Loss, reference_loss
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
 HERE = Path(__file__).resolve().parent
 PROMPTS, G, THRESHOLD = 4, 4, 0.62
-SETTINGS = {
-    "+gtpo.preset": "gtpo",
-    "+gtpo.entropy_threshold": THRESHOLD,
-    "trainer.v1.trainer_mode": "gtpo_sync_on_cpu",
-    "trainer.device": "cpu",
-    "trainer.n_gpus_per_node": 1,
-    "trainer.logger": "[console,file]",
-    "trainer.val_before_train": "false",
-    "trainer.save_freq": 1,
-    "trainer.project_name": "test",
-    "trainer.experiment_name": "gtpo",
-    "data.train_max_samples": 120,
-    "data.val_max_samples": 4,
-    "data.train_batch_size": PROMPTS,
-    "data.max_prompt_length": 256,
-    "data.max_response_length": 16,
-    "data.dataloader_num_workers": 0,
-    "algorithm.adv_estimator": "grpo",
-    "actor_rollout_ref.model.use_remove_padding": "false",
-    "+actor_rollout_ref.model.override_config.attn_implementation": "eager",
-    "actor_rollout_ref.actor.strategy": "fsdp2",
+SETTINGS: dict[str, Any] = {
+    **dict(line.split("=", 1) for line in (HERE / "verl_training.txt").read_text().splitlines()),
+    "+gtpo.entropy_threshold": THRESHOLD, "data.train_batch_size": PROMPTS, "actor_rollout_ref.rollout.n": G,
     "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
-    "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
-    "actor_rollout_ref.actor.use_torch_compile": "false",
-    "actor_rollout_ref.actor.fsdp_config.use_torch_compile": "false",
-    "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
-    "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",
-    "actor_rollout_ref.actor.optim.lr": 1e-3,
-    "actor_rollout_ref.actor.checkpoint.save_contents": "[model,optimizer,extra,hf_model]",
-    "actor_rollout_ref.rollout.name": "vllm",
-    "actor_rollout_ref.rollout.nnodes": 1,
-    "actor_rollout_ref.rollout.n": G,
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
-    "actor_rollout_ref.rollout.agent.num_workers": 1,
-    "reward.num_workers": 1,
-    "reward.custom_reward_function.path": "pkg://verl_on_cpu",
-    "reward.custom_reward_function.name": "varied_score",
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-    "ray_kwargs.ray_init.num_cpus": 8,
-    "+ray_kwargs.ray_init.num_gpus": 1,
-    "+ray_kwargs.ray_init.include_dashboard": "false",
-}
+}  # fmt: skip
 """What a run takes: verl's defaults otherwise."""
 
 
