@@ -290,6 +290,8 @@ class Comparison:
             return False
         if given and self.problem.asks_percent:
             return False  # `25°` for a percentage
+        if given and contract.measure:
+            return given == contract.measure
         if not given or not contract.units:
             return not (given and contract.counts)
         for asked in contract.units:
@@ -331,9 +333,9 @@ class Comparison:
     def _listings(self, p: Listing, g: Listing) -> bool:
         kinds = {p.kind, g.kind}
         p_names, g_names = distinct_names(p.items), distinct_names(g.items)
-        # `m = 3, m = 5` and `m = 3 or b = 5` are not both m and b.
-        one_of_them = p.joint == "or" or (p_names is None and any(isinstance(item, Named) for item in p.items))
-        if kinds == {"list"} and g_names and not indexed(g_names) and one_of_them:
+        # `m = 3, m = 5` and `m = 3 or b = 5` are not both m and b
+        partly = p_names is None and any(isinstance(item, Named) for item in p.items)
+        if kinds == {"list"} and g_names and not indexed(g_names) and (p.joint == "or" or partly):
             return False
         if (p_names is None) != (g_names is None) and kinds == {"list"}:
             values = [[item.value if isinstance(item, Named) else item for item in x.items] for x in (p, g)]

@@ -16,7 +16,15 @@ from gtpo.rewards.equality.arithmetic import TooBig
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse, tokens_of
-from gtpo.rewards.equality.reading.units import NUMBER_WORDS, is_noun, is_unit_word, is_verb, read_unit, singular
+from gtpo.rewards.equality.reading.units import (
+    NUMBER_WORDS,
+    is_noun,
+    is_unit_word,
+    is_verb,
+    read_symbols,
+    read_unit,
+    singular,
+)
 from gtpo.rewards.equality.terms import Term, canonical, is_literal, subterms
 from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 
@@ -32,6 +40,7 @@ class Contract:
     """What a problem asks its answer to be."""
 
     units: frozenset[str] = frozenset()  # Measures that may be asked for; empty if none is
+    measure: str = ""  # The compound one that it names: `meter/second^2`
     order: str = ""  # `increasing`, `decreasing`, `as named`, or nothing
     rounded: bool = False  # It speaks of rounding or estimating
     places: int | None = None  # Digits after the point of a rounded answer
@@ -70,6 +79,7 @@ def read_contract(text: str, prose: str, whole: str) -> Contract:
     units, counts = _asked_for([sentence for sentence in _SENTENCE.split(prose) if SAYS.asks.search(sentence)])
     return Contract(
         units=frozenset(units),
+        measure=next(filter(None, map(_measure_in, SAYS.in_symbols.findall(asking))), ""),
         order=next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
         rounded=SAYS.rounding.search(text) is not None,
         places=_places(text),
@@ -82,6 +92,12 @@ def read_contract(text: str, prose: str, whole: str) -> Contract:
         point=SAYS.points.search(asking) is not None and not SAYS.intervals.search(asking),
         moduli=frozenset(SAYS.modulus.findall(whole)),
     )
+
+
+def _measure_in(phrase: str) -> str:
+    """Return the compound measure that a phrase begins with."""
+    spoken = phrase.replace("$", " ").split()
+    return next(filter(None, (read_symbols(" ".join(spoken[:size])) for size in range(len(spoken), 0, -1))), "")
 
 
 def _asked_for(sentences: Sequence[str]) -> tuple[set[str], bool]:

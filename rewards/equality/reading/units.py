@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from gtpo.rewards.completions import words
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS
 from gtpo.rewards.equality.reading.answers import NO_UNIT, Based, Scalar, Unit, Words
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
@@ -36,9 +37,38 @@ def singular(word: str) -> str:
 
 
 def _measure(word: str) -> str:
-    return next(
-        (_CANONICAL[form] for form in (word, singular(word), word.removesuffix("es")) if form in _CANONICAL), ""
-    )
+    """Return the name of a measure, with its prefix (`kj` is a kilojoule), empty for other words."""
+    forms = (word, singular(word), word.removesuffix("es"))
+    if found := next((_CANONICAL[form] for form in forms if form in _CANONICAL), ""):
+        return found
+    for prefix, name in TABLES["prefixes"].items():
+        rest = word.removeprefix(prefix)
+        if word.startswith(prefix) and (rest if len(prefix) == 1 else singular(rest)) in _PREFIXED:
+            return name + _CANONICAL[rest if len(prefix) == 1 else singular(rest)]
+    return ""
+
+
+_PREFIXED = words("n j w v mol pa ev hz newton joule watt volt mole pascal hertz electronvolt calorie byte")
+
+
+def _is_cased(word: str) -> bool:
+    """Return whether a symbol is written as units are: `kN`, `eV`, `J`; `3mn` and `3pa` are products of letters."""
+    if len(word) == 1:
+        return word in "msghlLJKNWV"
+    return len(word) > 2 or (word in _CANONICAL and word not in ("pa", "ev")) or not word.islower()
+
+
+def read_symbols(text: str) -> str:
+    """Return the measure that symbols are (`m/s^2`, `J/(kg K)`, `m s^{-2}`), empty if one of them is none."""
+    bare = re.sub(r"\\cdot|\\(?:text|mathrm)", " ", text)
+    spoken = re.findall(r"[a-zA-Z]+", bare)
+    # Letters alone are variables unless they are written as units are: `N/m`, `m s^{-2}`, and not `3 m n`, `7w^2`.
+    written = re.search(r"/|\^\s*\{?\s*-", text) or any(len(word) > 1 for word in spoken)
+    known = all(_measure(word.lower()) and _is_cased(word) for word in spoken)
+    if not (spoken and written and known and re.search(r"[/^*]|\\cdot|\w\s+\w", text)):
+        return ""
+    unit = read_unit(re.sub(r"\\(?:text|mathrm)|[{}]", " ", text))
+    return unit.name if unit is not None else ""
 
 
 def spoken_number(text: str) -> Fraction | None:
@@ -84,7 +114,7 @@ def scale_of(word: str) -> int | None:
 def is_unit_word(word: str) -> bool:
     """Return whether a word typed next to a number is a unit of the table."""
     lowered = word.lower().rstrip(".")
-    return len(word) > 1 and (lowered in _COMPOUND or bool(_measure(lowered)))
+    return len(word) > 1 and (lowered in _COMPOUND or (bool(_measure(lowered)) and _is_cased(word)))
 
 
 def is_noun(word: str) -> bool:
@@ -124,7 +154,7 @@ def read_unit(text: str) -> Unit | None:
             word in ("a", "an", "each") and index and side is above and _measure(following)
         ):
             side = below
-        elif word in ("*", "\\cdot", "'", '"', "-", ","):
+        elif word in ("*", "·", "\\cdot", "'", '"', "-", ",") or (word in "()" and side is below):
             continue
         elif word in POWER_WORDS and _measure(following):
             power = POWER_WORDS[word]
@@ -274,6 +304,10 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
         if degrees:
             text = text[: degrees.start()]
             unit = Unit({"C": "celsius", "F": "fahrenheit"}.get(degrees["scale"] or "", "degree"))
+            continue
+        symbols = SAYS.unit_symbols.search(text)
+        if symbols is not None and (name := read_symbols(symbols["symbols"])):
+            text, unit = text[: symbols.start()], unit._replace(name=name)
             continue
         match = SAYS.unit_text.search(text)
         phrase = (match["text"] or "").strip() if match else ""
