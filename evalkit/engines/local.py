@@ -1,4 +1,4 @@
-"""What the engines that run a model themselves share: the tokenizer, the prompt, the context, the adapter's fit."""
+"""What the engines that run a model themselves share: the tokenizer, its template, the context, the adapter's fit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json
 from gtpo.common.log import LOG
-from gtpo.evalkit.engines.base import Prompt, one_line
+from gtpo.evalkit.engines.base import one_line
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
-from gtpo.rewards.data.problem import plain_chat_template
+from gtpo.runs.prompt import own_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,54 +45,20 @@ def load_tokenizer(ref: ModelRef, *, trust_remote_code: bool = False) -> PreTrai
     return tokenizer
 
 
-def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> str:
-    """Return the chat template: the file's, the tokenizer's, or the plain one with a warning that says so."""
+def chat_template(tokenizer: PreTrainedTokenizerBase, given: Path | None) -> tuple[str, str]:
+    """Return the chat template, and its source: the file's, the tokenizer's, or the plain one with a warning."""
     if given is not None:
         try:
-            return given.read_text(encoding="utf-8-sig")
+            return given.read_text(encoding="utf-8-sig"), str(given)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--chat-template {given}: {one_line(error)}") from None
-    own = tokenizer.chat_template
-    if own := own.get("default") if isinstance(own, dict) else own:
-        return str(own)
-    LOG.warning(
-        "the tokenizer has no chat template: using a plain one (### User, ### Assistant), as training does; "
-        "--chat-template FILE sets another"
-    )
-    return plain_chat_template(tokenizer)
-
-
-def render(
-    tokenizer: PreTrainedTokenizerBase,
-    template: str,
-    messages: list[dict[str, str]],
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> Prompt:
-    """Apply the chat template and tokenise. UserError if the template refuses the messages."""
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=True, **(template_kwargs or {})
+    template, source = own_template(tokenizer)
+    if source == "plain":
+        LOG.warning(
+            "the tokenizer has no chat template: using a plain one (### User, ### Assistant), as training does; "
+            "--chat-template FILE sets another"
         )
-    except Exception as error:
-        # Jinja raises what the template's author chose.
-        raise UserError(
-            f"the chat template refuses the prompt ({error}); --prompt '' leaves the system prompt out"
-        ) from None
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not ids:
-        raise UserError("the chat template leaves the prompt out; --chat-template FILE sets another")
-    return Prompt(messages, str(text), list(ids))
-
-
-def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the tokens of a text that the model is to go on from: with its first token, without an end token.
-
-    A tokenizer of a finetuned model may add one to every text (`add_eos_token`).
-    """
-    ids: list[int] = list(tokenizer(text)["input_ids"])
-    while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
-        ids.pop()
-    return ids
+    return template, source
 
 
 _THOUGHT_NAME = re.compile(r"think|thought|ponder|scratchpad|reflect", re.IGNORECASE)

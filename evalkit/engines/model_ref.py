@@ -17,6 +17,7 @@ from gtpo.common.files import read_json_object
 from gtpo.common.hub import adapter_base, check_model
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash, text_hash
+from gtpo.runs.prompt import PromptRecord
 from gtpo.runs.train_run import RESULTS, TrainFolder, find_train_run, run_by_id
 
 
@@ -31,7 +32,7 @@ class ModelRef:
     method: str | None = None
     preset: str | None = None
     checkpoint: str | None = None  # Which weights of the train run: best, final, or a path
-    system: str | None = None  # System prompt of the train run; None if there is no train run
+    prompt: PromptRecord | None = None  # Of the train run; None if there is no train run
     max_tokens: int | None = None  # Longest completion of the train run
 
     @property
@@ -137,7 +138,7 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
         method=run.run().get("method"),
         preset=run.run().get("preset"),
         checkpoint=run.kind_of(chosen),
-        system=config.get("dataset.system_instruction"),
+        prompt=run.prompt(),
         max_tokens=max_tokens,
     )
 

@@ -23,6 +23,7 @@ from gtpo.evalkit.engines.serve import IN_FLIGHT, ServerProcess, replicas, serve
 from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
     Plan,
+    as_trained,
     choose_engine,
     find_run,
     plan_evaluation,
@@ -92,6 +93,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
         if settings.completions is not None:
             plan = plan_recorded(settings, protocol, verifier)
         else:
+            settings = as_trained(settings, protocol)
             name = choose_engine(settings) if engine is None else engine.name
             plan = plan_evaluation(settings, protocol, verifier, name, benchmarks)
         with EvalFolder(settings.out or EVAL_RUNS / plan.name) as folder:

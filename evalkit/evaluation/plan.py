@@ -34,10 +34,10 @@ from gtpo.runs.eval_record import (
     EngineRecord,
     EvalRecord,
     ModelRecord,
-    PromptRecord,
     SamplingRecord,
     read_record,
 )
+from gtpo.runs.prompt import PROMPT_SCHEMA_VERSION, Clock, PromptRecord, PromptRenderer, text_ids
 from gtpo.runs.tables import Key, QuestionKey, read_problems
 from gtpo.runs.train_run import find_train_run
 
@@ -145,6 +145,26 @@ def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]
     ]
 
 
+def as_trained(settings: EvalSettings, protocol: Protocol) -> EvalSettings:
+    """Return settings in which the template's arguments, if nothing says them, are those of the train run."""
+    run = find_train_run(settings.model or "")
+    if run is None or protocol.api != "chat" or settings.chat_template_kwargs is not None:
+        return settings
+    if kwargs := run.prompt().chat_template_kwargs:
+        LOG.info("chat template: %s, as the model was trained", json.dumps(kwargs))
+    return settings.filled({"chat_template_kwargs": kwargs})
+
+
+def prompt_clock(settings: EvalSettings, ref: ModelRef) -> Clock:
+    """Return what a template is told of the time: as this run began, else the run of --like, else the train run."""
+    folders = [settings.out or EVAL_RUNS / ref.name, *([find_run(settings.like, "--like")] if settings.like else [])]
+    for folder in folders:
+        if (folder / "eval.json").is_file():
+            record = read_record(folder)
+            return Clock(record.prompt.time) if record.prompt.time else Clock(record.created, utc=True)
+    return Clock(ref.prompt.time if ref.prompt is not None else None)
+
+
 def drop_unverifiable(
     name: str, source: str, chosen: Sequence[Problem], verifier: Verifier
 ) -> tuple[list[Problem], BenchmarkRecord]:
@@ -197,7 +217,7 @@ def plan_evaluation(
         # Drawn from all problems: `--limit` must not change which examples a question has.
         examples = protocol.examples(every, settings.data_dir)
         asked |= {(benchmark.name, p.id): (p, examples[p.id]) for p in kept}
-    rendered = render_prompts(settings, protocol, ref, asked, remote=remote)
+    rendered = render_prompts(settings, protocol, ref, asked, prompt_clock(settings, ref), remote=remote)
     folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
     model = ModelRecord(
         source=ref.source,
@@ -223,18 +243,23 @@ def render_prompts(
     protocol: Protocol,
     ref: ModelRef,
     asked: Mapping[QuestionKey, tuple[Problem, list[Problem]]],
+    clock: Clock | None = None,
     *,
     remote: bool = False,
 ) -> Rendering:
     """Render every question, each with its examples. Raises UserError for a model or template that cannot be used.
 
-    remote: by the template of servers that run already; they say what they make of it if they can.
+    clock: what the template is told of the time. remote: by the template of servers that run already; they say what
+    they make of it if they can.
     """
     system = settings.prompt
     if system is None:
-        system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if ref.system is None else ref.system
+        trained_with = ref.prompt and ref.prompt.system
+        system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if trained_with is None else trained_with
     prompts = {key: protocol.conversation(*question, system) for key, question in asked.items()}
-    kwargs, template_hash, servers = settings.chat_template_kwargs, None, None
+    kwargs, servers = settings.chat_template_kwargs, None
+    about: dict[str, Any] = {"schema_version": PROMPT_SCHEMA_VERSION, "chat_template_kwargs": kwargs}
+    about |= dict.fromkeys(("chat_template_hash", "chat_template_source", "generation_prompt", "bos", "time"))
     thoughts: tuple[tuple[str, str], ...] = ()
     if remote:
         from gtpo.evalkit.engines.server_request import Access, find_servers
@@ -244,6 +269,8 @@ def render_prompts(
         # The least that a server lists, if one of them says it.
         context = min((tokens for server in servers if (tokens := server.context())), default=None)
         prompts = next(server for server in servers if server.out is None).render(prompts, kwargs)
+        if protocol.api == "chat":
+            about["chat_template_source"] = "server"
     else:
         from gtpo.evalkit.engines import local
 
@@ -254,20 +281,30 @@ def render_prompts(
         context = local.context_length(config)
         thoughts = local.thought_tokens(tokenizer)
         if protocol.api == "completions":
-            prompts = {key: p._replace(ids=local.text_ids(tokenizer, p.text or "")) for key, p in prompts.items()}
+            prompts = {key: p._replace(ids=text_ids(tokenizer, p.text or "")) for key, p in prompts.items()}
         else:
             template = local.chat_template(tokenizer, settings.chat_template)
-            prompts = {key: local.render(tokenizer, template, p.messages, kwargs) for key, p in prompts.items()}
-            template_hash = text_hash(template)
+            renderer = PromptRenderer(tokenizer, kwargs, clock, template=template)
+            rendered = renderer.render([p.messages for p in prompts.values()])
+            prompts = {
+                key: p._replace(text=r.text, ids=r.ids) for (key, p), r in zip(prompts.items(), rendered, strict=True)
+            }
+            example = next(iter(prompts.values())).messages
+            about |= renderer.fields(example)
+            for fault in renderer.faults(example):
+                LOG.warning(fault)
+            trained = ref.prompt and ref.prompt.chat_template_hash
+            if trained and trained != about["chat_template_hash"]:
+                LOG.warning("%s was trained with another chat template than it is asked with now", ref.name)
     record = PromptRecord(
-        protocol=protocol.name, system=system, chat_template_hash=template_hash, chat_template_kwargs=kwargs,
+        protocol=protocol.name, system=system, **about,
         **protocol.model_dump(include={"system_role", "user", "fewshot", "api", "thoughts", "begins_in_thought"}),
     )  # fmt: skip
     # What is as by default is not part of the hash: it stays that of runs before these keys were known.
     plain = PromptRecord()
     other = {key: value for key in ("user", "fewshot", "api") if (value := getattr(record, key)) != getattr(plain, key)}
     further = [json.dumps(what, sort_keys=True) for what in (kwargs, other) if what]
-    record.hash = text_hash(system, template_hash, *further)
+    record.hash = text_hash(system, record.chat_template_hash, *further)
     return Rendering(prompts, record, protocol.reading(thoughts), context, servers)
 
 

@@ -33,7 +33,8 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import data_folder, math_gold, parse_level, read_rows, renamed
 from gtpo.rewards.extract import gsm8k_gold
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, PromptRecord, SamplingRecord
+from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, SamplingRecord
+from gtpo.runs.prompt import PromptRecord
 from gtpo.runs.tables import Sample
 
 CHUNK = 512

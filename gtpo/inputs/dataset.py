@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
 from gtpo.config.resolve import launched_processes
 from gtpo.config.schema import DatasetSection, TrainConfig
 from gtpo.inputs.model_shape import beyond_embedding
@@ -23,6 +24,7 @@ from gtpo.inputs.tiny import damage_target
 from gtpo.rewards.data.problem import Problem, chat_messages, target_text
 from gtpo.rewards.data.problems import load_file, load_source, parse_fields, training_source
 from gtpo.rewards.golds import find_unverifiable
+from gtpo.runs.prompt import Clock, PromptRenderer, RenderedPrompt, trained_ids
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 # Rows per chunk: a small `dataset.limit` does not verify and tokenise a whole source.
 _CHUNK = 512
+# sft: rows whose labels are decoded, and compared with the target; of all others the texts are.
+_DECODED = 8
 
 
 @dataclass
@@ -103,28 +107,6 @@ def to_row(problem: Problem, config: TrainConfig) -> dict[str, Any]:
     return row
 
 
-def encode(
-    conversations: Sequence[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase, *, answered: bool
-) -> list[list[int]]:
-    """Return the token ids of each conversation under the model's own chat template.
-
-    answered: the conversations end with the assistant's turn; otherwise the generation prompt is added, as in sampling.
-    Raises UserError if the template refuses a conversation, as some do with a system turn.
-    """
-    from jinja2 import TemplateError
-
-    try:
-        encoded: Any = tokenizer.apply_chat_template(
-            list(conversations), add_generation_prompt=not answered, tokenize=True, return_dict=False
-        )
-    except TemplateError as error:
-        raise UserError(
-            f"the chat template of {tokenizer.name_or_path or 'this tokenizer'} refuses the conversation ({error}); "
-            'if it has no system role, leave it out: --dataset.system_instruction ""'
-        ) from None
-    return list(encoded)
-
-
 def check_ids(report: DatasetReport, tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
     """Raise UserError if a prompt or the padding holds a token that the model's embedding, of so many rows, lacks."""
     padding = tokenizer.pad_token_id or 0
@@ -137,6 +119,9 @@ class TrainingProblems:
 
     problems: used in place of the config's source.
     """
+
+    # What the chat template is told of the time.
+    clock = Clock()
 
     def __init__(self, config: TrainConfig, problems: Sequence[Problem] | None = None) -> None:
         self.config, self.source = config, training_source(config.dataset.name, config.dataset.split)
@@ -192,6 +177,19 @@ class TrainingProblems:
             self._parts = [problem for problem in order if problem.problem not in texts], held_out
         return self._parts
 
+    def prompts(self, tokenizer: PreTrainedTokenizerBase) -> PromptRenderer:
+        """Return what renders the run's prompts."""
+        arguments = self.config.training.passed_on.get("chat_template_kwargs")
+        without_system = '--dataset.system_instruction ""'
+        return PromptRenderer(tokenizer, arguments, self.clock, without_system=without_system)
+
+    def prompt_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Return the record of the run's prompt, for run.json; warn of what the template drops."""
+        example, renderer = to_row(self.load()[0], self.config)["prompt"], self.prompts(tokenizer)
+        for fault in renderer.faults(example):
+            LOG.warning(fault)
+        return {"system": self.config.dataset.system_instruction, **renderer.fields(example)}
+
     def validation(self, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
         """Return the problems to validate on: those whose gold answer verifies and whose prompt is short enough.
 
@@ -202,7 +200,7 @@ class TrainingProblems:
         problems = [problem for problem in problems if problem.id not in failures]
         # As in training: a prompt that is too long there is none to measure by.
         prompts = [to_row(problem, self.config)["prompt"] for problem in problems]
-        lengths = [len(ids) for ids in encode(prompts, tokenizer, answered=False)] if prompts else []
+        lengths = [len(prompt.ids) for prompt in self.prompts(tokenizer).render(prompts)]
         longest = self.config.training.max_prompt_length
         usable = [problem for problem, length in zip(problems, lengths, strict=True) if length <= longest]
         if not usable:
@@ -235,7 +233,7 @@ class TrainingProblems:
     def dataset(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, DatasetReport]:
         """Return `select` as the dataset for TRL.
 
-        Columns: id, prompt (messages), answer (bare gold); sft: also completion.
+        Columns: id, prompt (messages), answer (bare gold); sft: also completion, input_ids and completion_mask.
         """
         from datasets import Dataset
 
@@ -259,20 +257,39 @@ class TrainingProblems:
         rows = [to_row(problem, config) for problem in problems]
         if tokenizer is None or not rows:
             return rows
-        encoded = prompts = encode([row["prompt"] for row in rows], tokenizer, answered=False)
+        renderer = self.prompts(tokenizer)
+        prompts = renderer.render([row["prompt"] for row in rows])
+        sequences = [prompt.ids for prompt in prompts]
         if config.method == "sft":
-            encoded = encode([row["prompt"] + row["completion"] for row in rows], tokenizer, answered=True)
+            sequences = self._examples(rows, prompts, renderer, start)
         kept = []
-        for row, prompt, length, ids in zip(rows, map(len, prompts), map(len, encoded), encoded, strict=True):
-            if prompt > config.training.max_prompt_length:
-                report.too_long[row["id"]] = prompt
-            elif length > config.model.max_seq_length:
-                report.too_long[row["id"]] = length
+        for row, prompt, ids in zip(rows, prompts, sequences, strict=True):
+            if len(prompt.ids) > config.training.max_prompt_length:
+                report.too_long[row["id"]] = len(prompt.ids)
+            elif len(ids) > config.model.max_seq_length:
+                report.too_long[row["id"]] = len(ids)
             else:
-                report.longest = max(report.longest, prompt)
+                report.longest = max(report.longest, len(prompt.ids))
                 report.largest_id = max(report.largest_id, *ids)
                 kept.append(row)
         return kept
+
+    def _examples(
+        self, rows: list[dict[str, Any]], prompts: list[RenderedPrompt], renderer: PromptRenderer, start: int
+    ) -> list[list[int]]:
+        """Return the ids of supervised examples, and put them into their rows, which are those from `start` on."""
+        answered = renderer.render([row["prompt"] + row["completion"] for row in rows], answered=True)
+        # Of the marks that a template has for this loss TRL must see to itself: it renders again.
+        by_marks = self.config.training.passed_on.get("assistant_only_loss")
+        examples = []
+        for n, (row, prompt, whole) in enumerate(zip(rows, prompts, answered, strict=True), start=start):
+            ids = trained_ids(renderer, prompt, whole, row["completion"][0]["content"], decoded=n < _DECODED)
+            examples.append(ids)
+            if not by_marks:
+                row |= {"input_ids": ids, "completion_mask": [int(i >= len(prompt.ids)) for i in range(len(ids))]}
+            elif renderer.own_arguments:
+                row["chat_template_kwargs"] = renderer.own_arguments
+        return examples
 
 
 def held_out_benchmark(dataset: DatasetSection) -> str:

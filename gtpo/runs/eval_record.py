@@ -16,9 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gtpo.common.errors import UserError
 from gtpo.common.files import check_schema_version, read_json_object, write_json
 from gtpo.rewards.extract import Scoring
+from gtpo.runs.prompt import DERIVED, PromptRecord
 
-# 2: samples that failed are stored with their error; parts carry their run's record.
-EVAL_SCHEMA_VERSION = 2
+# 2: samples that failed are stored with their error; parts carry their run's record. 3: the prompt's record is a train
+# run's too.
+EVAL_SCHEMA_VERSION = 3
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
 
 
@@ -176,24 +178,6 @@ class SamplingRecord(_Block):
     stop: list[str] = Field([], description="A completion ends before the first of these texts.")
 
 
-class PromptRecord(_Block):
-    """What came before the question."""
-
-    protocol: str = Field("gtpo", description="Name of the protocol.")
-    system: str | None = Field(None, description="The system prompt.")
-    system_role: str = Field("system", description="Role of its message.")
-    user: str = Field("{problem}", description="Template of the question.")
-    fewshot: dict[str, Any] | None = None
-    """Worked examples: their source, how many, how they are chosen and shown."""
-    api: str = Field("chat", description="chat, or completions: one text without a chat template.")
-    thoughts: list[tuple[str, str]] = Field([], description="Delimiters of thoughts beside `<think>` and `<thinking>`.")
-    begins_in_thought: bool = False
-    """Whether completions are taken to begin in a thought if the rendered prompt is not known."""
-    chat_template_hash: str | None = Field(None, description="Of the chat template.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Passed to the chat template.")
-    hash: str | None = Field(None, description="Of all that comes before the question.")
-
-
 class VerifierRecord(_Block):
     """How answers were judged."""
 
@@ -265,7 +249,7 @@ IDENTITY = (
     "model.source", "model.adapter", "model.fingerprint", "model.weights", "model.tokenizer",
     "model.generation_config", "engine.name", "engine.dtype", "engine.serve_settings",
     *(f"sampling.{name}" for name in SamplingRecord.model_fields if name != "n"),
-    *(f"prompt.{name}" for name in PromptRecord.model_fields if name not in ("protocol", "hash")),
+    *(f"prompt.{name}" for name in PromptRecord.model_fields if name not in DERIVED),
 )  # fmt: skip
 
 

@@ -36,11 +36,13 @@ from gtpo.common.files import (
 )
 from gtpo.common.provenance import text_hash
 from gtpo.common.yaml_file import read_yaml
+from gtpo.runs.prompt import Clock, PromptRecord
 from gtpo.runs.tables import read_table
 
 # Where names are looked up: results/train/NAME and results/eval/NAME under the working directory.
 RESULTS = Path("results")
-SCHEMA_VERSION = 1
+# 2: run.json has the prompt's record.
+SCHEMA_VERSION = 2
 COMPLETIONS_SCHEMA = 1
 PROBLEMS = "problems.txt"
 # Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one.
@@ -156,6 +158,18 @@ class TrainFolder:
         if not self.config_yaml.is_file():
             return None
         return flatten(read_yaml(self.config_yaml, "a mapping of sections")[0])
+
+    def prompt(self) -> PromptRecord:
+        """Return the record of its prompt; of a run of before there was one, what its config says. Raises UserError."""
+        run = self.run()
+        if (record := run.get("prompt")) is not None:
+            return PromptRecord.model_validate(record)
+        config = read_yaml(self.config_yaml, "a mapping of sections")[0] if self.config_yaml.is_file() else {}
+        # A script's config is that of its trainer, without sections.
+        kwargs = (config.get("training") or config).get("chat_template_kwargs")
+        system, started = (config.get("dataset") or {}).get("system_instruction"), run.get("started")
+        time = Clock(started, utc=True).time if started else None
+        return PromptRecord(system=system, chat_template_kwargs=kwargs, time=time)
 
     @property
     def output(self) -> Path | None:

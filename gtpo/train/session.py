@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from transformers import PrinterCallback
 
 from gtpo.common.errors import UserError
@@ -20,6 +21,7 @@ from gtpo.dry_run.preflight import RunInputs
 from gtpo.entropy import Calibration
 from gtpo.inputs.dataset import check_ids, held_out_benchmark, to_row
 from gtpo.inputs.model import LoadedModel, load_model, rounded_away, widen_adapters
+from gtpo.runs.prompt import Clock
 from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
 from gtpo.train.advice import Advice, explain
 from gtpo.train.collapse import CollapseWatch
@@ -132,7 +134,9 @@ class TrainingRun:
                 raise UserError(f"model.dtype {config.model.dtype}: {why}")
         if checkpoint is not None:
             check_same(self.folder, processes.num_processes, loaded.dtype)
+        self.inputs.problems.clock = self._clock()
         dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
+        prompt = self.inputs.problems.prompt_fields(loaded.tokenizer)
         check_ids(report, loaded.tokenizer, loaded.model.get_input_embeddings().num_embeddings)
         if self.main:
             begin(self.folder, config)
@@ -144,7 +148,14 @@ class TrainingRun:
             LOG.info(line)
         preset = None if config.method == "sft" else config.preset_name()
         about = {"run_name": config.run_name, "preset": preset, "base_model": loaded.base, "dtype": loaded.dtype}
-        return loaded, dataset, {**about, "notes": loaded.notes, "dataset": report.as_dict()}
+        return loaded, dataset, {**about, "prompt": prompt, "notes": loaded.notes, "dataset": report.as_dict()}
+
+    def _clock(self) -> Clock:
+        """Return what the chat template is told of the time, the same in all processes: when the run began."""
+        time = [self.folder.prompt().time if self.folder.has_begun() else None]
+        time = [Clock(time[0]).time]
+        broadcast_object_list(time)
+        return Clock(time[0])
 
     def _build(self, kind: Any, loaded: LoadedModel, dataset: Any, rewards: list[Any], about: dict[str, Any]) -> None:
         config = self.config
@@ -178,6 +189,10 @@ class TrainingRun:
             if measured and trainer.gate.calibration is None:
                 trainer.gate.calibration = Calibration.from_record(measured)
         if isinstance(trainer, SampledTrainer):
+            renderer = self.inputs.problems.prompts(loaded.tokenizer)
+            trainer.chat_template_kwargs = renderer.arguments
+            if renderer.asks_for_time:
+                trainer.chat_template = renderer.template
             trainer.set_resampling(config.training.resample_equal_groups)
             trainer.sampler.tolerance = config.rollout.logp_difference_alarm
             trainer.unscored_as_whole = True

@@ -302,8 +302,14 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         decided = dict.fromkeys(grpo, "a setting of GRPO, which SFT does not have") | decided
     known = fields_of(kind)
     known |= {name: known[theirs] for name, theirs in _TRLS_NAMES.items()}
+    if config.method == "sft":
+        # The rows are rendered with it (`gtpo.runs.prompt`), as those of the other methods are.
+        known["chat_template_kwargs"] = fields_of(GRPOConfig)["chat_template_kwargs"]
+        del decided["chat_template_kwargs"]
     settings = checked(config, "training", known, kind.__name__, decided)
     settings = {_TRLS_NAMES.get(name, name): value for name, value in settings.items()}
+    if config.method == "sft":
+        settings.pop("chat_template_kwargs", None)
     idle = next((name for name in settings if name.startswith("vllm_importance_sampling_")), None)
     if idle and not config.rollout.importance_sampling_correction:
         needed = "rollout.importance_sampling_correction: true"

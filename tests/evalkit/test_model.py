@@ -38,7 +38,8 @@ def test_a_train_run_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         ref = resolve_model(name)
         assert Path(ref.source).resolve() == run / "best"
         assert (ref.name, ref.train_run, ref.method, ref.preset) == ("mine", "mine", "gtpo", "gtpo")
-        assert (ref.system, ref.max_tokens, ref.checkpoint) == ("Think hard.", 2048 - 512, "best")
+        assert ref.prompt is not None
+        assert (ref.prompt.system, ref.max_tokens, ref.checkpoint) == ("Think hard.", 2048 - 512, "best")
     assert resolve_model("mine", checkpoint="final").source.endswith("mine/final")
     assert resolve_model("mine", checkpoint="checkpoint-50").checkpoint == "checkpoint-50"
     with pytest.raises(UserError, match=r'no checkpoint "checkpoint-51"\. Did you mean "checkpoint-50"'):

@@ -1,0 +1,241 @@
+"""The prompt of a run is one record, and one function renders messages to text and ids by it.
+
+Training (sampling, SFT, the limit of lengths, validation) and evaluation ask a model through it, so that the same
+problem is the same prompt to the last id, also on another day: a template's clock shows when the run was created.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from string import ascii_letters
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gtpo.common.errors import UserError
+from gtpo.common.provenance import text_hash
+from gtpo.rewards.data.problem import plain_chat_template
+
+PROMPT_SCHEMA_VERSION = 1
+Messages = Sequence[Mapping[str, str]]
+
+
+class PromptRecord(BaseModel):
+    """What came before the question."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    schema_version: int | None = Field(None, description="Version of this record; null in files that have none.")
+    protocol: str = Field("gtpo", description="Name of the protocol.")
+    system: str | None = Field(None, description="The system prompt.")
+    system_role: str = Field("system", description="Role of its message.")
+    user: str = Field("{problem}", description="Template of the question.")
+    fewshot: dict[str, Any] | None = None
+    """Worked examples: their source, how many, how they are chosen and shown."""
+    api: str = Field("chat", description="chat, or completions: one text without a chat template.")
+    thoughts: list[tuple[str, str]] = Field([], description="Delimiters of thoughts beside `<think>` and `<thinking>`.")
+    begins_in_thought: bool = False
+    """Whether completions are taken to begin in a thought if the rendered prompt is not known."""
+    chat_template_hash: str | None = Field(None, description="Of the chat template.")
+    chat_template_source: str | None = None
+    """tokenizer, plain (it had none), a file, or server, whose template is not known."""
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Passed to the chat template.")
+    generation_prompt: str | None = Field(None, description="What the template puts behind the question.")
+    bos: bool | None = Field(None, description="Whether the prompt begins with the tokenizer's first token; or null.")
+    time: str | None = None
+    """Local time that the template was told, of the run's creation; null if it does not ask."""
+    hash: str | None = Field(None, description="Of all that comes before the question.")
+
+
+# What follows from the other fields, or is compared by the rendered text itself.
+DERIVED = ("schema_version", "protocol", "chat_template_source", "generation_prompt", "bos", "time", "hash")
+
+
+class RenderedPrompt(NamedTuple):
+    """A conversation as the model reads it."""
+
+    text: str
+    ids: list[int]
+
+
+class Clock:
+    """What a chat template is told of the time: it stands still.
+
+    time: ISO, of which the date is shown where it was written down; by default now, here. utc: records without a time
+    of their own have it in UTC; it is the local date that was shown.
+    """
+
+    def __init__(self, time: str | None = None, *, utc: bool = False) -> None:
+        shown = datetime.fromisoformat(time) if time else datetime.now().astimezone()
+        self.time = (shown.astimezone() if utc else shown).isoformat(timespec="seconds")
+
+    def show(self, form: str) -> str:
+        """Return the time as `strftime` has it."""
+        return datetime.fromisoformat(self.time).replace(tzinfo=None).strftime(form)
+
+    def parts(self) -> dict[str, str]:
+        """Return what stands for each letter behind a % (`-d`: without its zero)."""
+        return {form: self.show(f"%{form}") for letter in ascii_letters for form in (letter, f"-{letter}")}
+
+
+# Before a template that asks for the time: transformers hands it no function of ours, only data.
+_STRFTIME_NOW = (
+    "{% macro strftime_now(form) %}{% for part in form.split('%') %}{% set n = 2 if part[:1] == '-' else 1 %}"
+    "{{ part if loop.first else run_clock[part[:n]] + part[n:] }}{% endfor %}{% endmacro %}{{ '' }}"
+)
+
+
+class PromptRenderer:
+    """Renders the conversations of a run.
+
+    template: in place of the tokenizer's own, with its source. arguments: of the template. without_system: how the user
+    leaves the system prompt out, for what is said of a template that does not take it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        arguments: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+        *,
+        template: tuple[str, str] | None = None,
+        without_system: str = "--prompt ''",
+    ) -> None:
+        self.tokenizer, self.clock = tokenizer, clock or Clock()
+        self.own_template, self.source = template or own_template(tokenizer)
+        self.own_arguments, self.without_system = dict(arguments or {}), without_system
+        self.asks_for_time = "strftime_now" in self.own_template
+
+    @property
+    def template(self) -> str:
+        """The template, with its clock."""
+        return _STRFTIME_NOW * self.asks_for_time + self.own_template
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the template gets beside the conversation."""
+        return {**self.own_arguments, **({"run_clock": self.clock.parts()} if self.asks_for_time else {})}
+
+    def render(self, conversations: Sequence[Messages], *, answered: bool = False) -> list[RenderedPrompt]:
+        """Return the conversations as text and ids.
+
+        answered: they end with the assistant's turn; else the generation prompt follows. Raises UserError if the
+        template refuses one, or leaves all of it out.
+        """
+        if not conversations:
+            return []
+        name = self.source if self.source not in ("tokenizer", "plain") else self.tokenizer.name_or_path
+        try:
+            texts: list[str] = self.tokenizer.apply_chat_template(
+                [[dict(message) for message in messages] for messages in conversations],
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=not answered,
+                **self.arguments,
+            )
+        except Exception as error:
+            # Jinja raises what the template's author chose.
+            raise UserError(
+                f"the chat template of {name or 'this tokenizer'} refuses the conversation ({error}); if it has no "
+                f"system role, leave the system prompt out: {self.without_system}"
+            ) from None
+        # A template writes the first token itself.
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        if not all(ids):
+            raise UserError(f"the chat template of {name or 'this tokenizer'} leaves the prompt out; take another")
+        return [RenderedPrompt(str(text), list(each)) for text, each in zip(texts, ids, strict=True)]
+
+    def faults(self, messages: Messages) -> list[str]:
+        """Return what of a conversation does not stand in the prompt, each with what to do; white space aside."""
+        (prompt,) = self.render([messages])
+        shown = _flat(prompt.text)
+        lost = [message["role"] for message in messages if _flat(message["content"]) not in shown]
+        return [
+            f"the chat template drops the {role} message, or a part of it: the model is not told what stands there. "
+            + (f"Write it into the question, or leave it out: {self.without_system}" if role != "user" else "")
+            for role in dict.fromkeys(lost)
+        ]
+
+    def fields(self, example: Messages) -> dict[str, Any]:
+        """Return the fields of the record that template, tokenizer and clock decide. example: a conversation."""
+        (asked,) = self.render([example])
+        try:
+            (bare,) = self.render([example], answered=True)
+        except UserError:  # some want an assistant's turn then
+            bare = asked
+        bos, known = self.tokenizer.bos_token_id, asked.text.startswith(bare.text)
+        return {
+            "schema_version": PROMPT_SCHEMA_VERSION,
+            "chat_template_hash": text_hash(self.own_template),
+            "chat_template_source": self.source,
+            "chat_template_kwargs": self.own_arguments or None,
+            "generation_prompt": asked.text[len(bare.text) :] if known and bare is not asked else None,
+            "bos": None if bos is None else asked.ids[0] == bos,
+            "time": self.clock.time if self.asks_for_time else None,
+        }
+
+
+def own_template(tokenizer: Any) -> tuple[str, str]:
+    """Return a tokenizer's chat template, else the plain one, and which of them it is."""
+    own = tokenizer.chat_template
+    own = own.get("default") if isinstance(own, dict) else own
+    return (str(own), "tokenizer") if own else (plain_chat_template(tokenizer), "plain")
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a text that the model is to go on from: with one first token, without an end token.
+
+    A tokenizer of a finetuned model may add an end token to every text (`add_eos_token`), and a text that was rendered
+    with a chat template begins with the first token.
+    """
+    ids: list[int] = list(tokenizer(text)["input_ids"])
+    while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
+        ids.pop()
+    return ids[1:] if begins_twice(tokenizer, text) else ids
+
+
+def begins_twice(tokenizer: Any, text: str) -> bool:
+    """Return whether a tokenizer puts its first token before a text that begins with it."""
+    first = tokenizer.bos_token
+    return first is not None and text.startswith(first) and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+
+
+_EMPTY_THOUGHT = re.compile(r"(<think>\s*</think>)?\s*")
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def trained_ids(
+    renderer: PromptRenderer, asked: RenderedPrompt, whole: RenderedPrompt, target: str, *, decoded: bool
+) -> list[int]:
+    """Return the ids of a supervised example, which begin with those of its prompt as sampling asks it.
+
+    whole: the conversation with its answer. decoded: whether to look at what its tokens decode to, not at their text.
+    A template may put an empty thought before the target, and white space of its own. Raises UserError with both texts
+    if the prompt is another, or what follows it is not the target.
+    """
+    ids = whole.ids
+    rest = whole.text[len(asked.text) :]
+    if whole.text.startswith(asked.text) and ids[: len(asked.ids)] != asked.ids:
+        # Tokens merge across the boundary; in sampling they cannot.
+        ids = asked.ids + renderer.tokenizer(rest, add_special_tokens=False)["input_ids"]
+    labels = rest
+    if decoded:
+        labels = renderer.tokenizer.decode(ids[len(asked.ids) :], clean_up_tokenization_spaces=False)
+    before, there, _ = _flat(labels).partition(_flat(target))
+    if not (whole.text.startswith(asked.text) and there and _EMPTY_THOUGHT.fullmatch(before)):
+        at = next((i for i, (a, b) in enumerate(zip(asked.text, whole.text, strict=False)) if a != b), len(asked.text))
+        begin = max(0, at - 40)
+        raise UserError(
+            "method sft: the model's chat template makes another text of an answer than sampling asks for, or changes "
+            "the answer. Let its assistant's turn be the generation prompt followed by the answer as it is "
+            "(chat_template.jinja beside the weights)"
+            f"\n  sampling asks   ...{asked.text[begin:]!r}"
+            f"\n  sft trains on   ...{whole.text[begin:][:240]!r}"
+            f"\n  to be trained      {target[:200]!r}"
+        )
+    return ids
