@@ -254,7 +254,7 @@ def render_prompts(
     """
     system = settings.prompt
     if system is None:
-        trained_with = ref.prompt and ref.prompt.system
+        trained_with = None if ref.prompt is None else ref.prompt.system
         system = "" if protocol.api == "completions" else SYSTEM_INSTRUCTION if trained_with is None else trained_with
     prompts = {key: protocol.conversation(*question, system) for key, question in asked.items()}
     kwargs, servers = settings.chat_template_kwargs, None

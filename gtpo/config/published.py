@@ -34,6 +34,8 @@ class Findings:
 
     errors: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    changes: list[tuple[str, Setting, str]] = field(default_factory=list)
+    """(key, what set it, notice) of changes within a layer: they count if no layer above sets the key."""
 
     def raise_errors(self) -> None:
         """Raise one UserError with a line per error, if there are any."""
@@ -54,6 +56,9 @@ def translate(document: Document, found: Findings) -> Document:
 def complete(document: Document, found: Findings) -> Document:
     """Return the merged document with what a file that names a class of the authors leaves to us."""
     document, method = _without_runtime(document, found), document.at("method").value
+    for key, setting, notice in found.changes:
+        if document.at(key)[1:] == setting[1:]:
+            found.notices.append(notice)
     origin = document.at("trainer.class_path")
     stands_for, line = _method_of(origin)
     if not stands_for:
@@ -102,13 +107,15 @@ def _values(document: Document, found: Findings) -> Document:
     groups = document.at("training.num_generations")
     # The authors' way to note two runs.
     if isinstance(groups.value, str) and (several := re.fullmatch(r"\s*(\d+)\s*/.*", groups.value)):
-        found.notices.append(f'{groups} "{groups.value}": taking {several[1]}')
+        notice = f'{groups} "{groups.value}": taking {several[1]}'
+        found.changes.append(("training.num_generations", groups, notice))
         document = document.put("training.num_generations", int(several[1]))
     rewards = document.at("trainer.reward_funcs")
     if isinstance(rewards.value, list):
         ours = [REWARDS.get(str(path).replace(":", "."), (path, "")) for path in rewards.value]
         changed = [(path, *new) for path, new in zip(rewards.value, ours, strict=True) if new[1]]
-        found.notices += [f"{rewards} {path} -> {name} ({why})" for path, name, why in changed]
+        for path, name, why in changed:
+            found.changes.append(("trainer.reward_funcs", rewards, f"{rewards} {path} -> {name} ({why})"))
         document = document.put("trainer.reward_funcs", [name for name, _ in ours])
     if document.at("training.report_to").value in ("none", ["none"]):  # transformers' word for no tracker
         document = document.put("training.report_to", [])
@@ -127,7 +134,7 @@ def _renamed(document: Document, found: Findings) -> Document:
         if other.value not in (None, []) and read_scalar(other.value) != read_scalar(value):
             found.errors.append(f"{origin} {origin.value} and {other} {other.value} set the same thing; remove one")
         else:
-            found.notices.append(f"{origin} -> {new} {origin.value}")
+            found.changes.append((new, origin, f"{origin} -> {new} {origin.value}"))
             document = document.put(new, value, origin)
     for key, setting in document.items():
         if key[:-1] == (_RUNTIME,):

@@ -44,7 +44,7 @@ def _measure(word: str) -> str:
     for prefix, name in TABLES["prefixes"].items():
         rest = word.removeprefix(prefix)
         if word.startswith(prefix) and (rest if len(prefix) == 1 else singular(rest)) in _PREFIXED:
-            return name + _CANONICAL[rest if len(prefix) == 1 else singular(rest)]
+            return f"{name}{_CANONICAL[rest if len(prefix) == 1 else singular(rest)]}"
     return ""
 
 
