@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from servers import Reply, Server
 
 from gtpo.evalkit.evaluation.progress import EvalProgress
+from gtpo.runs import prompt
 from gtpo.runs.eval_record import read_record
-from gtpo.runs.tables import Sample
+from gtpo.runs.tables import Sample, read_prompts
 
 EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
 
@@ -74,6 +76,52 @@ def test_chat_template_kwargs_reach_the_template(gtpo, tiny_model: Path, tmp_pat
     assert texts[0] != texts[1]
     changed = gtpo(*command, "--chat-template-kwargs", "{}", "--out", "yes", code=2)
     assert "prompt.chat_template_kwargs ({'enable_thinking': True} there" in changed.stderr
+
+
+class Tomorrow(datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return datetime.now(tz) + timedelta(days=1)
+
+
+@pytest.mark.parametrize("written_by", ["now", "0.2"])
+def test_a_larger_k_on_another_day_asks_as_on_the_first(
+    written_by: str, gtpo: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dated.jinja").write_text("{{ strftime_now('%d %b %Y') }}: {{ messages[-1]['content'] }}")
+    command = ("eval", tiny_model, *EVAL, "--max-tokens", "8", "--prompt", "", "--chat-template", "dated.jinja")
+    gtpo(*command, "--out", "run")
+    asked, record = read_prompts(tmp_path / "run"), json.loads((tmp_path / "run/eval.json").read_text())
+    if written_by == "0.2":
+        for name in ("schema_version", "chat_template_source", "generation_prompt", "bos", "time"):
+            del record["prompt"][name]
+        (tmp_path / "run/eval.json").write_text(json.dumps(record | {"schema_version": 2}))
+    monkeypatch.setattr(prompt, "datetime", Tomorrow)
+    done = gtpo(*command, "--k", "2", "--out", "run")
+    assert "keeping 2 stored samples" in done.stderr
+    assert read_prompts(tmp_path / "run") == asked
+    gtpo(*command, "--like", "run", "--out", "like")
+    assert read_prompts(tmp_path / "like") == asked
+    gtpo(*command, "--out", "another")
+    assert read_prompts(tmp_path / "another") != asked
+
+
+def test_a_train_run_is_asked_as_it_was_trained(gtpo: Any, tiny_model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "results/train/r"
+    shutil.copytree(tiny_model, run / "best")
+    (run / "run.json").write_text(json.dumps({"schema_version": 1, "method": "gtpo", "status": "finished"}))
+    (run / "config.yaml").write_text(
+        "dataset: {system_instruction: Hard.}\ntraining: {chat_template_kwargs: {enable_thinking: true}}\n"
+    )
+    (tmp_path / "t.jinja").write_text("{{ messages[-1]['content'] }}{% if enable_thinking %} Think.{% endif %}")
+    command = ("eval", "r", *EVAL, "--max-tokens", "8", "--chat-template", "t.jinja")
+    done = gtpo(*command, "--out", "as-trained")
+    assert 'chat template: {"enable_thinking": true}, as the model was trained' in done.stderr
+    assert "the chat template drops the system message" in done.stderr
+    assert all(text.endswith(" Think.") for _, text, _ in read_prompts(tmp_path / "as-trained").values())
+    done = gtpo(*command, "--chat-template-kwargs", "{}", "--prompt", "", "--out", "otherwise")
+    assert not any(text.endswith(" Think.") for _, text, _ in read_prompts(tmp_path / "otherwise").values())
+    assert "drops" not in done.stderr
 
 
 def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
