@@ -30,6 +30,7 @@ from gtpo.inputs.model import NOT_OF_SAMPLING, backbone, count_positions, drop_l
 from gtpo.inputs.model_shape import beyond_embedding
 from gtpo.objective import PolicyLoss, reference_statistics
 from gtpo.rewards.loading import probe_reward
+from gtpo.runs.prompt import begins_twice
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import loss_mask, padded_batch
 from gtpo.trainer.policy_head import LMHead, sequences
@@ -107,6 +108,12 @@ def prepare(trainer: Any) -> None:
 
     Raises OtherPolicy for a temperature in generation_kwargs, which the loss would not know, and if nothing is drawn.
     """
+    first, tokenizer = next(iter(trainer.train_dataset or ()), None) or {}, trl_seam.tokenizer(trainer)
+    if isinstance(prompt := first.get("prompt"), str) and begins_twice(tokenizer, prompt):
+        raise ValueError(
+            f"{type(trainer).__name__}: the prompt of the first row begins with {tokenizer.bos_token}, and the "
+            "tokenizer puts another before it: remove it from the texts, or give messages (role and content)"
+        )
     policy = trl_seam.policy(trainer)
     head = policy.get_output_embeddings()
     if backbone(policy) is policy or not hasattr(head, "weight"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from logs import logged
 from run_folders import write_eval
 from safetensors.torch import load_file
 from test_trainer import PROMPTS, arguments, folder, needs_trl_kernel, reward  # noqa: F401  # folder is a fixture
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
@@ -388,6 +390,21 @@ def test_a_column_of_a_rewards_own_name_is_refused(column: str, folder: Path, tm
     rows = Dataset.from_dict({"prompt": PROMPTS, column: ["x"] * len(PROMPTS)})
     with pytest.raises(ValueError, match=f"rename or remove the column {column} of train_dataset"):
         GTPOTrainer(str(folder), reward_funcs=reward, args=arguments(tmp_path), train_dataset=rows)
+
+
+@pytest.mark.parametrize("rendered", [False, True])
+def test_texts_that_would_begin_twice_are_refused(rendered: bool, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.bos_token = tokenizer.eos_token
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.bos_token} $A", special_tokens=[(tokenizer.bos_token, tokenizer.bos_token_id)]
+    )
+    rows = Dataset.from_dict({"prompt": [tokenizer.bos_token * rendered + text for text in ("1 + 1", "2 + 3")]})
+    refused = pytest.raises(ValueError, match="the tokenizer puts another before it") if rendered else nullcontext()
+    with refused:
+        GTPOTrainer(
+            str(folder), reward_funcs=reward, args=arguments(tmp_path), train_dataset=rows, processing_class=tokenizer
+        )
 
 
 def test_a_generation_config_that_cannot_be_saved_is_dropped() -> None:
