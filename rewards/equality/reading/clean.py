@@ -178,7 +178,7 @@ def clean(text: str, gold: bool = False) -> str:
     text = text.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     text = _undouble(unwrap_answer(_undouble(text), gold))
     text = one_spelling(text)
-    text = _CASES.sub(lambda m: re.sub(r"\\\\|\n", ", ", m[1].replace("&", " ").strip(" \\")), text)
+    text = _CASES.sub(_cases, text)
     text = re.sub(r"^\s*&\s*=?", "", _ENVIRONMENT.sub(" ", text))
     # After the spellings, by which a thin space of Unicode between digits has become `\,`.
     text = _THOUSANDS.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
@@ -197,6 +197,15 @@ def clean(text: str, gold: bool = False) -> str:
         sign = ("<", r"\le", ">", r"\ge")[2 * bool(bound[1]) + bool(bound[2])]
         text = f"x {sign} {bound[3]}"
     return next((symbol for pattern, symbol in _NAMED_SETS if pattern.fullmatch(text)), text)
+
+
+def _cases(match: re.Match[str]) -> str:
+    """Return the rows of cases as a list: `value if condition`, or equations."""
+    rows = [row.strip() for row in re.split(r"\\\\|\n", match[1].strip(" \\")) if row.strip()]
+    if not all(row.count("&") == 1 for row in rows):
+        return ", ".join(row.replace("&", " ") for row in rows)
+    pairs = (re.split(r"[,\s]*&\s*(?:\\(?:text|mbox|mathrm)\s*\{[^{}]*\}|if\b|for\b|when\b)?", row) for row in rows)
+    return "; ".join(f"{value} \\text{{ if }} {condition.strip(' ,.;')}" for value, condition in pairs)
 
 
 def one_spelling(text: str) -> str:

@@ -201,12 +201,12 @@ class Parser:
         return self._power()
 
     def _starts_factor(self) -> bool:
-        """Return whether a factor follows without a sign of multiplication. A number never does, except after `)`."""
+        """Return whether a factor follows without a sign of multiplication. A number seldom does."""
         kind, token = self._kind(), self._peek()
         if kind == "num":
-            # `2 3` may be a list or 23, and is refused; `(x)2` and `3!5!` can be nothing but products.
-            before = self._tokens[self._at - 1][1]
-            return before in (")", "\\rfloor", "\\rceil") or (before == "!" and self._peek(1) == "!")
+            # `2 3` may be a list or 23, and is refused; `(x)2`, `2^{25} 26!` and `n^2 2^n` can be nothing but products.
+            before, before_that = self._tokens[self._at - 1][1], self._tokens[self._at - 2][1]
+            return before in (")", "}", "!", "\\rfloor", "\\rceil") or before_that in ("^", "**")
         if kind == "let" or token in STARTS or (token == "|" and not self._bars):
             return True
         return kind == "cmd" and token[1:] in STARTING_COMMANDS

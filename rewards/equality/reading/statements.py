@@ -266,7 +266,8 @@ def _is_of_the_question(before: str, after: str, asked: frozenset[str]) -> bool:
         return False
     if re.match(r"an? (?!total)[a-z]", before.lower()):
         return False  # `An option is 42`: one of several
-    foreign = spoken and spoken[-1] in WORDS.copulas - WORDS.verbs
+    foreign = not set(re.findall(r"[^\W\d_]+", before.lower())[-1:]) <= WORDS.verbs | set(spoken)
+    foreign |= bool(spoken) and spoken[-1] in WORDS.copulas - WORDS.verbs
     of = [word for word in spoken if word not in _STATING and not re.search(rf"\b{word.upper()}\b", before)]
     if not of or foreign or asked <= _STATING or SAYS.named.search(before.strip()):
         return True

@@ -5,6 +5,8 @@ text has it.
 """
 
 from gtpo.rewards.equality.reading.answers import Kind
+from gtpo.rewards.equality.reading.types.piecewise import Piecewise
 from gtpo.rewards.equality.reading.types.residue import Residue
+from gtpo.rewards.equality.reading.types.vector import Vector
 
-TYPES: tuple[type[Kind], ...] = (Residue,)
+TYPES: tuple[type[Kind], ...] = (Piecewise, Residue, Vector)
