@@ -18,6 +18,7 @@ from gtpo.common.files import flatten
 from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.prompt import DERIVED
 
 # What two runs must share to be comparable: name for a reader -> key in eval.json. `n` belongs to a benchmark.
 SETTINGS = {
@@ -33,8 +34,8 @@ SETTINGS = {
 NOT_SETTINGS = (
     *SETTINGS.values(), "schema_version", "status", "name", "created", "wall_seconds", "command", "benchmarks",
     "model.source", "model.fingerprint", "model.weights", "model.tokenizer", "model.generation_config",
-    "model.train_run", "model.checkpoint", "model.method", "model.preset", "sampling.n", "prompt.protocol",
-    "prompt.hash",
+    "model.train_run", "model.checkpoint", "model.method", "model.preset", "sampling.n",
+    *(f"prompt.{name}" for name in DERIVED if name != "time"),
 )  # fmt: skip
 
 

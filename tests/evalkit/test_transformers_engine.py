@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import Sampling, Task, sample_seed
-from gtpo.evalkit.engines.local import chat_template, check_adapter, load_config, load_tokenizer, render
+from gtpo.evalkit.engines.base import Prompt, Sampling, Task, sample_seed
+from gtpo.evalkit.engines.local import check_adapter, load_config, load_tokenizer
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.transformers import TransformersEngine, _presence_penalty, plan_batches
 from gtpo.rewards.completions import decode_completion
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.data.problem import chat_messages
+from gtpo.runs.prompt import PromptRenderer
 from gtpo.runs.tables import Sample
 
 
@@ -28,11 +29,10 @@ def tokenizer(tiny_model: Path):  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="module")
 def tasks(tokenizer) -> list[Task]:  # type: ignore[no-untyped-def]
-    template = chat_template(tokenizer, None)
-    return [
-        Task("arithmetic", p.id, render(tokenizer, template, chat_messages(p.problem)), ())
-        for p in arithmetic_problems("test", 6)
-    ]
+    problems = list(arithmetic_problems("test", 6))
+    asked = [chat_messages(p.problem) for p in problems]
+    rendered = zip(problems, asked, PromptRenderer(tokenizer).render(asked), strict=True)
+    return [Task("arithmetic", p.id, Prompt(messages, *prompt), ()) for p, messages, prompt in rendered]
 
 
 def engine(tiny_model: Path, tokenizer, **sampling: float) -> TransformersEngine:  # type: ignore[no-untyped-def]
