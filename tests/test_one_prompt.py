@@ -15,11 +15,13 @@ from trl import GRPOTrainer
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
+from gtpo.evalkit.comparison.like_for_like import _other_settings
 from gtpo.evalkit.engines import local
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.rewards.data.problem import Problem, chat_messages
+from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.prompt import Clock, PromptRenderer, begins_twice, text_ids
 from gtpo.runs.train_run import TrainFolder
 
@@ -235,3 +237,10 @@ def test_a_run_of_before_the_record_has_the_prompt_that_its_config_says(tmp_path
     assert Clock(record.time).show("%d %b %Y") == "28 Feb 2025"
     run.update_run(prompt={"system": "", "time": THEN})
     assert (run.prompt().system, run.prompt().time) == ("", THEN)
+
+
+def test_an_evaluation_of_before_the_record_differs_in_no_other_setting() -> None:
+    fields = PromptRenderer(tokenizer_of("qwen2.5")).fields(chat_messages("2 + 3"))
+    before = {name: fields[name] for name in ("chat_template_hash", "chat_template_kwargs")}
+    records = [EvalRecord.model_validate({"prompt": {"system": "", **prompt}}) for prompt in (before, fields)]
+    assert _other_settings(records[0]) == _other_settings(records[1])
