@@ -7,18 +7,25 @@ unscored counts as 0 too, for none of the tools has a word for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from gtpo.common.errors import UserError
 from gtpo.rewards.completions import completion_text, problem_text
 from gtpo.rewards.extract import Scoring, extract_answer
 from gtpo.rewards.verify import Verdict, default_verifier
 
 
 def correct(completion: Any, gold: Any, problem: str | None = None, scoring: Scoring = "lenient") -> float:
-    """Return 1.0 if a completion's answer is the gold's, else 0.0: the shape that most tools ask for."""
-    answer = extract_answer(completion_text(completion), scoring)
-    return float(default_verifier().verify(answer, gold, problem=problem) is Verdict.CORRECT)
+    """Return 1.0 if a completion's answer is the gold's, else 0.0: the shape that most tools ask for.
+
+    Raises UserError for a gold that can score nothing: a list, None, an empty text.
+    """
+    verdict = default_verifier().verify(extract_answer(completion_text(completion), scoring), gold, problem=problem)
+    if verdict is Verdict.UNUSABLE_GOLD:
+        raise UserError(f"the gold {gold!r} can score no answer: give its text or number, or leave the problem out")
+    return float(verdict is Verdict.CORRECT)
 
 
 def verl_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any) -> float:
@@ -57,3 +64,44 @@ def lm_eval_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str,
     gold = next(doc[name] for name in ("answer", "target", "solution", "gold") if name in doc)
     problem = next((doc[name] for name in ("problem", "question") if name in doc), None)
     return {"exact_match": correct(results[0], extract_answer(str(gold), "lenient") or gold, problem)}
+
+
+# -- a reward function of anybody's beside this judge ------------------------------------------------------------------
+class Flip(NamedTuple):
+    """An answer on which the two differ."""
+
+    direction: str  # `paid`: by the function alone; `refused`: by the function alone
+    verdict: Verdict
+    text: str
+    gold: str
+    second: str  # What Math-Verify says
+
+
+def audit(
+    function: Callable[..., Sequence[Any]], rows: Sequence[dict[str, Any]], texts: Sequence[str | None]
+) -> tuple[list[Flip], int]:
+    """Return the flips on rows with `completion`, `gold` and `problem`, and how many rows both could score.
+
+    `function` has TRL's signature; what it pays above 0 it takes for correct, None for not scored.
+    """
+    golds, problems = [row["gold"] for row in rows], [row.get("problem") for row in rows]
+    raw = [row["completion"] for row in rows]
+    columns = dict.fromkeys(("answer", "gold", "ground_truth", "solution"), golds)
+    paid = function(prompts=[problem or "" for problem in problems], completions=raw, **columns)
+    judge = default_verifier()
+    verdicts = judge.verify_many(list(zip(texts, golds, strict=True)), problems)
+    scored = [at for at, (p, v) in enumerate(zip(paid, verdicts, strict=True)) if p is not None and v != "TIMEOUT"]
+    moved = [at for at in scored if (paid[at] > 0) != (verdicts[at] is Verdict.CORRECT)]
+    second = judge.math_verify_many([(raw[at], golds[at]) for at in moved])
+    flips = [
+        Flip("paid" if paid[at] > 0 else "refused", verdicts[at], raw[at], str(golds[at]), str(other))
+        for at, other in zip(moved, second, strict=True)
+    ]
+    return flips, len(scored)
+
+
+def interval(count: int, total: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share."""
+    z, share = 1.96, count / total
+    middle, width = share + z * z / (2 * total), z * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
+    return (middle - width) / (1 + z * z / total), (middle + width) / (1 + z * z / total)

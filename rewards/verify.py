@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count, islice
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 from gtpo.rewards.completions import AnswerText, as_text, is_no_gold, without_spaces
 from gtpo.rewards.extract import Scoring
@@ -114,6 +114,13 @@ _STRICT = {**{str(v): v for v in Verdict}, "COPIED": Verdict.UNSIMPLIFIED, "UNEV
 _VERDICTS = {"strict": _STRICT, "lenient": _STRICT | {"UNEVALUATED": Verdict.CORRECT}}
 
 
+class Explained(NamedTuple):
+    """A verdict, and how both answers were read and which rule decided."""
+
+    verdict: Verdict
+    why: str
+
+
 class AnswerClasses(NamedTuple):
     """Answers grouped by equality, for the majority vote."""
 
@@ -183,6 +190,16 @@ class Verifier:
         self._cache: OrderedDict[_Key, str] = OrderedDict()
         self._pool = WorkerPool(self.workers, self.timeout_s, self.memory_mb)
 
+    @overload
+    def verify(
+        self, prediction: AnswerText, gold: AnswerText, *, problem: str | None = None, scoring: Scoring = "strict",
+        answers: Answers = "mathematics", explain: Literal[False] = False,
+    ) -> Verdict: ...  # fmt: skip
+    @overload
+    def verify(
+        self, prediction: AnswerText, gold: AnswerText, *, problem: str | None = None, scoring: Scoring = "strict",
+        answers: Answers = "mathematics", explain: Literal[True],
+    ) -> Explained: ...  # fmt: skip
     def verify(
         self,
         prediction: AnswerText,
@@ -191,9 +208,17 @@ class Verifier:
         problem: str | None = None,
         scoring: Scoring = "strict",
         answers: Answers = "mathematics",
-    ) -> Verdict:
-        """Return the verdict on one extracted answer; see `verify_many`."""
-        return self.verify_many([(prediction, gold)], [problem], scoring=scoring, answers=answers)[0]
+        explain: bool = False,
+    ) -> Verdict | Explained:
+        """Return the verdict on one extracted answer; see `verify_many`. With `explain` its reason too, in a line."""
+        verdict = self.verify_many([(prediction, gold)], [problem], scoring=scoring, answers=answers)[0]
+        if not explain:
+            return verdict
+        texts = {"prediction": as_text(prediction), "gold": as_text(gold)}
+        if not all(each.strip() and reject_reason(each) is None for each in texts.values()) or answers == "text":
+            return Explained(verdict, "an empty text, one beyond the limits, or compared as text")
+        _, _, why = self._pool.run([{**texts, "problem": problem, "by": "explain"}])[0].partition("\t")
+        return Explained(verdict, why or "beyond the limits on work or time")
 
     def verify_many(
         self,

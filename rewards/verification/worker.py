@@ -100,6 +100,7 @@ def main() -> None:
     try:
         from gtpo.rewards.equality.arithmetic import TooBig
         from gtpo.rewards.equality.comparing.decide import decide
+        from gtpo.rewards.equality.comparing.explain import explain
     except ImportError as error:
         _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
         os._exit(1)
@@ -114,7 +115,8 @@ def main() -> None:
         _arm(timeout_s)
         try:
             task = json.loads(line)
-            if task.pop("by", None) == "math-verify":
+            by = task.pop("by", None)
+            if by == "math-verify":
                 if "math_verify" not in sys.modules:
                     # Its import, with SymPy's, takes a second: off the clock, which starts again with "begin".
                     _arm(0)
@@ -124,7 +126,7 @@ def main() -> None:
                     _arm(timeout_s)
                 outcome = _math_verify(**task)
             else:
-                outcome = decide(**task)
+                outcome = (explain if by == "explain" else decide)(**task)
         except MemoryError:
             _send(replies, "retire", "REJECTED")  # a fresh process for the next: this one's memory may be fragmented
             os._exit(0)

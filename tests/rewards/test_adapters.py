@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gtpo.rewards import Verdict, accuracy_reward, boxed_reward
+from gtpo.common.errors import UserError
+from gtpo.rewards import Verdict, accuracy_reward, boxed_reward, default_verifier
 from gtpo.rewards.adapters import correct_answer, inspect_scorer, lm_eval_results, verl_score
 
 ASKED = "What is 65-4?"
@@ -103,3 +104,42 @@ def test_a_count_of_workers_that_is_none_is_one_sentence(count: str, tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert f'--workers must be a whole number from 1 on, found "{count}"' in done.stderr
+
+
+@pytest.mark.parametrize("gold", [None, ["61"], "", {"answer": 61}])
+def test_a_gold_that_can_score_nothing_is_an_error(gold: object) -> None:
+    with pytest.raises(UserError, match="can score no answer"):
+        verl_score("openai/gsm8k", "#### 61", gold)
+
+
+def test_a_verdict_says_why() -> None:
+    judge = default_verifier()
+    copied = judge.verify("65-4", "61", problem=ASKED, explain=True)
+    assert copied.verdict is Verdict.UNSIMPLIFIED
+    assert "(-4 + 65) | gold 61: equal, but copied from the problem; it leaves numbers that are added" in copied.why
+    assert judge.verify(r"x \equiv 3 \pmod 5", "3", explain=True).why.startswith("x = residue [3] | gold 3: equal")
+    assert "not equal" in judge.verify("2x", "3x", explain=True).why
+    assert "empty" in judge.verify("", "3", explain=True).why
+
+
+def test_a_reward_function_is_audited(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def score(completions, answer, **columns):\n"
+        "    return [float(a in c) if a else None for c, a in zip(completions, answer)]\n"
+    )
+    rows = ["text,target", "It is 12,2", "It is 12,12", '"\\boxed{\\frac12}",0.5', "It is 7,8"]
+    (tmp_path / "rows.csv").write_text("\n".join(rows))
+    command = [sys.executable, "-m", "gtpo.rewards", "rows.csv", "--fields", "completion=text", "gold=target"]
+    command += ["--scoring", "lenient"]
+    done = subprocess.run([*command, "--against", "mine:score"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 4 differ (15.00 to 85.00 %)" in done.stdout
+    assert "paid: 'It is 12' | gold '2': INCORRECT" in done.stdout
+    above = subprocess.run([*command, "--against", "mine:score", "--fail-above", "0.4"], cwd=tmp_path, check=False)
+    assert above.returncode == 5
+    judged = subprocess.run([*command, "--explain"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [json.loads(line)["verdict"] for line in judged.stdout.splitlines()] == [
+        "INCORRECT", "CORRECT", "CORRECT", "INCORRECT",
+    ]  # fmt: skip
+    for wrong in (["--workers", "0"], ["--fields", "gold"]):
+        assert subprocess.run([*command, *wrong], cwd=tmp_path, capture_output=True, check=False).returncode == 2

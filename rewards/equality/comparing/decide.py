@@ -80,6 +80,11 @@ def read_answer(gold: str) -> Answer:
     return _read(_readings(_texts(gold, gold=True)[0], gold=True, known=True)[0])
 
 
+def readings(text: str, gold: bool = False) -> list[Answer]:
+    """Return what a text is read as, the words around it read away step by step. Raises TooBig."""
+    return [_read(_readings(each, gold)[0]) for each in _texts(text, gold)]
+
+
 def _commas(cleaned: str, english: bool = False) -> list[str]:
     """Return the text and what its commas might mean: thousands separators, or a decimal comma.
 
