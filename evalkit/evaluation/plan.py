@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -159,7 +160,8 @@ def prompt_clock(settings: EvalSettings, ref: ModelRef) -> Clock:
     """Return what a template is told of the time: as this run began, else the run of --like, else the train run."""
     folders = [settings.out or EVAL_RUNS / ref.name, *([find_run(settings.like, "--like")] if settings.like else [])]
     for folder in folders:
-        if (folder / "eval.json").is_file():
+        # A damaged one is rebuilt, or refused, when the folder is opened.
+        with suppress(UserError):
             record = read_record(folder)
             return Clock(record.prompt.time) if record.prompt.time else Clock(record.created, utc=True)
     return Clock(ref.prompt.time if ref.prompt is not None else None)
