@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -100,6 +100,10 @@ def test_runs_are_found_again(small: Any, again: Any, driver: Any, tmp_path: Pat
     assert driver.next_run(small.STUDY, {}, {}, set()) == small.Run("base", "130k", 101)
     first = driver.next_run(small.STUDY, {}, {7: small.Run("base", "130k", 101)}, set())
     assert first == small.Run("base", "130k", 102)
+
+
+def test_the_driver_preloads_what_exists(driver: Any) -> None:
+    assert all(importlib.util.find_spec(module) is not None for module in driver.PRELOADED)
 
 
 def test_the_number_of_pairs_shows_a_point(small: Any) -> None:

@@ -31,6 +31,10 @@ import pyarrow.parquet as pq
 Records = Mapping[str, Mapping[str, Any]]
 
 
+# What a forked process finds imported; with it come torch, transformers and trl.
+PRELOADED = ("gtpo.trainer", "gtpo.evalkit.engines.transformers")
+
+
 class Study(NamedTuple):
     """What a plan gives the driver. A run has `phase` (base, search, pairs), `name`, `base`, and a record's fields."""
 
@@ -196,8 +200,8 @@ def drive(study: Study) -> None:
     for name, problems in study.problem_sets().items():
         rows = ({"id": each.id, "problem": each.problem, "answer": each.answer} for each in problems)
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for module in ("gtpo.run.session", "gtpo.evalkit.evaluation.command", "gtpo.evalkit.engines.transformers"):
-        importlib.import_module(module)  # forked processes find it
+    for module in PRELOADED:
+        importlib.import_module(module)
 
     single = None
     if given.only:
