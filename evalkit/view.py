@@ -248,7 +248,7 @@ def application(runs: Runs, token: str) -> web.Application:
         return found
 
     async def page(request: web.Request) -> web.Response:
-        core = {"methods": [], "training": [], "benchmarks": [], "groups": [], "baseline": None,
+        core = {"methods": [], "training": [], "benchmarks": [], "groups": [], "baselines": [], "baseline": None,
                 "curve_metrics": [list(metric) for metric in CURVES], "ln2": LN2}  # fmt: skip
         text = render(core, {}, name="view", scripts=(*SHARED, "view.js"), connect="'self'")
         return web.Response(text=text, content_type="text/html")
