@@ -89,8 +89,8 @@ def cases(count: int, seed: int) -> Iterator[tuple[Case, Case]]:
             value = value_of(text)
             if value in (None, text):
                 continue
-            # A coefficient of 0 would be work in the gold too.
-            place, template = draw.choice(list(PLACES.items())[: 1 if value == "0" else None])
+            # A coefficient of 0 or 1 would be work in the gold too.
+            place, template = draw.choice(list(PLACES.items())[: 1 if value in ("0", "1") else None])
             wrapper = draw.choice(sorted(WRAPPERS)) if place in ("number", "tuple") and draw.random() < 0.5 else ""
             undone, done = (filled(template, {"v": each}) for each in (text, value))
             wrapped = (WRAPPERS[wrapper](undone) if wrapper else undone) or undone

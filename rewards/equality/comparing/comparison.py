@@ -223,7 +223,9 @@ class Comparison:
 
     def _names_another(self, p: Named) -> bool:
         """Return whether a name is another than those of its kind in the question: `AB`, `AC^2`, `f` for f^{-1}."""
-        names = self.problem.asked_names
+        names, word = self.problem.asked_names, p.name.lower()
+        if word in self.problem.vocabulary - self.problem.asking and len(word) > 2:
+            return True  # `width = 26` for a perimeter
         name = plain_name(f"{p.name}({p.variables[0]})" if p.variables else p.name)
         if re.fullmatch(r"[A-Z]{2}\^\d", name) and not occurs(tokens_of(p.name), self.problem.tokens):
             return True  # the square of a segment of which nobody has spoken
@@ -404,6 +406,11 @@ class Comparison:
     def _ratios(self, p: Listing, g: Listing) -> bool:
         if len(p.items) != len(g.items):
             return False
+        if any(
+            isinstance(a, Scalar) and isinstance(b, Scalar) and a.unit.name and b.unit.name and a.unit != b.unit
+            for a, b in zip(p.items, g.items, strict=True)
+        ):
+            return False  # `7:17 hours` is no time of day
         if any(time is not None and ":0" in time[0] for time in map(time_of_day, (p, g))):
             return False  # a time of day, which no ratio equals
         if self._ordered(p.items, g.items):

@@ -38,6 +38,7 @@ from gtpo.rewards.thoughts import plain, without_thoughts
 
 # `120m`: units of one letter, which anywhere else are variables.
 _UNIT_LETTER = re.compile(r"(-?[\d.,]+)([msghlL])")
+_EACH = frozenset(("each", "apiece", "per", "every", "one"))
 _OPTION_LETTER = re.compile(r"^\s*\(?[a-h]\)?\s*\.?\s*$")
 
 
@@ -109,8 +110,11 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     """
     mp.dps = DIGITS
     known = read_problem(problem or "")
-    if known.contract.counts and PRICE.fullmatch(prediction.strip()):
-        return "INCORRECT"  # `$5` for "how many apples"
+    others = known.contract.currencies and known.contract.currencies.isdisjoint(("dollar", "cent"))
+    if (known.contract.counts or others) and PRICE.fullmatch(prediction.strip()):
+        return "INCORRECT"  # `$5` for "how many apples", or for rupees
+    if known.is_known and known.vocabulary.isdisjoint(_EACH) and re.search(r"\b(?:each|apiece)\W*$", prediction):
+        return "INCORRECT"
     # `①③`, `AC`: which of the statements hold, in whatever order.
     several = re.search("[①-⑳]", gold) or (known.options and not known.contract.order)
     wanted, named = selected(gold), selected(prediction)

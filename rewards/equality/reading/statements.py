@@ -316,4 +316,4 @@ def _states(before: str) -> bool:
         return True
     if last in NUMBER_WORDS or scale_of(last) is not None or last in WORDS.bounds | WORDS.prepositions | WORDS.placing:
         return False
-    return any(map(is_verb, spoken)) or before.rstrip().endswith((":", "="))
+    return any(map(is_verb, spoken)) or (before.rstrip().endswith((":", "=")) and len(spoken) > 1)  # `mn = 18`
