@@ -64,7 +64,11 @@ _SYNONYMS = [*_TYPED, *patterns("spellings of LaTeX")]
 # In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit.
 PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
 _NAMED_SETS = patterns("words for symbols")
-_CASES = re.compile(r"(?:\\left)?\s*(?:\\\{)?\s*\\begin\s*\{cases\}(.*?)\\end\s*\{cases\}", re.DOTALL)
+_CASES = re.compile(
+    r"(?:\\left)?\s*(?:\\\{)?\s*\\begin\s*\{cases\}(.*?)\\end\s*\{cases\}"
+    r"|(?:\\left)?\s*\\\{\s*\\begin\s*\{array\}\s*\{[lcr| ]*\}(.*?)\\end\s*\{array\}",
+    re.DOTALL,
+)
 _ENVIRONMENT = re.compile(
     r"\\begin\s*\{(?:align|equation|gather|aligned|split|center|gathered)\*?\}|\\end\s*\{(?:align|equation|gather|aligned|split|center|gathered)\*?\}"
 )
@@ -201,7 +205,7 @@ def clean(text: str, gold: bool = False) -> str:
 
 def _cases(match: re.Match[str]) -> str:
     """Return the rows of cases as a list: `value if condition`, or equations."""
-    rows = [row.strip() for row in re.split(r"\\\\|\n", match[1].strip(" \\")) if row.strip()]
+    rows = [row.strip() for row in re.split(r"\\\\|\n", (match[1] or match[2] or "").strip(" \\")) if row.strip()]
     if not all(row.count("&") == 1 for row in rows):
         return ", ".join(row.replace("&", " ") for row in rows)
     pairs = (re.split(r"[,\s]*&\s*(?:\\(?:text|mbox|mathrm)\s*\{[^{}]*\}|if\b|for\b|when\b)?", row) for row in rows)

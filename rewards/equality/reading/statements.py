@@ -218,7 +218,7 @@ def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
         if answers and re.search(r"[\d\\$]|^\(?[A-H]\)?$", it["v"]):
             yield it["v"]
     if (yes := SAYS.yes.match(text)) is not None:
-        yield yes[1]
+        yield yes[yes.lastindex or 1]
 
 
 def _in_words(text: str) -> Iterator[str]:

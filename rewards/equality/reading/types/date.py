@@ -1,0 +1,55 @@
+"""Dates: `May 2, 1966`, `2 May 1966`, `the 2nd of May, 1966`, `1966-05-02`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gtpo.rewards.equality.reading.answers import Answer, Kind
+
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_MONTH = (
+    r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
+    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)(?![a-z])\.?"
+)
+_DAY, _YEAR = r"(?:the\s+)?(?P<day>\d{1,2})(?:st|nd|rd|th)?", r"(?:\s*,?\s*(?P<year>\d{4}))?"
+_WEEKDAY = r"^(?:on\s+)?(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,?\s+)?"
+_FORMS = [
+    re.compile(rf"{_WEEKDAY}{_MONTH}\s+{_DAY}{_YEAR}$", re.IGNORECASE),
+    re.compile(rf"{_WEEKDAY}{_DAY}\s+(?:of\s+)?{_MONTH}{_YEAR}$", re.IGNORECASE),
+    re.compile(r"^(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)$"),
+]
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class Date(Kind):
+    """A day of the calendar; without a year it is of any."""
+
+    day: int
+    month: int
+    year: int | None
+
+    @classmethod
+    def read(cls, text: str, part: Callable[[str], Answer]) -> Answer | None:
+        """Return the date that a text is."""
+        plain = _TEXT.sub(r"\1", text).strip(" .") if len(text) < 60 else ""
+        match = next(filter(None, (form.match(plain) for form in _FORMS)), None)
+        if match is None:
+            return None
+        word = match["month"].lower()
+        month = int(word) if word.isdigit() else _MONTHS.index(word[:3]) + 1
+        return cls(int(match["day"]), month, int(match["year"]) if match["year"] else None)
+
+    @classmethod
+    def same(cls, p: Answer, g: Answer, equal: Callable[[Answer, Answer], bool], problem: Any) -> bool:
+        """Return whether two dates are one day; a year that the gold names must not be another."""
+        if not (isinstance(p, Date) and isinstance(g, Date)) or (p.day, p.month) != (g.day, g.month):
+            return False
+        return p.year == g.year or p.year is None or g.year is None
+
+    def parts(self) -> Sequence[Answer]:
+        """Return nothing: a date leaves no work."""
+        return []
