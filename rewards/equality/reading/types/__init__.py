@@ -7,8 +7,9 @@ text has it.
 from gtpo.rewards.equality.reading.answers import Kind
 from gtpo.rewards.equality.reading.types.date import Date
 from gtpo.rewards.equality.reading.types.mixed_units import MixedUnits
+from gtpo.rewards.equality.reading.types.named_parts import NamedParts
 from gtpo.rewards.equality.reading.types.piecewise import Piecewise
 from gtpo.rewards.equality.reading.types.residue import Residue
 from gtpo.rewards.equality.reading.types.vector import Vector
 
-TYPES: tuple[type[Kind], ...] = (Date, MixedUnits, Piecewise, Residue, Vector)
+TYPES: tuple[type[Kind], ...] = (Date, MixedUnits, NamedParts, Piecewise, Residue, Vector)
