@@ -113,7 +113,8 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     others = known.contract.currencies and known.contract.currencies.isdisjoint(("dollar", "cent"))
     if (known.contract.counts or others) and PRICE.fullmatch(prediction.strip()):
         return "INCORRECT"  # `$5` for "how many apples", or for rupees
-    if known.is_known and known.vocabulary.isdisjoint(_EACH) and re.search(r"\b(?:each|apiece)\W*$", prediction):
+    each = prediction.rstrip(" .!").endswith((" each", " apiece"))
+    if each and known.is_known and known.vocabulary.isdisjoint(_EACH):
         return "INCORRECT"
     # `①③`, `AC`: which of the statements hold, in whatever order.
     several = re.search("[①-⑳]", gold) or (known.options and not known.contract.order)

@@ -179,6 +179,8 @@ _NOTHING_JOINED = re.compile(r"\s*\\cup\s*(?:\\emptyset|\\varnothing|\\\{\s*\\\}
 
 def clean(text: str, gold: bool = False) -> str:
     """Return the answer in the one spelling that the reader understands."""
+    if text.isascii() and text.isdigit():
+        return text
     text = text.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     text = _undouble(unwrap_answer(_undouble(text), gold))
     text = one_spelling(text)

@@ -79,7 +79,7 @@ def read_contract(text: str, prose: str, whole: str) -> Contract:
     units, counts = _asked_for([sentence for sentence in _SENTENCE.split(prose) if SAYS.asks.search(sentence)])
     return Contract(
         units=frozenset(units),
-        measure=next(filter(None, map(_measure_in, SAYS.in_symbols.findall(asking))), ""),
+        measure=next(filter(None, map(_measure_in, SAYS.in_symbols.findall(asking))), "") if "/" in asking else "",
         order=next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
         rounded=SAYS.rounding.search(text) is not None,
         places=_places(text),

@@ -31,6 +31,7 @@ _UNCHOSEN = WORDS.changes_meaning - {"and"}
 _DENIED = re.compile(r"\\(?:not|neg|lnot|notin|sim)(?![a-zA-Z])")
 # Words by which a text is more than a name.
 _CLAUSE = re.compile(r"\b(?:is|are|was|were|has|have|had|gets?|equals|which|because|since)\b")
+_COMPOSED = re.compile(r"[^\d.,]\s*[^\d.,\s]|\d-\d")  # What no type of the table reads is most answers: a plain number
 _TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
 _NAME = re.compile(
     r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]"
@@ -46,7 +47,7 @@ def read(text: str, depth: int = 0) -> Answer:
     text = inside[1].strip() if inside else text
     if depth > MAX_DEPTH:
         return read_quantity(text)
-    for kind in TYPES:
+    for kind in TYPES if _COMPOSED.search(text) else ():
         if (typed := kind.read(text, lambda part: read(part, depth + 1))) is not None:
             return typed
     # In the order in which they bind: `x = 1, y = 2` is a list of equations, `x \in A \cup B` says in what x is.

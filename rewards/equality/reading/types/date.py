@@ -35,7 +35,9 @@ class Date(Kind):
     @classmethod
     def read(cls, text: str, part: Callable[[str], Answer]) -> Answer | None:
         """Return the date that a text is."""
-        plain = _TEXT.sub(r"\1", text).strip(" .") if len(text) < 60 else ""
+        if len(text) > 60 or not re.search(r"[A-Za-z]{3}.*\d|\d.*[A-Za-z]{3}|-\d\d-", text):
+            return None
+        plain = _TEXT.sub(r"\1", text).strip(" .")
         match = next(filter(None, (form.match(plain) for form in _FORMS)), None)
         if match is None:
             return None
