@@ -51,6 +51,8 @@ POLICY = [
     ("48/4^{0.5}", "24", "How many are left?", UNSIMPLIFIED, CORRECT),
     ("4^{0.5}*12", "24", "How many are left?", UNSIMPLIFIED, CORRECT),
     (r"\sqrt[0.5]{4}*3", "48", "How many are left?", UNSIMPLIFIED, CORRECT),
+    (r"100 \div 10", "10", "How many are left?", UNSIMPLIFIED, CORRECT),
+    ("16*0.25^{0.5}", "8", "How many are left?", UNSIMPLIFIED, CORRECT),
     ("2^{1.5}", r"2\sqrt{2}", "How long is it?", CORRECT, CORRECT),
     (r"\frac{6}{8}", r"\frac{3}{4}", "What share is left, in lowest terms?", UNSIMPLIFIED, CORRECT),
     ("0.5", r"\frac{1}{2}", "Write $0.5$ as a common fraction.", UNSIMPLIFIED, UNSIMPLIFIED),

@@ -184,7 +184,9 @@ def _product(term: Term, found: Count, whole: bool) -> None:
     others = [[f for f in side if not is_rational(f)] for side in (above, below)]
     alone = len(above) + len(below) == 1
     # `3.2 \times 10^5` is a number as it is written.
-    scientific = any(f[0] == "pow" and f[1] == ("num", Fraction(10)) for f in tops) and not below
+    # The exponent -1 as a number is what `100 \div 10` is read with.
+    tens = any(f[0] == "pow" and f[1] == ("num", Fraction(10)) and f[2] != ("num", Fraction(-1)) for f in tops)
+    scientific = tens and not below
     found[Work.PRODUCT] += max(0, len(tops) - 1 - scientific) + max(0, len(bottoms) - 1)
     if not alone:
         found[Work.PRODUCT] += sum(f in (ONE, ZERO) for f in tops)
@@ -254,6 +256,14 @@ def is_turn(exponent: Term) -> bool:
         return False
 
 
+def is_rational_value(term: Term) -> bool:
+    """Return whether a term's value is a rational number, exactly."""
+    try:
+        return isinstance(evaluate(term, {}), Fraction)
+    except NoValue:
+        return False
+
+
 def _divides(divisor: Term, number: Term) -> bool:
     number = _unsigned(number)
     return _is_integer(divisor) and _is_integer(number) and divisor[1] != 0 and number[1] % divisor[1] == 0
@@ -290,6 +300,8 @@ def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) 
         found[Work.ROOT] += composed or below
     elif is_rational(bare) and bare[0] != "pow":
         found[Work.ROOT] += 1
+        if not symbols(degree) and is_rational_value(("fn", "root", radicand, degree)):
+            found[Work.FRACTION if whole else Work.REDUCTION] += 1  # `0.25^{0.5}` is 0.5
     else:
         nested = any(part[0] == "add" for part in subterms(radicand)) and radicand[0] != "pow"
         found[Work.ROOT if nested else Work.FUNCTION] += 1
