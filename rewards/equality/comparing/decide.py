@@ -110,8 +110,8 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     """
     mp.dps = DIGITS
     known = read_problem(problem or "")
-    others = known.contract.currencies and known.contract.currencies.isdisjoint(("dollar", "cent"))
-    if (known.contract.counts or others) and PRICE.fullmatch(prediction.strip()):
+    foreign = known.contract.currencies and known.contract.currencies.isdisjoint(("dollar", "cent"))
+    if (known.contract.counts or foreign) and PRICE.fullmatch(prediction.strip()):
         return "INCORRECT"  # `$5` for "how many apples", or for rupees
     each = prediction.rstrip(" .!").endswith((" each", " apiece"))
     if each and known.is_known and known.vocabulary.isdisjoint(_EACH):
