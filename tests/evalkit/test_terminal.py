@@ -13,7 +13,7 @@ from run_folders import write_eval, write_train
 from terminal import on_a_terminal
 
 from gtpo.common import terminal
-from gtpo.dry_run import dry_run
+from gtpo.dry_run import forecast
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_tables_fit(columns: int, home: Path) -> None:
 
 def test_the_dry_run_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large model whose tokenizer cannot be had: long notes."""
-    for module in (terminal, dry_run):
+    for module in (terminal, forecast):
         monkeypatch.setattr(module, "columns_of_stdout", lambda pipe: 80)
     (tmp_path / "problems.jsonl").write_text(json.dumps({"problem": "What is 2+3?", "answer": "5"}) + "\n")
     words = ("train", "paper/llama-gsm8k-gtpo-g8", "--data", "problems.jsonl", "--dry-run", "--verbose")
