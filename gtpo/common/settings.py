@@ -230,7 +230,7 @@ class CommandSettings(Section):
     """What one command takes. Raises UserError, a line for each mistake, that names the flag."""
 
     # Its help needs no validator, and `gtpo eval --help` is to be quick.
-    model_config = ConfigDict(frozen=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, defer_build=True, use_attribute_docstrings=False)
 
     COMMAND: ClassVar[str]
     """As it is typed: `gtpo eval`."""
