@@ -66,7 +66,7 @@ copy-evidence = for run in $(1); do \
 	  [ ! -d results/train/$$run ] || cp $(addprefix results/train/$$run/,config.yaml run.json metrics.jsonl) $(2)/$$run/ || exit 1; \
 	done
 
-# What docs/laptop.md shows.
+# What docs/one_gpu.md shows.
 FIRST_STEPS := results/published/real/first-steps
 publish-first-steps: export PATH := $(abspath $(BIN)):$(PATH)
 publish-first-steps: real  ## run `make real` and copy its evidence to results/published/real/first-steps

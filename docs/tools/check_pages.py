@@ -28,7 +28,7 @@ from gtpo.config import HealthSection
 from gtpo.train.health import Health
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+PAGES = sorted([*(path.name for path in (ROOT / "docs").glob("*.md")), "../CONTRIBUTING.md"])
 LARGEST = 6_000_000
 
 
@@ -258,16 +258,14 @@ def test_what_better_means_in_the_second_experiment(root: Path) -> None:
 
 
 def test_the_verifiers_page(root: Path, published: Any) -> None:
-    page = (root / "docs/verifier.md").read_text()
+    page = (root / "docs/judge.md").read_text()
     ratios = [row["times_math_verify"] for row in published("bench/verify")["rows"] if row["contender"] == "gtpo"]
     told = f"{min(ratios):.0f} to {max(ratios):.0f} times Math-Verify's"
     assert told in " ".join(page.split())
-    readme = " ".join((root / "README.md").read_text().split())
-    assert told in readme
+    assert told in " ".join((root / "README.md").read_text().split())
     draws = published("bench/law")["draws"]
     assert sum(draw["paid"] for draw in draws) == 0
     attacks, looks = (sum(draw[what] for draw in draws) for what in ("attacks", "looks"))
-    assert f"0 of {attacks:,} rewritten copies of a problem are paid" in readme
     assert sum(draw["lost"] for draw in draws) == 0
     policy = " ".join((root / "docs/verification.md").read_text().split())
     assert f"0 of {attacks:,} copies were paid, 0 of {looks:,} golds lost" in policy
@@ -323,7 +321,7 @@ def head_rows(blocks: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def test_the_page_on_speed(root: Path, published: Any) -> None:
-    page, record = (root / "docs/one_pass.md").read_text(), (root / "results/published/bench/loss.md").read_text()
+    page, record = ((root / f"results/published/bench/{name}.md").read_text() for name in ("one_pass", "loss"))
     rows = head_rows(published("bench/loss")["blocks"])
     with_amx = head_rows(published("bench/loss_amx")["blocks"])
     told = re.findall(r"^\| \d+ x .*$", page, re.MULTILINE)
@@ -353,7 +351,7 @@ def test_the_page_on_speed(root: Path, published: Any) -> None:
         assert told in " ".join(page.split())
     blocks = {(b["shape"], b["head"]): b for b in published("bench/head_cuda")["blocks"]}
     every = [loss.ratio(block, "bare matmuls") for block in blocks.values()]
-    assert f"the loss takes {min(every):.2f} to {max(every):.2f} times its bare matmuls" in readme
+    assert f"takes {min(every):.2f} to {max(every):.2f} times its bare matmuls" in " ".join(page.split())
     for tokens in (8192, 1024):
         its = [loss.ratio(blocks[f"{tokens}x4096x128256", head], "bare matmuls") for head in ("frozen", "trainable")]
         assert f"| {tokens:,} | {its[0]:.2f} | {its[1]:.2f} |" in page
@@ -437,7 +435,6 @@ def test_what_both_loans_showed(root: Path, published: Any) -> None:
     assert f"in the second, the gate's {gate[0]} and {gate[1]}" in pages[0]
     assert f"GTPO's answers were {gtpo[0]} and the gate's {gate[0]} times as long" in pages[1]
     assert f"in the second {gtpo[1]} and {gate[1]}" in pages[1]
-    assert f"Its answers were [{gtpo[0]} and {gtpo[1]} times]" in (root / "README.md").read_text()
     early = [
         found["windows"][name][arm]
         for name in ("16 to 20", "16 to 24", "16 to 25", "21 to 25")

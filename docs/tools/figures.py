@@ -1,6 +1,7 @@
 """Draw the figures of the documentation from committed files: `python docs/tools/figures.py`, into docs/figures/.
 
-`--view` also photographs `gtpo view` on the run of results/published/collapse, with Chromium.
+`--photographs` also takes those of pages, with Chromium: `gtpo view` on the run of results/published/collapse, and the
+page of the README's comparison.
 """
 
 from __future__ import annotations
@@ -300,18 +301,31 @@ def photograph_view() -> None:
             server.terminate()
 
 
+def photograph_verdict() -> None:
+    """Photograph the top of the page that the README's first command writes."""
+    from demo_evidence import chromium, save_screenshot
+
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [str(ROOT / f"examples/{name}.jsonl") for name in ("before", "after")]
+        command = [sys.executable, "-m", "gtpo", "compare", *runs, "--html", "page.html"]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        with chromium(1000) as browser:
+            browser.set_window_size(1000, 560)
+            browser.get((Path(folder) / "page.html").as_uri())
+            time.sleep(3)
+            save_screenshot(browser, FIGURES / "verdict.png")
+
+
 DRAWN = (tokens, pipeline, forest, real, loans, coverage, cell, exploit, speed, curves)
 
 
 def main() -> None:
     """Draw all of DRAWN."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--view", action="store_true", help="photograph gtpo view, with Chromium")
-    asked = parser.parse_args()
-    for draw in DRAWN:
+    parser.add_argument("--photographs", action="store_true", help="of gtpo view and of a comparison, with Chromium")
+    options = parser.parse_args()
+    for draw in (*DRAWN, *(photograph_view, photograph_verdict) * options.photographs):
         draw()
-    if asked.view:
-        photograph_view()
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-EVIDENCE = ROOT / "results/published"
-"""Its Markdown files are pages, outside of the navigation."""
+BESIDES = (ROOT / "results", ROOT / "configs")
+"""Their Markdown files are pages, outside of the navigation."""
 
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 ANCHOR = re.compile(r"(?<![`\[\w])`((?:[\w-]+/)+[\w.-]+\.(?:py|yaml))(?:::([\w.]+))?`(?![`\]])")
@@ -37,7 +37,7 @@ NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 BREAK = re.compile(r"(?<=\w)([_/]+|\.(?!(?:py|md|yaml|jsonl?|parquet)\b))(?=[A-Za-z])")
 CODE = re.compile(r"<code>(?:[^<]|<wbr>)+</code>")
 FIGURE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
-WIDE = {"architecture.md", "config.md", "paper_vs_code.md", "recipes.md", "verification.md"}
+WIDE = {"CONTRIBUTING.md", "config.md", "results/published/paper_vs_code.md", "recipes.md", "verification.md"}
 """Pages whose tables or figures take the width of the table of contents."""
 LONGEST_PAGE = 200_000
 """Bytes above which a text is copied instead of shown."""
@@ -54,12 +54,17 @@ def is_shown(path: Path) -> bool:
     return path.is_dir() or (path.suffix in TEXT and path.stat().st_size < LONGEST_PAGE)
 
 
+def is_beside(path: Path) -> bool:
+    """Return whether a file lies in a folder whose Markdown files are pages."""
+    return any(path.is_relative_to(folder) for folder in BESIDES)
+
+
 def place(path: Path) -> str:
     """Return where on the site (below docs/) a repository file is found."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     name = path.relative_to(ROOT).as_posix()
-    if path.suffix == ".md" and ((path.parent == ROOT and path.name != "README.md") or path.is_relative_to(EVIDENCE)):
+    if path.suffix == ".md" and ((path.parent == ROOT and path.name != "README.md") or is_beside(path)):
         return name
     return f"code/{name}.md" if is_shown(path) else f"code/{name}"
 
@@ -122,7 +127,7 @@ def on_files(files: Files, config: Any) -> Files:
             if where.endswith(".md") and where.startswith("code/"):
                 made = File.generated(config, where, content=shown(path), inclusion=InclusionLevel.NOT_IN_NAV)
             elif where.endswith(".md"):
-                kind = InclusionLevel.NOT_IN_NAV if path.is_relative_to(EVIDENCE) else InclusionLevel.UNDEFINED
+                kind = InclusionLevel.NOT_IN_NAV if is_beside(path) else InclusionLevel.UNDEFINED
                 made = File.generated(config, where, content=path.read_text(encoding="utf-8"), inclusion=kind)
             else:
                 made = File.generated(config, where, abs_src_path=str(path))

@@ -1,4 +1,4 @@
-"""Write the reference pages that the code declares: docs/cli.md, docs/config.md, docs/metrics.md, docs/files.md.
+"""Write the pages that the code declares: the reference in docs/, results/FILES.md, configs/published/README.md.
 
 `python docs/tools/reference.py` writes them; a test holds them current.
 """
@@ -32,7 +32,7 @@ from gtpo.runs.eval_record import (
 )
 from gtpo.runs.tables import PROBLEM_COLUMNS, PROMPT_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
 
-DOCS = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RUN_REFERENCE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("run_reference.yaml").read_text())
 """What the files of a train run hold."""
 HEADER = "<!-- Written by `python docs/tools/reference.py` from {}. Edit that, not this file. -->\n"
@@ -128,53 +128,52 @@ CONFIG_INTRODUCTION = """\
 # The config of a training run
 
 `gtpo train CONFIG [flags]`, CONFIG being a YAML file or the name of one that comes with gtpo, such as
-`paper/llama-math-gtpo-g8` (`gtpo configs` lists them). Every key below is also a flag, `--section.key value`, before or
-after the file. A list takes several words, `--key=value` works too, and a flag wins over the file. `gtpo train
---help-config` prints this list, `--dry-run` prints what a run resolves to.
+`paper/llama-math-gtpo-g8` (`gtpo configs` lists them). Every key below is also a flag, `--section.key value`; a list
+takes several words, and a flag wins over the file. `gtpo train --help-config` prints this list with all that is to be
+said of a key, `--dry-run` prints what a run resolves to. The authors' own files run unchanged
+([what their keys become](../configs/published/README.md)).
 
-A file may extend others: `extends: base.yaml`, or a list. They are files relative to the extending one, or names as
-above. Sections merge key by key, lists are replaced, and `section: null` clears the base's section.
+A file may extend others: `extends: base.yaml`, or a list: files relative to the extending one, or names as above.
+Sections merge key by key, lists are replaced, and `section: null` clears the base's section. Unknown keys, values out
+of range and contradictions are errors, exit code 2, reported together, each with its file and its line.
 
-Numbers such as `1e-6` are numbers. Unknown keys, values out of range and contradictions are errors, exit code 2, before
-anything heavy is imported. They are reported together, each with the key as you typed it, its file and its line.
-
-The sections `training`, `lora` and `rollout` also take the fields of TRL, of peft and of the sampler, by their names:
-
-```yaml
-training:
-  top_p: 0.95
-  chat_template_kwargs: {enable_thinking: false}
-lora:
-  use_rslora: true
-```
-
-They are checked by name and type when TRL has been imported, before any weights are loaded, and by `--dry-run`. They
-stand in the run's config.yaml, and a resumed run must have the same. Settings that a run decides itself, or that
-GTPO cannot honour, are refused with the reason.
+The sections `training`, `lora` and `rollout` also take the fields of TRL, of peft and of the sampler, by their names.
+They are checked when TRL has been imported, before any weights are loaded. What a run decides itself is refused with
+the reason.
 """
 
 
 PUBLISHED = """\
-## The published config files
+# The authors' config files
 
 The authors' own files and flags run unchanged, and TRL's names of keys of gtpo are taken. Each mapping below is named
 in one line on stderr, and so is each key that has no effect. None of these keys remains in the run's config.yaml. The
 files train with the paper's objective; `--objective.preset gtpo-published --trainer.reward_funcs
 gtpo.rewards.published_final_reward --training.temperature 0.9` computes what the authors' code computed
-(docs/paper_vs_code.md).
+([Paper and code](../../results/published/paper_vs_code.md)).
 """
+
+
+def first_sentence(text: str) -> str:
+    """Return what a key is, without what --help-config adds."""
+    return re.split(r"(?<=[.:;]) (?=[A-Z`])", text, maxsplit=1)[0].rstrip(":;")
 
 
 def config() -> str:
     """Return docs/config.md."""
     parts = [CONFIG_INTRODUCTION]
     for name, doc, own in by_section():
-        rows = ((f"`{key.name}`", key.expects, default_in_words(key), key.doc) for key in own)
+        rows = ((f"`{key.name}`", key.expects, default_in_words(key), first_sentence(key.doc)) for key in own)
         parts.append(f"## {f'`{name}`' if name else 'Top level'}\n\n{doc}\n")
         if own:
             parts.append(table(("key", "takes", "default", ""), rows))
     parts.append("## Short flags\n")
     parts.append(table(("flag", "sets"), ((f"`--{flag}`", f"`{key}`") for flag, key in SHORTCUTS.items())))
+    return "\n".join(parts)
+
+
+def published_config() -> str:
+    """Return configs/published/README.md."""
     rows = [
         (f"`trainer.class_path: {path}`", f"`method: {method}`") for path, (method, line) in TRAINERS.items() if line
     ]
@@ -182,9 +181,8 @@ def config() -> str:
     rows += [(f"`{key}`", f"`{ours}`") for key, ours in RENAMED.items()]
     rows += [(f"`{key}`", f"no effect: {why}") for key, why in WITHOUT_EFFECT.items()]
     rows += RUN_REFERENCE["published config"].items()
-    return "\n".join(
-        [*parts, "`--dataset-subset` may be repeated.\n", PUBLISHED, table(("in the published file", "here"), rows)]
-    )
+    head = HEADER.format("gtpo/config/published.py and docs/tools/run_reference.yaml")
+    return "\n".join([head, PUBLISHED, table(("in the published file", "here"), rows)])
 
 
 # -- metrics.jsonl ---------------------------------------------------------------------------------------------------
@@ -193,7 +191,7 @@ METRICS_INTRODUCTION = """\
 # Metrics of a training run
 
 `metrics.jsonl` has one JSON object per logged step. The names are the same for every method. "Healthy" is a rule of
-thumb for a first look, not a measured bound: models and tasks differ. [Watching a run](training.md) says how the
+thumb for a first look, not a measured bound: models and tasks differ. [Watching a run](watch.md) says how the
 collapse watch uses them. Names in UPPER CASE stand for a name or a number that your config gives.
 """
 
@@ -221,13 +219,13 @@ FILES_INTRODUCTION = """\
 # Files of a run
 
 Every format carries a schema version, and a reader that meets a newer one says so. Files are written whole or not at
-all. Metrics have [a page of their own](metrics.md).
+all. Metrics have [a page of their own](../docs/metrics.md).
 
 | file | of | holds |
 |---|---|---|
-| `config.yaml` | train run | the resolved [config](config.md): every key with its value |
+| `config.yaml` | train run | the resolved [config](../docs/config.md): every key with its value |
 | `run.json` | train run | what ran, where, and how it ended |
-| `metrics.jsonl` | train run | [one line per logged step](metrics.md) |
+| `metrics.jsonl` | train run | [one line per logged step](../docs/metrics.md) |
 | `problems.txt` | train run | a hash of the text of each problem that is trained on |
 | `completions/step-N.parquet` | train run | what the model wrote, every `training.log_completions_steps` steps |
 | `checkpoints/`, `best/`, `final/` | train run | weights or adapter; `best/best.json` says why it is best |
@@ -290,7 +288,7 @@ def columns(of: Columns) -> str:
 
 
 def files() -> str:
-    """Return docs/files.md."""
+    """Return results/FILES.md."""
     own = (BenchmarkRecord, Interval, ScoringMetrics, LabelAgreement)
     sub = (("Interval", Interval, "in `pass@k` and `maj@k`"), ("Scoring", ScoringMetrics, "`strict` and `lenient`"))
     sub += (("Labels", LabelAgreement, "`labels`"),)
@@ -324,18 +322,19 @@ def files() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "cli.md": command_line,
-    "config.md": config,
-    "metrics.md": metrics,
-    "files.md": files,
+    "docs/cli.md": command_line,
+    "docs/config.md": config,
+    "docs/metrics.md": metrics,
+    "results/FILES.md": files,
+    "configs/published/README.md": published_config,
 }
 
 
 def main() -> None:
     """Write the pages."""
     for name, content in PAGES.items():
-        (DOCS / name).write_text(content().rstrip() + "\n", encoding="utf-8")
-        print(f"wrote docs/{name}", file=sys.stderr)
+        (ROOT / name).write_text(content().rstrip() + "\n", encoding="utf-8")
+        print(f"wrote {name}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ class DatasetSection(Section):
     system_instruction: str = SYSTEM_INSTRUCTION
     """System prompt of every conversation. Empty: no system message."""
     data_dir: Path | None = None
-    """Folder with the files of docs/howto_evaluate.md. The environment variable GTPO_DATA_DIR does the same."""
+    """Folder with the files of docs/evaluate.md. The environment variable GTPO_DATA_DIR does the same."""
     fields: str = ""
     """Names of fields in files, ours=theirs: problem=question,answer=reward_model.ground_truth."""
     limit: int | None = Field(None, ge=1)
@@ -291,7 +291,7 @@ class HealthSection(Section):
 
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
     """Action when the run collapses: its accuracy reward or KL divergence has left the run's own past beyond chance, a
-    metric is not finite, or the held-out accuracy fell (docs/training.md). A run that it stops ends with exit code
+    metric is not finite, or the held-out accuracy fell (docs/watch.md). A run that it stops ends with exit code
     4."""
     false_alarms: float = Field(0.01, gt=0, lt=1)
     """Share of the runs of a policy that does not change in which a collapse is reported."""

@@ -33,7 +33,7 @@ StoredPrompt = tuple[list[dict[str, str]], str | None, list[int] | None]
 # What to do about a file that cannot be read.
 REMEDY = "move it away and run the same gtpo eval command, which makes again what it held"
 
-# (name, type, meaning); docs/files.md is written from these.
+# (name, type, meaning); results/FILES.md is written from these.
 Columns = tuple[tuple[str, pa.DataType, str], ...]
 
 

@@ -17,7 +17,7 @@ from gtpo.trainer import RunPart, trl_seam
 
 
 class CollapseWatch(RunPart):
-    """Watches the metrics of a run for collapse (`gtpo.train.health`, docs/training.md), and keeps its best weights.
+    """Watches the metrics of a run for collapse (`gtpo.train.health`, docs/watch.md), and keeps its best weights.
 
     trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline, or TRL's own, whose reward is watched if no accuracy is logged.
     on_collapse: warn; stop training after saving; or roll back to the best weights with half the learning rate.

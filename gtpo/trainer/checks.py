@@ -39,7 +39,7 @@ from gtpo.trainer.policy_head import LMHead, sequences
 ROWS, WIDTH, DRAWN = 8, 64, 16
 
 # Mean difference in nats per token up to which two computations with the same weights may differ, by the coarsest
-# dtype (docs/scale.md): a pretrained model of 135 million parameters in bfloat16 differs by 0.04 from its vLLM.
+# dtype (docs/nodes.md): a pretrained model of 135 million parameters in bfloat16 differs by 0.04 from its vLLM.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 # Parameters of vLLM's sampler that do not change which tokens are likely.

@@ -328,6 +328,29 @@ def test_slurm_file_takes_the_gpus_of_its_node_however_they_were_asked_for(
     assert words[words.index(flag) + 1] == str(value)
 
 
+def test_slurm_training_leaves_its_last_node_to_the_server(tmp_path: Path) -> None:
+    script = ["bash", ROOT / "configs/slurm/train.sbatch", "demo/gtpo"]
+    job = slurm_job(tmp_path, srun='echo "$@" >> calls\n') | {"VLLM_MODEL": "vendor/model"}
+    subprocess.run(script, cwd=tmp_path, env=job, check=True, timeout=60)
+    served, trained = sorted((tmp_path / "calls").read_text().splitlines(), key=lambda line: "accelerate" in line)
+    assert served.startswith("--nodes=1 --nodelist=node9 vllm serve vendor/model --port 8000")
+    assert "--nodes=1 --nodelist=node7 " in trained
+    assert trained.endswith("--rollout.engine vllm_server --rollout.server_host node9 --rollout.server_port 8000")
+    alone = subprocess.run(
+        script, cwd=tmp_path, env=job | {"SLURM_NNODES": "1", "PATH": one_node(tmp_path) + job["PATH"]},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (alone.returncode, alone.stderr.count("needs a node more than training")) == (2, 1)
+
+
+def one_node(folder: Path) -> str:
+    """Return what puts a job of one node in front of PATH."""
+    (folder / "alone").mkdir()
+    (folder / "alone/scontrol").write_text("#!/bin/bash\necho node7\n")
+    (folder / "alone/scontrol").chmod(0o755)
+    return f"{folder / 'alone'}:"
+
+
 def test_slurm_training_starts_each_node_with_its_rank(tmp_path: Path) -> None:
     """With srun as Slurm runs it, a task a node: what reaches accelerate is what its parser and the run need."""
     each_node = 'while [ "${1#-}" != "$1" ]; do shift; done\nfor id in 0 1; do SLURM_NODEID=$id "$@"; done\n'

@@ -87,7 +87,7 @@ def test_every_moved_verdict_is_approved(verifier: Verifier) -> None:
 @pytest.mark.parametrize("kind", TYPES_OF_ANSWERS)
 def test_a_type_says_what_it_leaves(kind: type[Kind]) -> None:
     """One place a type: its file says how it is read, compared and what work it leaves, and the page names it."""
-    page = (Path(__file__).parents[2] / "docs/verifier.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/verification.md").read_text()
     assert f"`{kind.__name__}`" in page
     assert "read" in vars(kind)
     # One whose normal form is another type's needs no more.
