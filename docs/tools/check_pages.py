@@ -382,7 +382,7 @@ def test_what_ran_on_a_gpu(root: Path, published: Any) -> None:
     assert told in " ".join((root / "results/published/real/runs.md").read_text().split())
     for run in ("q1", "q05", "q3"):
         peak = published(f"gpu/{run}/run")["peak_memory_bytes"] / 2**30
-        assert f" | {peak:.2f} |" in (root / "docs/recipes.md").read_text()
+        assert f" | {peak:.2f} |" in (root / "configs/README.md").read_text()
 
 
 def test_the_page_on_a_real_model(root: Path, published: Any) -> None:

@@ -37,7 +37,7 @@ NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 BREAK = re.compile(r"(?<=\w)([_/]+|\.(?!(?:py|md|yaml|jsonl?|parquet)\b))(?=[A-Za-z])")
 CODE = re.compile(r"<code>(?:[^<]|<wbr>)+</code>")
 FIGURE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
-WIDE = {"CONTRIBUTING.md", "config.md", "results/published/paper_vs_code.md", "recipes.md", "verification.md"}
+WIDE = {"CONTRIBUTING.md", "config.md", "results/published/paper_vs_code.md", "configs/README.md", "verification.md"}
 """Pages whose tables or figures take the width of the table of contents."""
 LONGEST_PAGE = 200_000
 """Bytes above which a text is copied instead of shown."""

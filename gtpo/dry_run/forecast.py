@@ -36,7 +36,7 @@ from gtpo.runs.train_run import RESULTS
 
 GIB = 1 << 30
 NF4_BYTES = 0.516
-# The runs are in docs/recipes.md; a test compares the numbers.
+# The runs are in configs/README.md; a test compares the numbers.
 MEASURED = "torch's peak of three runs on an H200 was 0.76 to 1.10 of this sum; CUDA itself takes up to 1 GiB more"
 
 

@@ -98,10 +98,10 @@ def code(page: str) -> list[Block]:
 
 
 def test_the_pages_are_those_of_the_navigation():
-    """A new page of a task is run too; the last three show long runs, tables of names, or need verl."""
+    """A new page of a task is run too; the others follow long runs, or need verl."""
     tasks = yaml.safe_load((ROOT / "mkdocs.yml").read_text().partition("hooks:")[0])["nav"][1]["Tasks"]
     written = {page for entry in tasks for page in entry.values()}
-    assert written - set(PAGES) == {"watch.md", "recipes.md", "verl.md"}
+    assert written - set(PAGES) == {"watch.md", "verl.md"}
 
 
 def test_smaller_sizes_replace_what_is_printed():

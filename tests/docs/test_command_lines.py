@@ -190,7 +190,7 @@ def test_the_lines_are_found() -> None:
     assert min(by_command[name] for name in ("view", "doctor", "demo", "configs")) > 0, by_command
     files = {place for place, _, _ in LINES}
     wanted = {
-        *("README.md", "Makefile", "docs/comparison.md", "docs/recipes.md", "examples/own_reward.py"),
+        *("README.md", "Makefile", "docs/comparison.md", "configs/README.md", "examples/own_reward.py"),
         *("configs/slurm/eval.sbatch", "configs/slurm/train.sbatch", "configs/accelerate/two_nodes.yaml"),
         "examples/own_benchmark.yaml",
     }

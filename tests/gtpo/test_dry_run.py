@@ -143,7 +143,7 @@ SHAPES = {"q1": (1536, 8960, 28, 12), "q05": (896, 4864, 24, 14), "q3": (2048, 1
 
 
 def test_the_error_on_a_gpu_is_what_the_dry_run_says(root: Path, tmp_path: Path) -> None:
-    page, folder, shares = (root / "docs/recipes.md").read_text(), root / "results/published/gpu", []
+    page, folder, shares = (root / "configs/README.md").read_text(), root / "results/published/gpu", []
     lengths = {"training.max_prompt_length": 268, "training.max_completion_length": 256}
     for run, (hidden, inner, layers, heads) in SHAPES.items():
         given, config = {"rollout.engine": "transformers"}, "desk/qwen-1.5b-gsm8k-gtpo"

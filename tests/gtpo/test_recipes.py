@@ -1,4 +1,4 @@
-"""Every YAML of configs/ loads, is what its name says, and is in docs/recipes.md."""
+"""Every YAML of configs/ loads, is what its name says, and is in configs/README.md."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_every_layer_has_a_run_of_the_demo_and_names_its_source() -> None:
 
 
 def test_every_recipe_is_documented() -> None:
-    text = (ROOT / "docs" / "recipes.md").read_text()
+    text = (ROOT / "configs/README.md").read_text()
     for name in LAYERS:
         assert f"`{name}`" in text
     for name in RECIPES:
