@@ -33,7 +33,7 @@ setup(
     packages=[
         *find_packages(include=["gtpo", "gtpo.*"]),
         *(f"gtpo.{name}" for name in find_packages(include=["rewards", "rewards.*", "evalkit", "evalkit.*"])),
-        *(f"gtpo.{name}" for name in find_namespace_packages(include=["configs", "configs.*"])),
+        *(f"gtpo.{name}" for name in find_namespace_packages(include=["configs", "configs.*", "examples"])),
     ],
     long_description=re.sub(
         r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)", link, Path("README.md").read_text(encoding="utf-8")

@@ -239,6 +239,23 @@ def doctor(
 
 
 @app.command()
+def examples(
+    folder: Annotated[Path, typer.Argument(help="Where to write them.")] = Path("examples"),
+) -> None:
+    """Write the examples that come with gtpo: completions, a benchmark, a reward, a TRL script, a notebook."""
+    package = Path(gtpo.__file__).parent
+    source = next(filter(Path.is_dir, (package / "examples", package.parent / "examples")))
+    files = sorted(filter(Path.is_file, source.iterdir()))
+    for file in files:
+        if (there := folder / file.name).exists() and there.read_bytes() != file.read_bytes():
+            raise UserError(f"gtpo examples: {there} is there already and holds something else; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        (folder / file.name).write_bytes(file.read_bytes())
+    print(f"{len(files)} files in {folder}/; next: gtpo compare {folder}/before.jsonl {folder}/after.jsonl")
+
+
+@app.command()
 def configs(
     name: Annotated[
         str | None, typer.Argument(help="A config, e.g. accelerate/fsdp2, or a folder of them, e.g. verl.")
