@@ -50,7 +50,7 @@ function lineChart(options) {
       node.append(svg("line", { class: "gridline", x1: pad.left, x2: width - pad.right, y1: py(t), y2: py(t) }),
         svg("text", { x: pad.left - 6, y: py(t) + 4, "text-anchor": "end" }, yText(t)));
     }
-    const marks = options.logX ? logTicks(x0, x1) : ticks(x0, x1, Math.max(2, width / 80));
+    const marks = options.logX ? logTicks(x0, x1) : ticks(x0, x1, Math.max(2, width / 80)).filter(Number.isInteger);  // steps are whole
     for (const t of marks) node.append(svg("text", { x: px(t), y: height - 9, "text-anchor": "middle" }, compact(t)));
     node.append(svg("line", { class: "axis", x1: pad.left, x2: width - pad.right, y1: height - pad.bottom, y2: height - pad.bottom }));
     if (options.xName) node.append(svg("text", { x: pad.left - 8, y: height - 9, "text-anchor": "end" }, options.xName));
@@ -145,8 +145,10 @@ function smooth(values, window) {
   });
   return out;
 }
+/** Whether a metric is one to look at first: of supervised training its loss. */
+const leads = (metric, sft) => (sft ? ["loss"] : ["reward/accuracy", "validation/pass@1", "completions/length", "entropy/mean"]).includes(metric);
 /** The chart of one training metric: [key, title, unit, low, high]. sft: of supervised training, whose entropy no gate judges. */
-const metricOptions = ([metric, title, unit, low, high], sft, series) => ({ label: `${title} over training steps`, series, xLabel: "step", xName: "step", height: 210,
+const metricOptions = ([metric, title, unit, low, high], sft, series) => ({ label: `${title} over training steps`, series, xLabel: "step", xName: "step", height: leads(metric, sft) ? 280 : 210,
   yRange: [low, high], yFormat: unit === "share" ? (v) => `${+(100 * v).toFixed(1)}%` : compact,
   tipFormat: unit === "share" ? (v) => `${percent(v)}%` : (v) => `${+v.toPrecision(4)}`,
   references: metric === "entropy/mean" && !sft ? [{ y: Math.LN2, text: "ln 2 = 0.693" }] : [] });
@@ -162,7 +164,7 @@ function trainingPanels(root, runs, metrics) {
   const longest = Math.max(...told().flatMap((t) => Object.values(t.curves).map((c) => c.x.length)));
   const charts = new Map();  // metric -> {options, chart}
   let window = Math.max(1, Math.round(longest / 25));
-  const legend = el("p", { class: "legendline" }), hint = el("p", { class: "soft small" }), grid = el("div", { class: "grid" });
+  const legend = el("p", { class: "legendline" }), hint = el("p", { class: "soft small" }), lead = el("div", { class: "grid lead" }), grid = el("div", { class: "grid" });
   const series = (metric, sft) => told().filter((t) => t.curves[metric] && t.sft === sft).map((t) => {
     const { x, y, low, high } = t.curves[metric];
     const band = low ? { low: smooth(low, window), high: smooth(high, window) } : { raw: window > 1 ? y : null };
@@ -179,7 +181,7 @@ function trainingPanels(root, runs, metrics) {
       if (!charts.has(key)) {
         const options = metricOptions(metric, sft, found), chart = lineChart(options);
         charts.set(key, { options, chart });
-        grid.append(metricCard(metric, sft, chart));
+        (leads(metric[0], sft) ? lead : grid).append(metricCard(metric, sft, chart));
       } else {
         const held = charts.get(key);
         held.options.series = found;
@@ -190,7 +192,8 @@ function trainingPanels(root, runs, metrics) {
   const out = el("output", {}, plural(window, "point"));
   const slider = el("input", { type: "range", min: 1, max: Math.max(50, Math.round(longest / 4)), value: window, "aria-label": "Smoothing",
     oninput: () => { window = Number(slider.value); out.textContent = plural(window, "point"); draw(); } });
-  root.append(el("div", { class: "controls" }, el("label", {}, "Smoothing", slider, out), el("span", { class: "faint" }, "Hover or use the arrow keys; click a name above to hide it.")), legend, hint, grid);
+  root.append(el("div", { class: "controls" }, el("label", {}, "Smoothing", slider, out), el("span", { class: "faint" }, "Hover or use the arrow keys; click a name above to hide it.")), legend, hint, lead,
+    el("details", { class: "card" }, el("summary", {}, el("h3", {}, "All other metrics")), grid));
   draw();
   on("hidden", draw);
   return draw;

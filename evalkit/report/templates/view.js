@@ -32,7 +32,8 @@ function meet(key, run) {
 const quiet = (run) => run.status === "running" && run.written && Date.now() / 1000 - run.written > QUIET;
 
 // -- the table of runs --------------------------------------------------------------------------------------------------
-const SHOWN = [["reward/accuracy", "accuracy", 2], ["reward/format", "format", 2], ["entropy/mean", "entropy", 3], ["gate/kept", "kept", 2], ["conflict/fraction", "conflict", 2], ["completions/length", "length", 0], ["kl", "KL", 4]];
+const ACCURACY = "reward/accuracy";  // beside the name: what a narrow screen must show
+const SHOWN = [["reward/format", "format", 2], ["entropy/mean", "entropy", 3], ["gate/kept", "kept", 2], ["conflict/fraction", "conflict", 2], ["completions/length", "length", 0], ["kl", "KL", 4]];
 function drawList() {
   const root = clear(body("list"));
   if (!runs.size) { root.append(el("p", { class: "soft" }, "No runs yet. They appear here as soon as gtpo train or gtpo eval has begun one.")); return; }
@@ -40,8 +41,8 @@ function drawList() {
   if (trains().length) {
     const shown = SHOWN.filter(([key]) => trains().some((run) => lastOf(run, key) !== null));
     root.append(el("div", { class: "card scroll" }, el("table", { class: "numbers live" },
-      el("thead", {}, el("tr", {}, ["train run", "status", "step", ...shown.map(([, text]) => text), "time"].map((text) => el("th", { scope: "col" }, text)))),
-      el("tbody", {}, trains().map((run) => el("tr", {}, el("th", { scope: "row" }, swatch(run.key), run.name, run.method ? el("small", {}, run.method) : null), status(run),
+      el("thead", {}, el("tr", {}, ["train run", "accuracy", "status", "step", ...shown.map(([, text]) => text), "time"].map((text) => el("th", { scope: "col" }, text)))),
+      el("tbody", {}, trains().map((run) => el("tr", {}, el("th", { scope: "row" }, swatch(run.key), run.name, run.method ? el("small", {}, run.method) : null), el("td", {}, number(lastOf(run, ACCURACY))), status(run),
         el("td", {}, run.step === null || run.step === undefined ? "–" : `${run.step}${run.steps ? ` of ${run.steps}` : ""}`),
         shown.map(([key, , digits]) => el("td", {}, number(lastOf(run, key), digits))), el("td", {}, clock(run.seconds))))))));
     for (const run of trains()) {
@@ -54,10 +55,9 @@ function drawList() {
   }
   if (evals().length) {
     root.append(el("div", { class: "card scroll" }, el("table", { class: "numbers live" },
-      el("thead", {}, el("tr", {}, ["eval run", "status", "benchmark", "questions", "samples", "pass@1, %", "majority, %", "format, %", "truncated, %", "tokens"].map((text) => el("th", { scope: "col" }, text)))),
-      el("tbody", {}, evals().flatMap((run) => (run.benchmarks?.length ? run.benchmarks : [null]).map((b, i) => el("tr", {}, el("th", { scope: "row" }, i ? "" : run.name), i ? el("td", {}) : status(run),
-        el("td", {}, b ? b.name : "–"), el("td", {}, b ? String(b.questions) : "–"), el("td", {}, b ? `${b.samples.toLocaleString("en")}${b.asked > b.samples ? ` of ${b.asked.toLocaleString("en")}` : ""}` : "–"),
-        el("td", {}, b?.pass1 ? [percent(b.pass1[0]), el("small", {}, `[${percent(b.pass1[1])}, ${percent(b.pass1[2])}]`)] : "–"),
+      el("thead", {}, el("tr", {}, ["eval run", "pass@1, %", "benchmark", "status", "questions", "samples", "majority, %", "format, %", "truncated, %", "tokens"].map((text) => el("th", { scope: "col" }, text)))),
+      el("tbody", {}, evals().flatMap((run) => (run.benchmarks?.length ? run.benchmarks : [null]).map((b, i) => el("tr", {}, el("th", { scope: "row" }, i ? "" : run.name), el("td", {}, b?.pass1 ? [percent(b.pass1[0]), el("small", {}, `[${percent(b.pass1[1])}, ${percent(b.pass1[2])}]`)] : "–"),
+        el("td", {}, b ? b.name : "–"), i ? el("td", {}) : status(run), el("td", {}, b ? String(b.questions) : "–"), el("td", {}, b ? `${b.samples.toLocaleString("en")}${b.asked > b.samples ? ` of ${b.asked.toLocaleString("en")}` : ""}` : "–"),
         el("td", {}, b?.maj ? [percent(b.maj[1]), el("small", {}, `maj@${b.maj[0]}`)] : "–"), ...[b?.format, b?.truncated].map((v) => el("td", {}, percent(v ?? null))), el("td", {}, number(b?.tokens, 0)))))))));
     for (const run of evals()) if (run.error) root.append(el("p", { class: "note" }, `${run.name}: ${run.error}`));
   }
