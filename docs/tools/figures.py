@@ -7,13 +7,16 @@ page of the README's comparison.
 from __future__ import annotations
 
 import argparse
+import html
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -281,6 +284,45 @@ def curves() -> None:
     save(figure, "curves")
 
 
+RECORDED = (
+    "gtpo compare examples/before.jsonl examples/after.jsonl",
+    "gtpo eval --completions examples/after.jsonl --k 4",
+    "gtpo eval before --rescore",
+)
+"""Commands whose real output the recording shows."""
+
+
+def recording() -> None:
+    """A terminal that runs the first commands: each line appears in its turn, and the whole stays for a while."""
+    screen: list[tuple[float, str, bool]] = []  # (second, line, whether it was typed)
+    second = 0.5
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "examples").symlink_to(ROOT / "examples")
+        for command in RECORDED:
+            done = subprocess.run(
+                [sys.executable, "-m", *command.split()], cwd=folder, capture_output=True, text=True, check=True,
+                env=os.environ | {"COLUMNS": "96"},
+            )  # fmt: skip
+            screen.append((second, f"$ {command}", True))
+            lines = [part for line in done.stdout.splitlines() for part in textwrap.wrap(line, 96) or [""]]
+            screen += [(second + 1, line, False) for line in lines]
+            second += 3.5
+    whole, height = second + 4, 20 * len(screen) + 24
+    rows = []
+    for row, (start, line, typed) in enumerate(screen):
+        begin = f"{100 * start / whole:.1f}%,100%{{opacity:1}}"
+        rows.append(f"<style>@keyframes l{row}{{0%,{100 * start / whole - 0.1:.1f}%{{opacity:0}}{begin}}}</style>")
+        style = f"animation:l{row} {whole:g}s infinite" + (";fill:#8fd19e" if typed else "")
+        rows.append(f'<text x="14" y="{26 + 20 * row}" xml:space="preserve" style="{style}">{html.escape(line)}</text>')
+    (FIGURES / "recording.svg").write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 840 {height}" role="img" '
+        f'font-family="ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace" font-size="14" fill="#e6e6e6">'
+        f'<title>What the first commands print</title><rect width="840" height="{height}" rx="8" fill="#1d2330"/>'
+        + "".join(rows) + "</svg>\n",
+        encoding="utf-8",
+    )  # fmt: skip
+
+
 def photograph_view() -> None:
     """Photograph the page of `gtpo view` on the published collapse."""
     from demo_evidence import chromium, save_screenshot
@@ -316,7 +358,7 @@ def photograph_verdict() -> None:
             save_screenshot(browser, FIGURES / "verdict.png")
 
 
-DRAWN = (tokens, pipeline, forest, real, loans, coverage, cell, exploit, speed, curves)
+DRAWN = (recording, tokens, pipeline, forest, real, loans, coverage, cell, exploit, speed, curves)
 
 
 def main() -> None:
