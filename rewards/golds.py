@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from gtpo.rewards.completions import is_no_gold
+from gtpo.rewards.equality.answers import Listing, Scalar, Words
 from gtpo.rewards.equality.arithmetic import NoValue, TooBig
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.decide import read_answer
-from gtpo.rewards.equality.reading.answers import Listing, Scalar, Words
 from gtpo.rewards.equality.reading.problem import Contract, read_problem
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier, reject_reason
 

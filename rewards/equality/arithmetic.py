@@ -19,7 +19,7 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from gtpo.rewards.equality.terms import Term
+from gtpo.rewards.equality.answers import Term
 from gtpo.rewards.limits import DIGITS, MAX_EXACT_BITS, MAX_FACTORIAL, MAX_MAGNITUDE_BITS
 
 # -- values -----------------------------------------------------------------------------------------------------------

@@ -99,8 +99,7 @@ def main() -> None:
 
     try:
         from gtpo.rewards.equality.arithmetic import TooBig
-        from gtpo.rewards.equality.comparing.decide import decide
-        from gtpo.rewards.equality.comparing.explain import explain
+        from gtpo.rewards.equality.comparing.decide import decide, explain
     except ImportError as error:
         _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
         os._exit(1)

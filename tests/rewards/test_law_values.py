@@ -11,9 +11,9 @@ from bench.law_values import TYPES, joints, paid_twice, texts
 from bench.law_verdicts import approved, judged
 from bench.law_work import FORMS, cases
 from gtpo.rewards import Verdict, Verifier
+from gtpo.rewards.equality.answers import Kind
 from gtpo.rewards.equality.arithmetic import FUNCTIONS
 from gtpo.rewards.equality.comparing.decide import decide
-from gtpo.rewards.equality.reading.answers import Kind
 from gtpo.rewards.equality.reading.types import TYPES as TYPES_OF_ANSWERS
 
 

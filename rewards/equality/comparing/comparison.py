@@ -11,8 +11,29 @@ from itertools import permutations
 import mpmath
 
 from gtpo.rewards.completions import words
+from gtpo.rewards.equality.answers import (
+    ZERO,
+    Answer,
+    Based,
+    Kind,
+    Listing,
+    Named,
+    Relation,
+    Scalar,
+    Term,
+    Union,
+    Unit,
+    Words,
+    canonical,
+    contains,
+    substitute,
+    symbols,
+    symbols_of,
+)
 from gtpo.rewards.equality.arithmetic import NoValue, evaluate, number_of
 from gtpo.rewards.equality.comparing.numeric import (
+    FLIPPED,
+    RealSets,
     agree_as_decimals,
     equal_as_matrices,
     equal_terms,
@@ -22,27 +43,10 @@ from gtpo.rewards.equality.comparing.numeric import (
     proportional,
     stable,
 )
-from gtpo.rewards.equality.comparing.sets import FLIPPED, RealSets
-from gtpo.rewards.equality.reading.answers import (
-    Answer,
-    Based,
-    Kind,
-    Listing,
-    Named,
-    Relation,
-    Scalar,
-    Union,
-    Unit,
-    Words,
-    same_time,
-    same_words,
-    symbols_of,
-    time_of_day,
-)
+from gtpo.rewards.equality.reading.clean import same_time, same_words, time_of_day
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
 from gtpo.rewards.equality.reading.problem import UNKNOWN, ProblemText, plain_name
 from gtpo.rewards.equality.reading.units import is_noun, singular
-from gtpo.rewards.equality.terms import ZERO, Term, canonical, contains, substitute, symbols
 
 
 # -- equations, chains that give a value, and names of values ---------------------------------------------------------

@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 from mpmath import mp
 
-from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate
-from gtpo.rewards.equality.comparing.comparison import Comparison
-from gtpo.rewards.equality.comparing.simplified import finding
-from gtpo.rewards.equality.reading.answers import (
+from gtpo.rewards.equality.answers import (
     Answer,
     Kind,
     Listing,
     Named,
+    Relation,
     Scalar,
+    Term,
     Union,
     Words,
+    canonical,
+    leaves,
+    parts,
     parts_of,
-    same_name,
-    same_words,
+    symbols,
     symbols_of,
 )
-from gtpo.rewards.equality.reading.clean import PRICE, clean, typed_thousands, unwrap_answer
+from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate
+from gtpo.rewards.equality.comparing.comparison import Comparison
+from gtpo.rewards.equality.comparing.work import finding, work_left
+from gtpo.rewards.equality.reading.clean import (
+    PRICE,
+    clean,
+    cores,
+    same_name,
+    same_words,
+    typed_thousands,
+    unwrap_answer,
+)
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
-from gtpo.rewards.equality.reading.statements import cores
-from gtpo.rewards.equality.terms import symbols
 from gtpo.rewards.extract import boxed_together, extract_answer
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 from gtpo.rewards.thoughts import plain, without_thoughts
@@ -266,3 +276,51 @@ def _is_too_big(golds: list[Answer]) -> bool:
     except (TooBig, NoValue) as error:
         return isinstance(error, TooBig)
     return False
+
+
+# -- why a verdict is what it is, in one line -------------------------------------------------------------------------
+_RULES: dict[str, Callable[[str], str]] = {
+    "CORRECT": lambda work: "equal, and nothing is left to compute that the gold does not leave",
+    "INCORRECT": lambda work: "not equal, or not understood, or a text with two values",
+    "COPIED": lambda work: f"equal, but copied from the problem{work and '; it leaves '}{work}",
+    "UNEVALUATED": lambda work: f"equal, but {f'it leaves {work}' if work else 'not in the form asked for'}",
+}
+
+
+def explain(prediction: str, gold: str, problem: str | None = None) -> str:
+    """Return the finding and, behind a tab, what it rests on."""
+    found = decide(prediction, gold, problem)
+    Budget.refill()
+    ours, theirs = readings(prediction), readings(gold, True)
+    work = ", ".join(sorted({kind.value for leaf in leaves(ours[-1]) for kind in +work_left(leaf.term)}))
+    rule = _RULES.get(found, lambda work: "beyond the limits on work")(work)
+    return f"{found}\t{' -> '.join(dict.fromkeys(map(shown, ours)))} | gold {shown(theirs[0])}: {rule}"
+
+
+def shown(answer: Answer) -> str:
+    """Return an answer's kind and normal form."""
+    if isinstance(answer, Scalar):
+        return " ".join(filter(None, (_shown(canonical(answer.term)), "%" * answer.percent, answer.unit.name)))
+    if isinstance(answer, Words):
+        return f'words "{answer.text}"'
+    if isinstance(answer, Named):
+        return f"{answer.name} = {shown(answer.value)}"
+    if isinstance(answer, Relation):
+        return " ".join(map(str.strip, map(_shown, answer.terms))) + f" ({' '.join(answer.ops)})"
+    within = ", ".join(map(shown, parts_of(answer)))
+    kind = (
+        answer.kind if isinstance(answer, Listing) else "union" if isinstance(answer, Union) else type(answer).__name__
+    )
+    return f"{kind.lower()} [{within}]"
+
+
+def _shown(term: Term) -> str:
+    if term[0] == "num":
+        return str(Fraction(term[1]))
+    if term[0] in ("sym", "const"):
+        return str(term[1])
+    inner = [_shown(part) for part in parts(term)]
+    sign = {"add": " + ", "mul": " ", "pow": "^"}.get(term[0])
+    if sign is not None:
+        return "(" + sign.join(inner) + ")"
+    return f"{term[1] if term[0] in ('fn', 'opaque', 'bind') else 'matrix'}({', '.join(inner)})"

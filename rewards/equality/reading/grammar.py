@@ -12,9 +12,9 @@ from fractions import Fraction
 from itertools import accumulate
 
 from gtpo.rewards.completions import words
+from gtpo.rewards.equality.answers import NO_BASE, Term
 from gtpo.rewards.equality.arithmetic import FUNCTIONS, TooBig
 from gtpo.rewards.equality.reading import TABLES, WORDS
-from gtpo.rewards.equality.terms import NO_BASE, Term
 from gtpo.rewards.limits import MAX_DECIMAL_EXPONENT
 
 

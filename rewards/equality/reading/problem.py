@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from gtpo.rewards.completions import words
+from gtpo.rewards.equality.answers import Term, canonical, is_literal, subterms
 from gtpo.rewards.equality.arithmetic import TooBig
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
@@ -25,7 +26,6 @@ from gtpo.rewards.equality.reading.units import (
     read_unit,
     singular,
 )
-from gtpo.rewards.equality.terms import Term, canonical, is_literal, subterms
 from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 
 # -- what it asks its answer to be; what it does not say asks for nothing ---------------------------------------------

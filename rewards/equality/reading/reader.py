@@ -12,13 +12,25 @@ from typing import Any
 
 from mpmath import mp
 
+from gtpo.rewards.equality.answers import (
+    NO_UNIT,
+    Answer,
+    Based,
+    Listing,
+    Named,
+    Relation,
+    Scalar,
+    Term,
+    Union,
+    Words,
+    contains,
+    symbols,
+)
 from gtpo.rewards.equality.arithmetic import NoValue, evaluate, number_of
 from gtpo.rewards.equality.reading import SAYS, WORDS
-from gtpo.rewards.equality.reading.answers import NO_UNIT, Answer, Based, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.reading.grammar import NotMathematics, closes_first, parse, split_top
 from gtpo.rewards.equality.reading.types import TYPES
 from gtpo.rewards.equality.reading.units import mixed, read_calculation, read_quantity, spoken_number, spoken_quantity
-from gtpo.rewards.equality.terms import Term, contains, symbols
 from gtpo.rewards.limits import MAX_DEPTH
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",

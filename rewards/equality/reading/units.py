@@ -11,10 +11,9 @@ import re
 from fractions import Fraction
 
 from gtpo.rewards.completions import words
+from gtpo.rewards.equality.answers import NO_UNIT, Based, Scalar, Term, Unit, Words
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS
-from gtpo.rewards.equality.reading.answers import NO_UNIT, Based, Scalar, Unit, Words
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
-from gtpo.rewards.equality.terms import Term
 from gtpo.rewards.limits import UNIT_WORDS
 
 _CANONICAL = {spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()}

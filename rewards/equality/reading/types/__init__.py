@@ -4,7 +4,7 @@ A new type is a subclass of `Kind` in a file of its own and its name in this tab
 text has it.
 """
 
-from gtpo.rewards.equality.reading.answers import Kind
+from gtpo.rewards.equality.answers import Kind
 from gtpo.rewards.equality.reading.types.date import Date
 from gtpo.rewards.equality.reading.types.mixed_units import MixedUnits
 from gtpo.rewards.equality.reading.types.named_parts import NamedParts

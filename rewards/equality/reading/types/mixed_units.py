@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from gtpo.rewards.equality.answers import Answer, Kind, Scalar, Term
 from gtpo.rewards.equality.reading import TABLES
-from gtpo.rewards.equality.reading.answers import Answer, Kind, Scalar
 from gtpo.rewards.equality.reading.units import read_unit
-from gtpo.rewards.equality.terms import Term
 
 _FACTORS: dict[str, tuple[str, int]] = {
     unit: (measure, factor) for measure, units in TABLES["mixed units"].items() for unit, factor in units.items()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from gtpo.rewards.equality.reading.answers import Answer, Kind, Listing
+from gtpo.rewards.equality.answers import Answer, Kind, Listing
 
 _LABEL = re.compile(r"(?:^|(?<=[\s,;.]))(?:\\text\s*\{\s*)?(?:Part\s+)?\(?([a-f]|i{1,3}v?|[1-6])\)[:.]?(?:\s*\})?\s*")
 

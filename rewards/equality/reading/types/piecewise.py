@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gtpo.rewards.equality.reading.answers import Answer, Kind, Words
+from gtpo.rewards.equality.answers import Answer, Kind, Words
 from gtpo.rewards.equality.reading.grammar import split_top
 
 _IF = "\\text{ if }"

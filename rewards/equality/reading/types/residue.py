@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from gtpo.rewards.equality.answers import Answer, Kind, Listing, Named, Scalar, Term, symbols
 from gtpo.rewards.equality.arithmetic import NoValue, evaluate
-from gtpo.rewards.equality.reading.answers import Answer, Kind, Listing, Named, Scalar
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
-from gtpo.rewards.equality.terms import Term, symbols
 
 # What clean makes of every spelling of the modulus.
 _MODULUS = re.compile(r"\s*\\text\s*\{ mod ([^{}]+)\}\s*$")

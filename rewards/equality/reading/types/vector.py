@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from gtpo.rewards.equality.reading.answers import Answer, Kind, Listing, Scalar
+from gtpo.rewards.equality.answers import ONE, Answer, Kind, Listing, Scalar, Term
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.equality.reading.units import mixed
-from gtpo.rewards.equality.terms import ONE, Term
 
 _APART, _ENDS = r"(?<![a-zA-Z\\{_^])", r"(?![a-zA-Z}(])"
 _LETTERS = re.compile(f"{_APART}i{_ENDS}.*{_APART}j{_ENDS}")
