@@ -16,9 +16,6 @@ from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOX
 from gtpo.rewards.thoughts import TABLES, plain, without_thoughts
 
 # -- boxes: `\boxed{…}`, `\fbox{…}` and `\boxed 5` -------------------------------------------------------------------
-_BOX = re.compile(r"\\(?<!\\\\)\\*(?:boxed|fbox)(?![a-zA-Z])\s*")
-_BRACE = re.compile(r"[{}]|\\[\\{}]")
-_BOX_TOKEN = re.compile(r"[^\s$\\{}]+|\\[a-zA-Z]+")
 
 
 def match_brace(text: str, start: int) -> int:
@@ -27,7 +24,7 @@ def match_brace(text: str, start: int) -> int:
     A group longer than 10,000 characters is taken for one that never closes.
     """
     depth = 0
-    for match in _BRACE.finditer(text, start, start + BRACE_REACH):
+    for match in _SAYS.brace.finditer(text, start, start + BRACE_REACH):
         depth += (match.group() == "{") - (match.group() == "}")
         if depth == 0:
             return match.start()
@@ -60,7 +57,7 @@ def _boxes(text: str, position: int) -> list[Box]:
     r"""Return (start, end, content) of every complete outermost `\boxed{…}`, `\fbox{…}` or `\boxed 5`."""
     found: list[Box] = []
     never_closed = 0
-    while never_closed < MAX_OPEN_BOXES and (match := _BOX.search(text, position)) is not None:
+    while never_closed < MAX_OPEN_BOXES and (match := _SAYS.box.search(text, position)) is not None:
         inside = match.end()
         position = inside + 1
         if text[inside : inside + 1] == "{":
@@ -70,7 +67,7 @@ def _boxes(text: str, position: int) -> list[Box]:
             else:
                 found.append((match.start(), end + 1, text[inside + 1 : end].strip()))
                 position = end + 1
-        elif (token := _BOX_TOKEN.match(text, inside)) is not None:
+        elif (token := _SAYS.box_token.match(text, inside)) is not None:
             found.append((match.start(), token.end(), token.group().rstrip(".,;")))
             position = token.end()
     return found
@@ -102,38 +99,6 @@ def together(boxes: list[Box], text: str) -> list[str]:
     return list(dict.fromkeys(contents))
 
 
-# Tags and TeX's spaces, which only space a box from its neighbours.
-_SPACING = re.compile(r"</?[a-zA-Z]+>|(?<!\\)\\[,;:! ]|~")
-_WORD = re.compile(r"[a-zA-Z]{2,}")
-_BETWEEN = r"(?:[-−+*/^÷×·⋅]|\\(?:cdot|times|div)(?![a-zA-Z])|minus\b|plus\b|times\b)"
-_WRAPPED = re.compile(r"\\math(?:bin|rel|ord|op)\s*\{([^{}]*)\}")
-_NO_PROSE = re.compile(
-    r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}|\\[a-zA-Z]+|\b(?:minus|plus|times|zero|one|two|three|d[a-z])\b"
-)
-_OPERATED_AFTER = re.compile(
-    rf"\s*{_BETWEEN}\s*(?:\\left)?\s*(?:[\d({{\[|]|\\(?!text|mbox|mathrm|quad))"
-    r"|\s*(?:[ei]\s*\^|\\(?:[dt]?(?:frac|binom)|sqrt|pi|sin|cos|tan|log|ln|exp|lfloor|lceil|sum|prod|gcd)(?![a-z]))"
-    r"|\s*!?\s*(?:\\left)?\(\s*-?\d+\s*[-+*/]"
-)
-# What may stand behind a box that is the answer, up to the first digit: a relation and what follows, a unit's power.
-_APART = re.compile(
-    r"(?:[,;=<>≈≡→⇒\n]|\\(?:approx|equiv|[pb]?mod|implies|[Rr]ightarrow|to|in|tag|neq?|[lg]eq?)(?![a-z])).*", re.DOTALL
-)
-_UNIT_POWER = re.compile(r"[a-zA-Z]\s*\}?\s*\^\s*\{?\s*-?[1-9]\s*\}?")
-_OPERATED_BEFORE = re.compile(
-    rf"(?:[\d)}}\]!|]|\\(?:rfloor|rceil|rvert|pi)\b)\s*{_BETWEEN}\s*(?:\\left\s*)?[({{]*\s*$"
-    r"|(?:\\sqrt(?:\s*\[[^\]]*\])?|\\[cdt]?frac(?:\s*\{[^{}]*\})?|[\^_])\s*\{\s*$"  # below a root, in a fraction
-    r"|\\sqrt\s*\[\s*$|\|\s*$"
-    r"|\\begin\s*\{[a-zA-Z]?matrix\}(?:(?!\\end).)*$"  # an entry of a matrix
-    r"|\\(?:int|sum|prod)(?![a-zA-Z])\s*(?:_\s*\{[^{}]*\})?"  # below a sum or an integral
-    r"(?:[^=<>≈→⇒$,;:\n\\]|\\(?:cdot|times|div|left|right|frac|sqrt|infty|pi)(?![a-zA-Z]))*$",
-    re.DOTALL,
-)
-_FACTOR = re.compile(
-    r"(?:(?<![a-zA-Z\\])[a-zA-Z]|[\d})\]]|\\(?:gcd|lcm|max|min|det|exp|ln|log|(?:arc)?(?:sin|cos|tan)))\s*(?:\\left\s*)?$"
-)
-
-
 def _in_a_factor(before: str) -> bool:
     """Return whether a text ends within a bracket that something is multiplied by, or that holds an argument."""
     opened = []
@@ -142,7 +107,7 @@ def _in_a_factor(before: str) -> bool:
             opened.append(at)
         elif character == ")" and opened:
             opened.pop()
-    return bool(opened) and _FACTOR.search(before[max(0, opened[-1] - 40) : opened[-1]]) is not None
+    return bool(opened) and _SAYS.factor.search(before[max(0, opened[-1] - 40) : opened[-1]]) is not None
 
 
 def without_operand_box(text: str) -> str | None:
@@ -155,14 +120,14 @@ def without_operand_box(text: str) -> str | None:
     if not boxes:
         return None
     start, end, _ = boxes[-1]
-    around = (_SPACING.sub(" ", part) for part in (text[:start], text[end:]))
-    before, after = (_WRAPPED.sub(r"\1", part).replace("{}", "") for part in around)
+    around = (_SAYS.spacing.sub(" ", part) for part in (text[:start], text[end:]))
+    before, after = (_SAYS.wrapped.sub(r"\1", part).replace("{}", "") for part in around)
     told = _SAYS.told_operand.search(before) is not None and re.match(r"[\s$]*(?:and|by|with)\b", after) is not None
-    if not told and _OPERATED_AFTER.match(after) is None:
-        if any(_WORD.search(_NO_PROSE.sub(" ", part)) for part in (before, after)):
+    if not told and _SAYS.operated_after.match(after) is None:
+        if any(_SAYS.word.search(_SAYS.no_prose.sub(" ", part)) for part in (before, after)):
             return None
-        counted = re.search(r"\d", _UNIT_POWER.sub("", _APART.sub("", after))) is not None
-        if not (counted or _OPERATED_BEFORE.search(before) or _in_a_factor(before)):
+        counted = re.search(r"\d", _SAYS.unit_power.sub("", _SAYS.apart.sub("", after))) is not None
+        if not (counted or _SAYS.operated_before.search(before) or _in_a_factor(before)):
             return None
     return text.replace("\\boxed", "").replace("\\fbox", "")
 
@@ -174,7 +139,6 @@ Scoring = Literal["strict", "lenient"]
 _FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf infinity")
 ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 
-_HASHES = re.compile(r"####[^\S\n]*(\S[^\n]*)")
 _SAYS = Phrases(TABLES["phrases"])
 # The words are looked for by themselves first: the pattern costs as much as all else that is done with an English text.
 _ANSWER_WORDS, _COPULA, _SCRIPT = (TABLES["languages"][name] for name in ("answer", "copula", "other_script"))
@@ -196,21 +160,6 @@ _PUNCTUATION = {
 }  # fmt: skip
 # `str.translate` asks a dictionary for every character: a text of which one is not ASCII took a millisecond.
 _PUNCTUATED = re.compile(f"[{''.join(_PUNCTUATION)}]")
-_FORMULA = re.compile(
-    r"(?<!\\)\$\$(?P<a>[^$]{1,4000}?)(?<!\\)\$\$|\\\[(?P<b>.{1,4000}?)\\\]|\\\((?P<c>.{1,4000}?)\\\)"
-    r"|(?<![\\\d])\$(?P<d>(?:\\\$|[^$\n]){1,4000}?)(?<!\\)\$",
-    re.DOTALL,
-)
-_UNFINISHED = re.compile(r"\d\s*(?:[-+=*/×÷−]|\\times|\\div|\\cdot)\s*$")
-_PLAIN_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")
-# The characters that a number may begin with come first: most of a text is none, and the rest costs ten times as much.
-_NUMBER = re.compile(
-    r"(?=[-−+$€£¥₹\s\\]{0,6}[.٫\d])(?<![a-zA-Z\u0370-\u03ff_\d.,])(?:[-−+]\s?)?[$€£¥₹]?\s?(?:\\\$)?"
-    r"(?:\d{1,3}(?:(?:,|\{,\}|\\[,!]|[\u00a0\u2009\u202f'’٬])\s?\d{3})+(?!\d)|\d{1,2}(?:,\d\d)+,\d{3}(?!\d)|\d+)?(?:[.٫]\d+|(?<=\d))"
-    r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?(?:\\?%|percent\b))?"
-)
-_DECIMAL_COMMA = re.compile(r"(?=[-−\d])(?<![a-zA-Z_\d.,])[-−]?(?:\d{1,3}(?:\.\d{3})+,\d+|\d+,\d\d)(?![\d,])")
-_OPEN_BOX = re.compile(r"\\boxed\s*\{")
 # What plain text writes with more than one number: `2π/3`, `5√2`, `(1 + √5)/2`; `3:4`, `12:30`; `2.5 million`.
 _DIGITS = r"\d+(?:\.\d+)?"
 _TERM = rf"(?:{_DIGITS}\s?)?(?:π|[√∛]\s?(?:{_DIGITS}|\([^()\n]{{1,30}}\)))+(?:\s?/\s?{_DIGITS})?"
@@ -249,11 +198,11 @@ def _formulas(text: str) -> list[tuple[int, int, str]]:
     found: list[tuple[int, int, str]] = []
     if "$" not in text and "\\" not in text:
         return found
-    for match in _FORMULA.finditer(text):
+    for match in _SAYS.formula.finditer(text):
         content = next(group for group in match.groups() if group is not None)
         # `$2 per egg and 9 for sale makes $18`, `$5 + $4 = $9`: prices, no formula.
         bare = re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", content)
-        if match["d"] is None or not (_PLAIN_WORD.search(bare) or _UNFINISHED.search(content)):
+        if match["d"] is None or not (_SAYS.plain_word.search(bare) or _SAYS.unfinished.search(content)):
             found.append((match.start(), match.end(), content.strip()))
     return found
 
@@ -265,7 +214,7 @@ def _last_value(text: str) -> str | None:
     for needed, pattern in _PLAIN_VALUES:
         if needed in text:
             fractions += [(m.start(1), m.end(1), m[1].strip()) for m in pattern.finditer(text)]
-    numbers = [match for pattern in (_NUMBER, _DECIMAL_COMMA) for match in [*pattern.finditer(text)][-1:]]
+    numbers = [match for pattern in (_SAYS.number, _SAYS.decimal_comma) for match in [*pattern.finditer(text)][-1:]]
     last = max(numbers, key=lambda match: (match.end(), -match.start()), default=None)
     fractions = [f for f in fractions if not any(start <= f[0] < end for start, end, _ in formulas)]
     for start, end, content in sorted(formulas + fractions, reverse=True):
@@ -309,7 +258,7 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     if boxes and (choice := _SAYS.last_line.fullmatch(visible[visible.rstrip().rfind("\n") + 1 :])) is not None:
         return choice[1] or choice[2]
     end = boxes[-1][1] if boxes else 0
-    if _OPEN_BOX.search(visible, end):  # opened and never closed: the completion was cut in its answer
+    if _SAYS.open_box.search(visible, end):  # opened and never closed: the completion was cut in its answer
         return None
     if boxes:
         # Minerva's closing formula, after the box, has the last word.
@@ -318,7 +267,7 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
         return _of_boxes(boxes, visible) or None
     if "####" not in visible and _is_formula(visible):
         return visible.strip()
-    hashes = list(_HASHES.finditer(visible))
+    hashes = list(_SAYS.hashes.finditer(visible))
     if hashes:
         line, rest = hashes[-1][1], visible[hashes[-1].end() :]
         # A heading of markdown: more follows, and it has no number or an answer follows.
@@ -358,7 +307,7 @@ def _of_phrase(phrase: str) -> str:
     """Return the answer that a phrase gives: the phrase, or the last value in it if it is prose."""
     if _SAYS.hedged.match(phrase):
         return phrase.strip()
-    rest = _FORMULA.sub(" ", re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", phrase))
+    rest = _SAYS.formula.sub(" ", re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", phrase))
     if _is_prose(rest):
         return _last_value(_SAYS.remark.split(phrase)[0]) or _last_value(phrase) or phrase.strip()
     return phrase.strip()
@@ -366,7 +315,7 @@ def _of_phrase(phrase: str) -> str:
 
 def _is_prose(text: str) -> bool:
     """Return whether a text without its formulas has words in it, of any language."""
-    latin = any(word.lower() not in _FORMULA_WORDS for word in _PLAIN_WORD.findall(text))
+    latin = any(word.lower() not in _FORMULA_WORDS for word in _SAYS.plain_word.findall(text))
     return latin or (not text.isascii() and _OTHER_SCRIPT.search(text) is not None)
 
 

@@ -26,30 +26,9 @@ from gtpo.rewards.limits import MAX_CORES, MAX_STATEMENT
 _TRANSLATION = str.maketrans(TABLES["characters"] | dict.fromkeys(map(chr, UNSEEN), ""))
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ]+")
-_LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 
-_SIZES = re.compile(r"\\(?:[bB]igg?[lrm]?|left|right|middle)(?![a-zA-Z])\s*(?:\.(?!\d))?")
-_THOUSANDS = re.compile(r"(?<![\d.])([1-9]\d{0,2})((?:\s*(?:\{\s*,\s*\}(?:\\!)?|,?\s*\\!|\\[, ]|~)\s*\d{3})+)(?!\d)")
-_TYPED_THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?!\d|,\d)")
-_SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(?<![\d}] )([1-9]\d{0,2})((?: \d{3})+)(?![\d]| \d)")
-_FONTS = re.compile(
-    r"\\(?:mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|pmb|mathcal|mathscr|operatorname\*?)\s*\{"
-)
-_TEXTS = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|normal|sc|up)?|mbox|hbox|emph|underline|textnormal|textcolor\{\w+\})\s*\{"
-)
-# `0.1\overline{6}`, `0.1(6)`, and `0.1666...`, whose last digits must repeat themselves.
-_REPEATING = re.compile(
-    r"(?<![\d.])(?P<whole>\d*)\.(?P<fixed>\d*)(?:\\(?:overline|bar|dot)\s*\{?\s*(?P<bar>\d+)\s*\}?|\((?P<bracket>\d+)\)"
-    r"|(?P<run>(?P<first>\d)(?P=first)+|(?P<block>\d{2,6}?)(?P=block)+)\s*(?:\.\.\.|\\l?dots))"
-)
-# The modulus of a congruence, `x \equiv 4 \mod 5`: no operation.
-_RESIDUE = re.compile(r"\s*(?:\\bmod|\\mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*$")
-_STARRED = re.compile(r"(\*{1,3}|_{1,2})(?![*_])(.+?)(?<![*_])\1", re.DOTALL)
 # Commands with another name, and commands of layout, which are dropped.
 _RENAMED = {name: by for by, names in TABLES["commands"].items() for name in names.split()}
-_COMMAND = re.compile(r"\\([a-zA-Z]+)")
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -58,7 +37,7 @@ def _repeating(match: re.Match[str]) -> str:
 
 
 _TYPED: list[tuple[re.Pattern[str], Any]] = [
-    (_REPEATING, _repeating),
+    (SAYS.repeating, _repeating),
     (re.compile(r"(?<![\d.,])(\d{1,2}(?:,\d\d)+,\d{3})(?![\d,])"), lambda m: m[1].replace(",", "")),  # 1,00,000
     (re.compile(r"(?<![\d.,'])(\d{1,3}(?:'\d{3})+)(?![\d'])"), lambda m: m[1].replace("'", "")),  # 1'234'567
     (
@@ -71,14 +50,6 @@ _SYNONYMS = [*_TYPED, *patterns("spellings of LaTeX")]
 # In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit.
 PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
 _NAMED_SETS = patterns("words for symbols")
-_CASES = re.compile(
-    r"(?:\\left)?\s*(?:\\\{)?\s*\\begin\s*\{cases\}(.*?)\\end\s*\{cases\}"
-    r"|(?:\\left)?\s*\\\{\s*\\begin\s*\{array\}\s*\{[lcr| ]*\}(.*?)\\end\s*\{array\}",
-    re.DOTALL,
-)
-_ENVIRONMENT = re.compile(
-    r"\\begin\s*\{(?:align|equation|gather|aligned|split|center|gathered)\*?\}|\\end\s*\{(?:align|equation|gather|aligned|split|center|gathered)\*?\}"
-)
 
 
 def _contents(
@@ -100,11 +71,10 @@ def _text(match: re.Match[str], content: str) -> str:
     bare = content.strip()
     if bare in _NAMED_FUNCTIONS or bare == "\\$":
         return f"\\{bare} " if bare[0] != "\\" else bare
-    return f"\\text{{{_contents(_TEXTS, content, _text)}}}"
+    return f"\\text{{{_contents(SAYS.texts, content, _text)}}}"
 
 
 _NAMED_FUNCTIONS = words("sin cos tan log ln cot sec csc gcd lcm max det")  # `min` stands for minutes too
-_AFTER_NUMBER = re.compile(r"[\d}]\s*(?:\\[ ,;:!~]|~)*\s*$")
 
 
 def _font(match: re.Match[str], content: str) -> str:
@@ -115,7 +85,7 @@ def _font(match: re.Match[str], content: str) -> str:
     if re.fullmatch(r"[A-Za-z][A-Za-z .]+", content) is None:
         return content
     before = match.string[max(0, match.start() - 20) : match.start()]
-    measured = content in ("min", "sec") and _AFTER_NUMBER.search(before)  # minutes, seconds
+    measured = content in ("min", "sec") and SAYS.after_number.search(before)  # minutes, seconds
     return f"\\{content} " if content in _NAMED_FUNCTIONS | {"min"} and not measured else f"\\text{{{content}}}"
 
 
@@ -127,15 +97,7 @@ def _undouble(text: str) -> str:
     return re.sub(r"\\\\(?=[a-zA-Z({\[|,;!%$]|\}(?!\}))", r"\\", text)
 
 
-_RAISED_HTML = re.compile(r"<(sup|sub)>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
-# A command around a whole answer that holds mathematics.
-_AROUND = re.compile(
-    r"^\\(?:underline|mathbf|text(?:bf|it|rm|sf|tt|normal)?|ensuremath|boldsymbol|bm|textcolor\s*\{\w+\}|color\s*\{\w+\}|mathrm)\s*\{(?=[\s\S]*[\d\\])"
-)
 _DECORATIONS, _MARKS = patterns("decorations"), patterns("marks of lists and ends")
-_ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,5});")
-_DELIMITED = re.compile(r"(?<!\\)\\\((.*?)(?<!\\)\\\)|(?<!\\)\\\[(.*?)(?<!\\)\\\]|\$\$(.+?)\$\$", re.DOTALL)
-_STARRED_WITHIN = re.compile(r"(?<![\w*\\])\*\*([^*\n]+?)\*\*(?![\w*])")
 
 
 def unwrap_answer(text: str, gold: bool = False) -> str:
@@ -157,31 +119,27 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
         if gold and opened is not None and match_brace(text, text.index("{")) < 0:
             text = opened[1]  # a gold whose last brace was lost with the rest of its solution
     if "<" in text:
-        text = _RAISED_HTML.sub(lambda m: ("^{" if m[1].lower() == "sup" else "_{") + m[2] + "}", text)
+        text = SAYS.raised_html.sub(lambda m: ("^{" if m[1].lower() == "sup" else "_{") + m[2] + "}", text)
     if "&" in text:
-        text = _ENTITY.sub(lambda m: html.unescape(m.group()), text)
+        text = SAYS.entity.sub(lambda m: html.unescape(m.group()), text)
     if "<" in text or "\n" in text or text[:1] == "{" or not text.isascii():  # what each decoration needs
         text = _substituted(text, _DECORATIONS)
     text = _substituted(text.strip(), _MARKS)
-    text = _DELIMITED.sub(lambda m: f"${next(part for part in m.groups() if part is not None).strip()}$", text)
+    text = SAYS.delimited.sub(lambda m: f"${next(part for part in m.groups() if part is not None).strip()}$", text)
     for _ in range(3):
         before = text
         text = text.strip().strip("`").strip().strip('"')
         text = text[1:-1] if len(text) > 2 and text[0] in "'“" and text[-1] in "'”" else text
-        starred = _STARRED.fullmatch(text)  # markdown's emphasis
-        text = starred[2] if starred and starred[1] not in starred[2] else _STARRED_WITHIN.sub(r"\1", text)
+        starred = SAYS.starred.fullmatch(text)  # markdown's emphasis
+        text = starred[2] if starred and starred[1] not in starred[2] else SAYS.starred_within.sub(r"\1", text)
         if (formula := re.fullmatch(r"\$([^$]+)(?<!\\)\$[.,]?", text)) is not None:
             text = formula[1]
-        around = _AROUND.match(text)
+        around = SAYS.around.match(text)
         if around is not None and match_brace(text, around.end() - 1) == len(text) - 1:
             text = text[around.end() : -1]
         if text == before:
             break
     return text.strip()
-
-
-# A union with the empty set.
-_NOTHING_JOINED = re.compile(r"\s*\\cup\s*(?:\\emptyset|\\varnothing|\\\{\s*\\\})(?![a-zA-Z])")
 
 
 def clean(text: str, gold: bool = False) -> str:
@@ -191,11 +149,11 @@ def clean(text: str, gold: bool = False) -> str:
     text = text.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     text = _undouble(unwrap_answer(_undouble(text), gold))
     text = one_spelling(text)
-    text = _CASES.sub(_cases, text)
-    text = re.sub(r"^\s*&\s*=?", "", _ENVIRONMENT.sub(" ", text))
+    text = SAYS.cases.sub(_cases, text)
+    text = re.sub(r"^\s*&\s*=?", "", SAYS.environment.sub(" ", text))
     # After the spellings, by which a thin space of Unicode between digits has become `\,`.
-    text = _THOUSANDS.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
-    text = _SPACED_THOUSANDS.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
+    text = SAYS.thousands.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
+    text = SAYS.spaced_thousands.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
     text = re.sub(r"(?<!\\)\$", r"\\$" if gold and PRICE.fullmatch(text.strip()) else " ", text)
     text = _synonyms(text)
     text = re.sub(r"\s+", " ", text).strip()
@@ -223,8 +181,8 @@ def _cases(match: re.Match[str]) -> str:
 
 def one_spelling(text: str) -> str:
     """Return a text with one spelling of every symbol, and without the delimiters of formulas in brackets."""
-    text = _RAISED_RUN.sub(lambda m: "^{" + m.group().translate(_RAISED) + "}", text)
-    text = _LOWERED_RUN.sub(lambda m: "_{" + m.group().translate(_LOWERED) + "}", text)
+    text = SAYS.raised_run.sub(lambda m: "^{" + m.group().translate(_RAISED) + "}", text)
+    text = SAYS.lowered_run.sub(lambda m: "_{" + m.group().translate(_LOWERED) + "}", text)
     text = text.translate(_TRANSLATION).replace('\\"', " ")
     if not text.isascii():  # digits in circles and of other scripts, wide and styled letters
         text = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in text).translate(_TRANSLATION)
@@ -233,7 +191,7 @@ def one_spelling(text: str) -> str:
     return re.sub(
         r"(?<!\\)\\\((?P<a>.*?)(?<!\\)\\\)|(?<!\\)\\\[(?P<b>.*?)(?<!\\)\\\]",
         lambda m: m["a"] if m["a"] is not None else m["b"],
-        _NOTHING_JOINED.sub("", text),
+        SAYS.nothing_joined.sub("", text),
         flags=re.DOTALL,
     )
 
@@ -249,15 +207,15 @@ def _synonyms(text: str) -> str:
         text = _substituted(text, _TYPED)
         if "\\" not in text:
             return text.replace("~", " ")
-    text = _COMMAND.sub(lambda m: _RENAMED.get(m[1], m.group()), _SIZES.sub("", text))
-    text = _RESIDUE.sub(r"\\text{ mod \1}", text) if "\\equiv" in text else text
-    text = _contents(_FONTS, _substituted(text, _SYNONYMS), _font, between=" ")
-    return re.sub(r"\\text\{\s*\}", " ", _contents(_TEXTS, text, _text))
+    text = SAYS.command.sub(lambda m: _RENAMED.get(m[1], m.group()), SAYS.sizes.sub("", text))
+    text = SAYS.residue.sub(r"\\text{ mod \1}", text) if "\\equiv" in text else text
+    text = _contents(SAYS.fonts, _substituted(text, _SYNONYMS), _font, between=" ")
+    return re.sub(r"\\text\{\s*\}", " ", _contents(SAYS.texts, text, _text))
 
 
 def typed_thousands(text: str) -> str | None:
     """Read commas as thousands separators (`1,234,567`), or None if the text has none that could be."""
-    joined = _TYPED_THOUSANDS.sub(lambda m: m[1] + m[2].replace(",", ""), text)
+    joined = SAYS.typed_thousands.sub(lambda m: m[1] + m[2].replace(",", ""), text)
     return joined if joined != text else None
 
 
@@ -266,13 +224,8 @@ _DENIALS = WORDS.negations | WORDS.denials
 _ANSWER_ELSEWHERE = WORDS.answer - WORDS.english
 _OPENERS = tuple(f"{word} " for word in sorted(WORDS.prepositions | words("in of each every as with because per")))
 _CHOOSING = [words(each) for each in TABLES["choosing"].values()]
-_NO_LATIN = re.compile(r"[\u0590-\u1fff\u3040-\ud7ff]")
 
 # -- pieces of a text: words, mathematics, punctuation ------------------------------------------------------------
-_PIECE = re.compile(
-    r"(?P<formula>(?<!\\)\$[^$]+\$)|(?P<command>\\(?:[a-zA-Z]+\*?|[^a-zA-Z\s]))|(?P<number>\d[\d,]*(?:\.\d+)?|\.\d+)"
-    r"|(?P<word>[\u0590-\u109f\u0e00-\u0fff]+|[^\W\d_]+(?:['’-][^\W\d_]{2,}|['’]s)*)|(?P<mark>[,.;:!?。：，、])|(?P<other>\S)"
-)
 
 
 class _Piece(NamedTuple):
@@ -285,7 +238,7 @@ class _Piece(NamedTuple):
 def _pieces(text: str) -> list[_Piece]:
     found: list[_Piece] = []
     position = 0
-    while (match := _PIECE.search(text, position)) is not None:
+    while (match := SAYS.piece.search(text, position)) is not None:
         kind, end = match.lastgroup or "", match.end()
         if kind == "command":
             while text[end : end + 1] in ("{", "[", "^", "_") and text[match.start() : end] not in (r"\{", r"\}"):
@@ -334,12 +287,6 @@ def _value(pieces: list[_Piece]) -> tuple[int, int] | None:
 
 # -- reading words away -------------------------------------------------------------------------------------------
 _REMARKS = patterns("remarks")
-_POINT = re.compile(r"^[A-Z]'?\s*=?\s*(\((?:[^()]|\([^()]*\))*,.*\))$", re.DOTALL)  # `P(1, 2)`: a point with its name
-# A clause that is a value and nothing else.
-_SECOND_VALUE = re.compile(
-    r"(?:(?P<equal>which (?:is|equals|gives|means)(?: to)?)|because|since)\s+(?P<v>[^=<>]*?)[\s.!$]*$"
-)
-_TEXT_PIECE = re.compile(r"\\(?:text|mbox|textrm|textnormal|textbf|textit|emph)\s*\{([^{}]*)\}")
 
 
 def _denies(text: str, allowed: str = "") -> bool:
@@ -358,7 +305,7 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
         if len(current) > MAX_STATEMENT or SAYS.wordy.search(current) is None:
             return
         # The first rule that reads anything away decides: a text has one reading.
-        bare = next(_less(_TEXT_PIECE.sub(r" \1 ", current).strip(), asked, others), "")
+        bare = next(_less(SAYS.text_piece.sub(r" \1 ", current).strip(), asked, others), "")
         rest = unwrap_answer(bare.strip().rstrip(".。"))
         # A remark that becomes an equation may grow by its sign; all else gets shorter, so this ends.
         if not rest or rest == current or len(rest) >= len(current) + 16:
@@ -369,7 +316,7 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
 def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[str]:
     """Yield what a text says with less around it."""
     yield from _without_remark(text, asked)
-    if (point := _POINT.match(text)) is not None:
+    if (point := SAYS.point.match(text)) is not None:
         yield point[1]
     pieces = _pieces(text)
     spoken = _words(pieces)
@@ -446,7 +393,7 @@ def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
     clause = SAYS.clause.search(text)
     if clause is not None and not _denies(text, "or"):
         spoken = set(re.findall(r"[a-zA-Z]{2,}", text[clause.start("c") :]))
-        second, head = _SECOND_VALUE.match(text, clause.start("c")), text[: clause.start()]
+        second, head = SAYS.second_value.match(text, clause.start("c")), text[: clause.start()]
         if second is not None and not _words(_pieces(second["v"])):
             # `12, which equals 3 \cdot 4` is an equation, which must hold; `4 because 5` says nothing.
             *_, value = cores(head, asked)
@@ -491,7 +438,7 @@ def _leads_to(before: str, asked: frozenset[str]) -> bool:
     last = named[-1]
     if last in WORDS.answer | (WORDS.copulas - WORDS.verbs) or not _ANSWER_ELSEWHERE.isdisjoint(named[-2:]):
         return True
-    if not any(map(str.isascii, named)) and _NO_LATIN.search(lowered):
+    if not any(map(str.isascii, named)) and SAYS.no_latin.search(lowered):
         return True  # a script of which nothing but its denials is known here
     if re.search(r"\d", lowered) and last not in WORDS.copulas:
         return False  # another number, and not as part of what is spoken of
@@ -562,13 +509,12 @@ def _states(before: str) -> bool:
 
 
 # -- words, and times of day, which look like ratios: 7:30 is not 14:60 -----------------------------------------------
-_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _PUNCTUATION = re.compile(r"[\s\"'`.,;:!?~]+|(?<=\w)-(?=\w)")
 
 
 def bare_text(text: str) -> str:
     """Drop text commands, and all spaces but those between digits."""
-    return without_spaces(_TEXT.sub(r"\1", text))
+    return without_spaces(SAYS.text.sub(r"\1", text))
 
 
 def _worded(text: str) -> str | None:
@@ -579,7 +525,7 @@ def _worded(text: str) -> str | None:
     plain = re.sub(
         r"^(?:(?:it is|it's|it was|on)\s+)?(?:(?:the|an?)\s+)?(?=[a-z]{3})",
         "",
-        _TEXT.sub(r" \1 ", text).strip("() "),
+        SAYS.text.sub(r" \1 ", text).strip("() "),
         flags=re.IGNORECASE,
     )
     if re.fullmatch(r"[A-Za-z\d\s\"'`.,;:!?~/-]+", plain) is None:

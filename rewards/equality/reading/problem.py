@@ -29,7 +29,6 @@ from gtpo.rewards.equality.reading.units import (
 from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 
 # -- what it asks its answer to be; what it does not say asks for nothing ---------------------------------------------
-_SENTENCE = re.compile(r"(?<=[.?!])\s+|\n+")
 _CURRENCIES, _FORMS, _ORDERS, _TOPICS = (patterns(name) for name in ("currencies", "forms", "orders", "topics"))
 _NO_NOUN = words("does is was has this less plus across his its as pass times")
 _PLACES_OF = {"tenth": 1, "hundredth": 2, "cent": 2, "penny": 2, "thousandth": 3}
@@ -73,10 +72,10 @@ def _named(table: Sequence[tuple[re.Pattern[str], str]], text: str) -> frozenset
 
 def read_contract(text: str, prose: str, whole: str) -> Contract:
     """Return what a problem asks; `prose` is its text without formulas, `whole` what stands before it too."""
-    sentences = [sentence for sentence in _SENTENCE.split(text) if SAYS.asks.search(sentence)]
+    sentences = [sentence for sentence in SAYS.sentence.split(text) if SAYS.asks.search(sentence)]
     asking = " ".join(sentences)
     several = SAYS.several.search(asking)
-    units, counts = _asked_for([sentence for sentence in _SENTENCE.split(prose) if SAYS.asks.search(sentence)])
+    units, counts = _asked_for([sentence for sentence in SAYS.sentence.split(prose) if SAYS.asks.search(sentence)])
     return Contract(
         units=frozenset(units),
         measure=next(filter(None, map(_measure_in, SAYS.in_symbols.findall(asking))), "") if "/" in asking else "",
@@ -141,15 +140,6 @@ def _places(text: str) -> int | None:
 
 
 # -- what stands in it ------------------------------------------------------------------------------------------------
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_MATHEMATICS = re.compile(
-    r"(?:\\[a-zA-Z]+|\\[^a-zA-Z\s]|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[\d.,]*\d|[-+*/^_=<>()\[\]{}|!%]|\s)+"
-)
-_SEPARATOR = re.compile(r"=|<|>|\\le(?![a-z])|\\ge(?![a-z])|\\ne(?![a-z])|\\approx|\\to(?![a-z])|,|;|&|\\\\")
-_RELATION = re.compile(r"=|<|>|\\(?:le|leq|ge|geq|ne|neq|approx|equiv|to|in)(?![a-z])")
-_OPTION_END = re.compile(r"(?:\\q?quad|[\s$,;&]|\\\\|\\[,; ])+$")
-_NUMERAL = re.compile(r"(?<![\w.$\\{])-?(?:\d[\d,]*\.?\d*|\.\d+)(?![\w}])")
-_ORDER = re.compile(r"\(\s*([a-zA-Z](?:\s*,\s*[a-zA-Z])+)\s*\)")
 _N = r"\$?(\d[\d,]*(?:\.\d+)?|\d+/\d+)\$?"
 _SPOKEN = [
     (re.compile(pattern.replace("N", _N), re.IGNORECASE), expression)
@@ -168,12 +158,12 @@ class ProblemText:
         self._text = text[-PROBLEM_CHARACTERS:]
         self._question = _last_shot(self._text)
         self._formulas, self._prose = _split(self._text)
-        self._asking = [sentence for sentence in _SENTENCE.split(self._question) if SAYS.asks.search(sentence)]
+        self._asking = [sentence for sentence in SAYS.sentence.split(self._question) if SAYS.asks.search(sentence)]
         self._asked_prose = _split(" ".join(self._asking))[1]
 
     @cached_property
     def _runs(self) -> list[str]:
-        return [match.group() for match in _MATHEMATICS.finditer(one_spelling(self._prose))]
+        return [match.group() for match in SAYS.mathematics.finditer(one_spelling(self._prose))]
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:
@@ -186,10 +176,10 @@ class ProblemText:
         text = one_spelling(self._text)
         inner = [
             next((part for part in match.groups() if part is not None), match.group())
-            for match in [*_FORMULA.finditer(text), *_NUMERAL.finditer(text)]
+            for match in [*SAYS.formula.finditer(text), *SAYS.numeral.finditer(text)]
             if SAYS.restated.search(text[max(0, match.start() - 60) : match.start()].rstrip("$ "))
         ]
-        terms = [_parsed(part) for piece in inner for part in (piece, *_SEPARATOR.split(piece))]
+        terms = [_parsed(part) for piece in inner for part in (piece, *SAYS.separator.split(piece))]
         return frozenset(canonical(term) for term in terms if term is not None and is_literal(term))
 
     @cached_property
@@ -199,7 +189,7 @@ class ProblemText:
         plain = self._text.replace(",", "")
         spoken = [form.format(*filter(None, m.groups())) for pattern, form in _SPOKEN for m in pattern.finditer(plain)]
         whole = [*self._formulas, *self._runs, *spoken]
-        pieces = list(dict.fromkeys(piece for part in whole for piece in [part, *_SEPARATOR.split(part)]))
+        pieces = list(dict.fromkeys(piece for part in whole for piece in [part, *SAYS.separator.split(part)]))
         terms = [term for piece in pieces[:PROBLEM_EXPRESSIONS] if (term := _parsed(piece)) is not None]
         return frozenset(canonical(part) for term in terms for part in subterms(term) if not is_literal(part))
 
@@ -240,20 +230,20 @@ class ProblemText:
             if len(run) >= 2:
                 ends = [*(match.start() for match in run[1:]), len(text)]
                 lines = [text[match.end() : end].strip().split("\n")[0] for match, end in zip(run, ends, strict=True)]
-                bare = [_OPTION_END.sub("", line).strip().removeprefix("$").strip() for line in lines]
+                bare = [SAYS.option_end.sub("", line).strip().removeprefix("$").strip() for line in lines]
                 return dict(zip((match["letter"] for match in run), bare, strict=True))
         return {}
 
     @cached_property
     def order(self) -> tuple[str, ...]:
         """Letters of the tuple it asks for, `x, y` of "find (x, y)"; empty if it names none."""
-        order = _ORDER.findall(one_spelling(self._text))
+        order = SAYS.order.findall(one_spelling(self._text))
         return tuple(re.findall(r"[a-zA-Z]", order[-1])) if order else ()
 
     @cached_property
     def asks_percent(self) -> bool:
         """Whether a question or instruction speaks of a percentage without a number before it."""
-        for sentence in _SENTENCE.split(self._question):
+        for sentence in SAYS.sentence.split(self._question):
             for match in SAYS.percent.finditer(sentence):
                 if re.search(r"\bas an? $", sentence[: match.start()]):
                     return True
@@ -281,8 +271,8 @@ class ProblemText:
     @cached_property
     def asked_names(self) -> frozenset[str]:
         """Names of quantities in its question: `AC`, `f^{-1}(x)`."""
-        pieces = [*_split(self._asking[-1])[0], *_SEGMENT.findall(self._asked_prose)] if self._asking else []
-        return frozenset(plain_name(piece) for piece in pieces if not _RELATION.search(piece) and len(piece) < 40)
+        pieces = [*_split(self._asking[-1])[0], *SAYS.segment.findall(self._asked_prose)] if self._asking else []
+        return frozenset(plain_name(piece) for piece in pieces if not SAYS.relates.search(piece) and len(piece) < 40)
 
     @cached_property
     def topics(self) -> frozenset[str]:
@@ -299,11 +289,6 @@ class ProblemText:
 read_problem = lru_cache(maxsize=1024)(ProblemText)
 
 
-_PRICE = re.compile(r"\s?[\d.][\d,.]*(?![\w\\^])")
-_WORD = re.compile(r"(?<![\\{a-zA-Z])[a-z]{3,}")
-_SEGMENT = re.compile(r"\b[A-Z]{2}\b")
-
-
 def _last_shot(text: str) -> str:
     """Return the last problem of a prompt with solved ones before it, and the whole text of any other."""
     starts = [match.start() for match in SAYS.shot.finditer(text)]
@@ -315,9 +300,10 @@ def _split(text: str) -> tuple[list[str], str]:
     formulas: list[str] = []
     prose: list[str] = []
     start = position = 0
-    while (match := _FORMULA.search(text, position)) is not None:
+    while (match := SAYS.formula.search(text, position)) is not None:
         inner = match[2]
-        if inner is not None and _PRICE.match(inner) and (_WORD.search(inner) or text[match.end() :][:1].isdigit()):
+        digit = text[match.end() :][:1].isdigit()
+        if inner is not None and SAYS.price.match(inner) and (digit or SAYS.word.search(inner)):
             position = match.start() + 1
             continue
         prose.append(text[start : match.start()])

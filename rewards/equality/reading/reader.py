@@ -35,20 +35,7 @@ from gtpo.rewards.limits import MAX_DEPTH
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\equiv": "=",
               "\\to": "="}  # fmt: skip
-_RELATION = re.compile(r"\\(?:le|ge|ne|approx|equiv|in|to)(?![a-zA-Z])|[=<>]")
-_SET_OPERATION = re.compile(
-    r"\\(?:cup|cap|setminus)(?![a-zA-Z])|(?:(?<=\\reals)|(?<=\\\}))\s*-\s*(?=\\\{)|(?<=[)\]}])\s*[U∪]\s*(?=[(\[\\])"
-)
 _UNCHOSEN = WORDS.changes_meaning - {"and"}
-_DENIED = re.compile(r"\\(?:not|neg|lnot|notin|sim)(?![a-zA-Z])")
-# Words by which a text is more than a name.
-_CLAUSE = re.compile(r"\b(?:is|are|was|were|has|have|had|gets?|equals|which|because|since)\b")
-_COMPOSED = re.compile(r"[^\d.,]\s*[^\d.,\s]|\d-\d")  # What no type of the table reads is most answers: a plain number
-_TEXT_PIECE = re.compile(r"\\text\s*\{([^{}]*)\}")
-_NAME = re.compile(
-    r"(?:\\(?:text|overline|vec|bar|hat|overrightarrow|widehat|triangle|angle|[a-zA-Z]+)|[a-zA-Z]"
-    r"|[_^{}()|'\s,:/]|(?<=[_^])\d+|(?<=[_^]\{)\d+)+"
-)
 
 
 def read(text: str, depth: int = 0) -> Answer:
@@ -59,7 +46,7 @@ def read(text: str, depth: int = 0) -> Answer:
     text = inside[1].strip() if inside else text
     if depth > MAX_DEPTH:
         return read_quantity(text)
-    for kind in TYPES if _COMPOSED.search(text) else ():
+    for kind in TYPES if SAYS.composed.search(text) else ():
         if (typed := kind.read(text, lambda part: read(part, depth + 1))) is not None:
             return typed
     # In the order in which they bind: `x = 1, y = 2` is a list of equations, `x \in A \cup B` says in what x is.
@@ -94,7 +81,7 @@ def split_choice(text: str) -> tuple[str, str, bool] | None:
 
 
 def _read_words(text: str, depth: int) -> Answer | None:
-    plain = _TEXT_PIECE.sub(r" \1 ", text)
+    plain = SAYS.text.sub(r" \1 ", text)
     plain = re.sub(r"\s+", " ", plain).strip()
     # `sin x` as typed is a function, no words.
     if re.match(r"(?:sin|cos|tan|cot|sec|csc|ln|log)\s", plain):
@@ -116,7 +103,7 @@ def _read_words(text: str, depth: int) -> Answer | None:
         product = len(plain) <= 3 and re.fullmatch(r"[a-z]{2,3}|[a-z]+ ?[a-z]", plain)
         if product or plain.lower() in ("infinity", "inf", "oo", "pi"):
             return None
-    pieces = split_top(_TEXT_PIECE.sub(r" \1 ", text), re.compile(r"(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|,|;"))
+    pieces = split_top(SAYS.text.sub(r" \1 ", text), re.compile(r"(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|,|;"))
     parts = [part.strip() for _, part in pieces if part.strip()]
     words = (Scalar(("sym", part)) if len(part) == 1 and part.isalpha() else Words(part) for part in parts)
     return Listing("list", tuple(words)) if len(parts) > 1 else Words(plain)
@@ -162,7 +149,7 @@ def _signs(text: str) -> bool:
 
 def _expand_signs(text: str, depth: int) -> Answer | None:
     r"""`1 \pm \sqrt{2}` is a list of two answers; several signs change together."""
-    if not _signs(text) or _RELATION.search(text) or split_top(text, _SET_OPERATION)[1:]:
+    if not _signs(text) or SAYS.relation.search(text) or split_top(text, SAYS.set_operation)[1:]:
         return None
     items = tuple(read(text.replace("\\pm", a).replace("\\mp", b), depth + 1) for a, b in ("+-", "-+"))
     return Listing("list", items) if all(isinstance(item, (Scalar, Listing)) for item in items) else None
@@ -171,29 +158,29 @@ def _expand_signs(text: str, depth: int) -> Answer | None:
 def is_name(text: str) -> bool:
     """Return whether a text only names something: letters, subscripts, primes, `f(x)`, `AB`, `|AB|`, words."""
     text = re.sub(r"(?<=[a-zA-Z])\^\s*(?:\{\s*-1\s*\}|-1)", "", text.strip())  # f^{-1}(x)
-    if not text or not re.search(r"[a-zA-Z]", _TEXT_PIECE.sub(r"\1", text)):
+    if not text or not re.search(r"[a-zA-Z]", SAYS.text.sub(r"\1", text)):
         return False
     if (
-        _CLAUSE.search(text)
+        SAYS.more_than_a_name.search(text)
         or re.search(r"^\(\s*(?:\\text\s*\{)?[A-H]\s*\}?\s*\)", text)
-        or _DENIED.search(text)
+        or SAYS.denied.search(text)
         or not WORDS.negations.isdisjoint(re.findall(r"[a-z']+", text.lower()))
     ):  # `x \not` of `\not\in`
         return False
     if re.fullmatch(r"[a-zA-Z]['a-zA-Z]*\s*\([^()=]*\)", text):  # f(2), W(n), P(A or B)
         return True
-    bare = _TEXT_PIECE.sub(" ", text)
+    bare = SAYS.text.sub(" ", text)
     if not bare.strip():
         return True
     if len(re.findall(r"(?<![\\a-zA-Z])(?!d[a-z](?![a-z]))[a-z]{2,}", bare)) > 1:  # a sentence
         return False
     if re.search(r"\\(?:sin|cos|tan|log|ln|sqrt|pi|sum|int|infty|pm)(?![a-zA-Z])|[+*<>=!]|(?<!\\)-", bare):
         return False
-    return _NAME.fullmatch(bare) is not None
+    return SAYS.bare_name.fullmatch(bare) is not None
 
 
 def _read_relation(text: str, depth: int) -> Answer | None:
-    pieces = split_top(text, _RELATION)
+    pieces = split_top(text, SAYS.relation)
     if len(pieces) < 2:
         return None
     separators = [separator for separator, _ in pieces[1:]]
@@ -242,7 +229,7 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
     quantities = [read_calculation(part) for part in parts]
     unread = [isinstance(quantity, Words) for quantity in quantities]
     middle = [part for each, part in list(zip(unread, parts, strict=True))[1:-1] if each]
-    if any(unread[-1] or re.search(r"\d", part) or _CLAUSE.search(part) for part in middle):
+    if any(unread[-1] or re.search(r"\d", part) or SAYS.more_than_a_name.search(part) for part in middle):
         return Words(" = ".join(parts))  # `y = 2x + 1 attained at y = 5`: no chain
     numbers = [q for q in quantities if isinstance(q, Scalar) and not _has_symbols(q.term)]
     contradicted = _contradict(numbers)
@@ -305,7 +292,7 @@ def _has_symbols(term: Term) -> bool:
 
 
 def _read_set_operation(text: str, depth: int) -> Answer | None:
-    pieces = split_top(text, _SET_OPERATION)
+    pieces = split_top(text, SAYS.set_operation)
     if len(pieces) < 2:
         return None
     parts = []

@@ -201,9 +201,6 @@ def spoken_quantity(text: str) -> tuple[Fraction, Unit] | None:
 
 
 # -- quantities: a number with what may stand around it ----------------------------------------------------------
-_PLAIN = re.compile(r"[-+]?\s*[\d.]+(?:\s*/\s*\d+)?|-?\\frac\{\d+\}\{\d+\}")
-_TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_DECIMAL = re.compile(r"[+-]?\s*(\d*)\.(\d+)")
 
 
 def mixed(text: str) -> str:
@@ -251,7 +248,7 @@ def read_quantity(text: str) -> Scalar | Based | Words:
         for word in scale_words:
             scaled = ("mul", scaled, ("num", Fraction(scale_of(word) or 1)))
         return Scalar(scaled, 0, 0, unit, percent, term, scale_words)
-    decimal = _DECIMAL.fullmatch(number.strip("() "))
+    decimal = SAYS.decimal.fullmatch(number.strip("() "))
     digits = places = 0
     if decimal:
         places = len(decimal[2])
@@ -299,7 +296,7 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
         if text.endswith("%"):
             text, percent = text[:-1], True
             continue
-        degrees = None if _TRIGONOMETRY.search(text) else SAYS.degrees.search(text)
+        degrees = None if SAYS.trigonometry.search(text) else SAYS.degrees.search(text)
         if degrees:
             text = text[: degrees.start()]
             unit = Unit({"C": "celsius", "F": "fahrenheit"}.get(degrees["scale"] or "", "degree"))
@@ -337,7 +334,7 @@ def _typed_unit(match: re.Match[str], text: str) -> bool:
     if scale_of(phrase[0]) is not None:
         return True
     if phrase[0] in ("m", "s", "g", "h", "l", "L") and len(phrase) == 1:  # `12 m`; but `12m` and `\\pi m` are products
-        return bool(match["space"]) and _PLAIN.fullmatch(text[: match.start()]) is not None
+        return bool(match["space"]) and SAYS.plain.fullmatch(text[: match.start()]) is not None
     if not match["space"]:
         return is_unit_word(phrase[0])
     if text[: match.start()].endswith("\\pi"):  # `4\pi abc` is a volume
