@@ -9,6 +9,7 @@ prompt's completions side by side, L tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -195,3 +196,25 @@ def prepare_completions(
         union=spans.union,
         excluded=excluded,
     )
+
+
+def keep_in_band(
+    objective: Objective, completions: Completions, entropy: Tensor, num_generations: int, *, progress: float = 0.0
+) -> Completions:
+    """Return whole groups without what the entropy band leaves out (arXiv 2604.26326, Algorithm 1 and Eq. 5).
+
+    entropy: the round's mean `<H>_i` in nats, a scalar. progress: steps taken, as a share of the run's. Advantages are
+    scaled by G over the number that is left of the group, so that the group's mean is taken over these.
+    """
+
+    def bound(start: float, end: float | None) -> float:
+        return start if end is None else start + (end - start) * progress
+
+    low = bound(objective.band_low, objective.band_low_end)
+    high = bound(math.inf if objective.band_high is None else objective.band_high, objective.band_high_end)
+    # Pushing a completion down raises entropy, and pushing it up lowers it.
+    direction = (entropy > high).to(completions.advantages.dtype) - (entropy < low).to(completions.advantages.dtype)
+    inside = direction * completions.advantages >= 0
+    left = inside.view(-1, num_generations).sum(dim=1).clamp(min=1).repeat_interleave(num_generations)
+    excluded = ~inside if completions.excluded is None else completions.excluded | ~inside
+    return completions._replace(advantages=completions.advantages * num_generations / left, excluded=excluded)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gtpo.completions import Completions, check_ids, group_advantages, prepare_completions
+from gtpo.completions import Completions, check_ids, group_advantages, keep_in_band, prepare_completions
 from gtpo.conflict import completion_lengths, span_weights
 from gtpo.presets import LN2, PRESETS, Objective
 
@@ -37,6 +37,7 @@ __all__ = [
     "filter_is_active",
     "loss_from_statistics",
     "policy_loss",
+    "pushed_tokens",
     "reference_loss",
     "reference_statistics",
     "token_entropy",
@@ -126,6 +127,28 @@ def weighted_advantages(objective: Objective, advantages: Tensor) -> Tensor:
     return torch.where(advantages > 0, factors[0] * advantages, factors[1] * advantages)
 
 
+def pushed_tokens(
+    objective: Objective, completions: Completions, logps: Tensor, entropies: Tensor, mask: Tensor
+) -> Tensor:
+    """Return which tokens [N, L] bool of those that the mask marks have a policy gradient at all.
+
+    logps log pi(o_it) and entropies H_it [N, L], detached, of the policy as it is in this step.
+    """
+    pushed = mask
+    if objective.surprisal_low > 0 or objective.surprisal_high is not None:
+        # A certain token has 0 / 0: its surprisal goes to 0 faster than the entropy does.
+        index = -logps / entropies.clamp(min=torch.finfo(entropies.dtype).tiny)
+        pushed = pushed & (index >= objective.surprisal_low)
+        pushed = pushed if objective.surprisal_high is None else pushed & (index <= objective.surprisal_high)
+    if objective.negative_token_share < 1:
+        sampled = logps if completions.old_logps is None else completions.old_logps
+        # In float64, or 0.3 of 10 tokens would be one that nobody expects. At least one is pushed.
+        count = (objective.negative_token_share * mask.sum(dim=1).double()).round().clamp(min=1)
+        rank = sampled.masked_fill(~mask, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
+        pushed = pushed & ((rank < count[:, None]) | (completions.advantages >= 0)[:, None])
+    return pushed
+
+
 def policy_loss(
     objective: Objective,
     completions: Completions,
@@ -165,18 +188,23 @@ def policy_loss(
         shaped = shaped - objective.gamma * sampled
     shaped = torch.where(kept & included, shaped, 0.0)
 
-    # (7) rho is 1 in value, with the gradient of log pi, until an optimizer step has moved the policy.
-    old_logps = completions.old_logps
-    ratio = torch.exp(logps - (logps.detach() if old_logps is None else old_logps))
     importance = completions.importance_weights
     if importance is not None:
         # TRL corrects by token or by completion; both are factors on lambda, so that the clipping below sees them.
         weights = weights * (importance[:, None] if importance.dim() == 1 else importance)
-    terms = shaped[:, None] * weights * ratio
+    pushes, pushed = shaped[:, None] * weights, mask
+    if objective.chooses_tokens:
+        pushed = pushed_tokens(objective, completions, logps.detach(), entropies.detach(), mask)
+    # What counts for nothing may have any ratio, and 0 times an infinite one, or its gradient, would be NaN.
+    pushed = pushed & (pushes != 0)
+    # (7) rho is 1 in value, with the gradient of log pi, until an optimizer step has moved the policy.
+    old_logps = completions.old_logps
+    ratio = torch.exp(torch.where(pushed, logps - (logps.detach() if old_logps is None else old_logps), 0.0))
+    terms = pushes * ratio
     if old_logps is not None:
         # The pessimistic bound of PPO. The clipped branch has no gradient, which is what limits the step.
-        terms = torch.minimum(terms, shaped[:, None] * weights * ratio.clamp(1 - epsilon_low, 1 + epsilon_high))
-    policy = torch.where(mask, terms, 0.0).sum(dim=1) / (lengths * _conflict_norm(objective, completions))
+        terms = torch.minimum(terms, pushes * ratio.clamp(1 - epsilon_low, 1 + epsilon_high))
+    policy = torch.where(pushed, terms, 0.0).sum(dim=1) / (lengths * _conflict_norm(objective, completions))
     # A tensor, not 0.0: the losses keep their shape and dtype in every mode.
     entropy_term = torch.zeros_like(policy)
     if objective.entropy_mode == "loss":
@@ -269,8 +297,12 @@ def loss_of_groups(
         objective, scored, completion_ids, mask, num_generations, truncated=truncated, dtype=dtype
     )
     gate_active = filter_is_active(objective, initial_entropy)
+    advantages = given.advantages
+    if objective.has_band:
+        means = torch.where(mask, statistics[1].detach(), 0.0).sum(dim=1) / mask.sum(dim=1)
+        given = keep_in_band(objective, given, means.mean(), num_generations)
     found = policy_loss(objective, given, *statistics, mask, num_generations, gate_active=gate_active)
-    return Loss(found.loss, given.advantages, found.shaped_advantages, found.entropy, found.kept, given.weights)
+    return Loss(found.loss, advantages, found.shaped_advantages, found.entropy, found.kept, given.weights)
 
 
 def loss_from_statistics(
@@ -287,8 +319,11 @@ def loss_from_statistics(
     """Return the loss from per-completion statistics [N]: what logged steps are checked with.
 
     advantages A, entropy `<H>`, lengths |o|, forward and backward span lengths; rho = 1. Raises ValueError on shapes
-    that differ, rows that are no whole groups, and spans longer than their completion.
+    that differ, rows that are no whole groups, spans longer than their completion, and an objective that chooses
+    tokens by their probabilities.
     """
+    if objective.chooses_tokens:
+        raise ValueError("the objective chooses tokens by their probabilities, which are not among these statistics")
     rows = advantages.shape[0]
     for name, value in (("entropy", entropy), ("lengths", lengths), ("forward", forward), ("backward", backward)):
         if value.shape != (rows,):
@@ -310,6 +345,8 @@ def loss_from_statistics(
     weights = spans.weights if objective.conflict else torch.ones_like(spans.weights)
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]
     given = Completions(advantages, weights, forward, backward, spans.union, old_entropy=entropy)
+    if objective.has_band:
+        given = keep_in_band(objective, given, entropy.mean(), num_generations)
     return policy_loss(
         objective,
         given,

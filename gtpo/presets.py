@@ -58,6 +58,25 @@ class _Switches:
     """Probabilities are clamped at this value inside the entropy's logarithm (published code: 1e-6; 0 is exact)."""
     entropy_temperature: Literal["sampling", "one"] = "sampling"
     """Temperature of the distribution whose log-probabilities and entropy are taken."""
+    surprisal_low: Annotated[float, Field(ge=0)] = 0.0
+    """Tokens whose `-log p / H` lies below this have no policy gradient (RSI-S, arXiv 2606.31575)."""
+    surprisal_high: Annotated[float | None, Field(gt=0)] = None
+    """Tokens whose `-log p / H` lies above this have no policy gradient either. Unset: none lies above."""
+    negative_token_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the tokens of a completion of negative advantage, the least likely ones, that are pushed down; the
+    others have no policy gradient (NTF, arXiv 2606.17250)."""
+    band_low: Annotated[float, Field(ge=0)] = 0.0
+    """If the round's mean entropy in nats lies below it, positive advantages are left out (arXiv 2604.26326)."""
+    band_high: Annotated[float | None, Field(gt=0)] = None
+    """If it lies above this, negative advantages are left out. Unset: nothing lies above."""
+    band_low_end: Annotated[float | None, Field(ge=0)] = None
+    """`band_low` at the last step, reached in a straight line. Unset: it stays."""
+    band_high_end: Annotated[float | None, Field(gt=0)] = None
+    """`band_high` at the last step, reached in a straight line. Unset: it stays."""
+    loss: str | None = None
+    """Your own loss in the place of `gtpo.objective.policy_loss`, as `package.module:function`."""
+    loss_source: str | None = None
+    """Hash of the file that `loss` lies in, which a run fills in: another formula is another run."""
     skip_zero_variance_groups: bool = False
     """Drop groups whose rewards are all equal; otherwise the entropy term still moves them."""
     mask_truncated: bool = False
@@ -88,6 +107,16 @@ class Objective(_Switches):
     def temperature(self, sampling: float) -> float:
         """Return the temperature at which log-probabilities and entropy are taken, given that of the sampling."""
         return 1.0 if self.entropy_temperature == "one" else sampling
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """Whether some tokens have no policy gradient, by their probabilities."""
+        return self.surprisal_low > 0 or self.surprisal_high is not None or self.negative_token_share < 1
+
+    @property
+    def has_band(self) -> bool:
+        """Whether completions are left out by the round's mean entropy."""
+        return self.band_low > 0 or self.band_high is not None
 
     def head_options(self, sampling: float) -> dict[str, Any]:
         """Return what `gtpo.head.head_statistics` is told of this objective, given the temperature of the sampling."""
@@ -128,4 +157,8 @@ PRESETS: dict[str, Objective] = {
     "nsr": replace(_GRPO, positive_advantage_weight=0.0),
     "psr": replace(_GRPO, negative_advantage_weight=0.0),
     "w-reinforce": replace(_GRPO, positive_advantage_weight=0.1),
+    # Which numbers are the papers' own: docs/method.md, "Who gets pushed, by how much".
+    "rsi": replace(_GRPO, surprisal_low=0.1, surprisal_high=3.0),
+    "ntf": replace(_GRPO, negative_token_share=0.1),
+    "entropy-band": replace(_GRPO, band_low=0.6, band_high=0.7, band_low_end=0.1, band_high_end=0.2),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
+import importlib.util
 import inspect
 import math
 import sys
@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.provenance import file_hash
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -41,6 +42,26 @@ def import_dotted(path: str, what: str) -> Any:
     The working directory is searched too, so a file beside the config works. Raises UserError that names the part
     of the path that fails: the module or the attribute.
     """
+    module, attribute = _locate(path, what, importlib.import_module)
+    module_name = module.__name__
+    if not hasattr(module, attribute):
+        known = [name for name in dir(module) if not name.startswith("_") and callable(getattr(module, name))]
+        raise UserError(f'{what} "{path}": {module_name} has no "{attribute}".{did_you_mean(attribute, known)}')
+    return getattr(module, attribute)
+
+
+def source_hash(path: str, what: str) -> str | None:
+    """Return a hash of the file in which a dotted path lies, which is not run; None if it lies in no file.
+
+    Raises UserError as `import_dotted` does.
+    """
+    # What is not to be found has no spec; importing it says what is missing.
+    spec, _ = _locate(path, what, lambda name: importlib.util.find_spec(name) or importlib.import_module(name))
+    return file_hash(Path(spec.origin)) if spec.has_location else None
+
+
+def _locate(path: str, what: str, find: Callable[[str], Any]) -> tuple[Any, str]:
+    """Return what `find` makes of a dotted path's module, and the attribute. UserError if it raises."""
     module_name, _, attribute = path.rpartition(":") if ":" in path else path.rpartition(".")
     if not module_name or not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise UserError(f'{what} "{path}": expected a dotted path such as my_module.name or my_module:name')
@@ -50,7 +71,7 @@ def import_dotted(path: str, what: str) -> Any:
     if added:
         sys.path.insert(0, here)
     try:
-        module = importlib.import_module(module_name)
+        return find(module_name), attribute
     except Exception as error:
         lacking = error.name if isinstance(error, ModuleNotFoundError) else None
         # A module that the user's own file imports and lacks is that file's fault, not the path's.
@@ -62,10 +83,6 @@ def import_dotted(path: str, what: str) -> Any:
     finally:
         if added and here in sys.path:
             sys.path.remove(here)
-    if not hasattr(module, attribute):
-        known = [name for name in dir(module) if not name.startswith("_") and callable(getattr(module, name))]
-        raise UserError(f'{what} "{path}": {module_name} has no "{attribute}".{did_you_mean(attribute, known)}')
-    return getattr(module, attribute)
 
 
 def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> RewardFunction:

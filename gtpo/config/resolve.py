@@ -17,6 +17,7 @@ from gtpo.config.published import Findings
 from gtpo.config.schema import TrainConfig
 from gtpo.presets import PRESETS
 from gtpo.rewards.data.problems import MATH_SUBJECTS, has_subjects, training_source
+from gtpo.rewards.loading import source_hash
 
 # Above it an Adam moment moves by less than the resolution of block-wise 8-bit states, and updates are lost.
 LARGEST_8BIT_BETA = 0.9999
@@ -183,5 +184,7 @@ def resolve(config: TrainConfig, document: Document, world_size: int | None = No
         if training.max_completion_length is None:
             training.max_completion_length = model.max_seq_length - training.max_prompt_length
         config.objective.preset = config.preset_name()
+        source = source_hash(loss, "objective.loss") if (loss := config.objective.changes().get("loss")) else None
+        config.objective = config.objective.model_copy(update={"loss_source": source})
         found.notices += _batch(config, document, world_size or launched_processes())
     return config, found.notices

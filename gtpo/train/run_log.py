@@ -11,6 +11,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,8 @@ class RunLog(RunPart):
             self.folder.write_problems(map(prompt_text, rows["prompt"]))
         plain = json.loads(args.to_json_string())
         training = {key: value for key, value in plain.items() if key not in ("seed", "output_dir", "run_name")}
+        if (objective := getattr(self.trainer, "objective", None)) is not None:
+            training["objective"] = asdict(objective)
         model = {"name": self._base_model(), "random_seed": args.seed}
         config = {
             "run_name": self.folder.root.name, "method": method_of(args), "model": model, "training": training
@@ -355,5 +358,10 @@ def _hardware() -> dict[str, Any]:
 def describe_calibration(gate: GateCalibration) -> dict[str, Any]:
     """Return the gate's decision, and H_ini if it was measured, for run.json."""
     decision = {"filter": gate.objective.filter, "active": gate.active(), "scope": gate.objective.filter_scope}
-    measured = gate.calibration
-    return {"gate": decision, **({"initial_entropy": measured.record()} if measured and measured.samples else {})}
+    measured, objective = gate.calibration, gate.objective
+    own = {"loss": {"function": objective.loss, "source": objective.loss_source}} if objective.loss else {}
+    return {
+        "gate": decision,
+        **own,
+        **({"initial_entropy": measured.record()} if measured and measured.samples else {}),
+    }

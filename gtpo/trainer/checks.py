@@ -389,7 +389,7 @@ def check_first_loss(
     wide = torch.float32 if hidden.is_cuda else torch.float64
     theirs = ours.detach().to(wide).requires_grad_()
     exact = LMHead._make(part.detach().to(wide) if isinstance(part, Tensor) else part for part in head)
-    options = trainer.objective.head_options(trainer.temperature)
+    options = trainer.head_options()
     with torch.enable_grad():
         statistics = token_statistics(ours, ids=ids, mask=mask, **options, **head._asdict())
         fused = loss(given, *statistics, mask)

@@ -16,7 +16,7 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from gtpo.common.errors import UserError
-from gtpo.completions import Advantages, group_advantages, prepare_completions
+from gtpo.completions import Advantages, group_advantages, keep_in_band, prepare_completions
 from gtpo.presets import LN2, PRESETS, Objective
 from gtpo.rewards.completions import completion_text, format_score
 from gtpo.rewards.loading import says
@@ -28,6 +28,13 @@ def loss_mask(batch: Mapping[str, Any]) -> Tensor:
     """Return which tokens [B, L] the policy wrote: those of the completion, without what tools answered."""
     mask: Tensor = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def completion_means(entropies: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """Return `<H>_i` [B] of the entropies [B, L] of tokens; NaN of a completion that the policy did not write."""
+    mask = loss_mask(batch)
+    means: Tensor = (entropies.float() * mask).sum(dim=1) / mask.sum(dim=1)
+    return means
 
 
 def repeated_across_prompts(ids: Tensor, mask: Tensor, group: int) -> float:
@@ -140,6 +147,13 @@ class GroupStatistics:
         completions = prepare_completions(
             objective, scored._replace(advantages=advantages), ids, mask, group, truncated=truncated
         )
+        if objective.has_band:
+            entropy = trainer.round_entropy(batch)
+            progress = trainer.state.global_step / max(trainer.state.max_steps, 1)
+            completions = keep_in_band(objective, completions, entropy, group, progress=progress)
+            trl_seam.log(trainer, "entropy/round", entropy.item())
+            if completions.excluded is not None:
+                trl_seam.log(trainer, "gate/in_band", (~completions.excluded).float().mean().item())
 
         mine = slice(accelerator.process_index * local, (accelerator.process_index + 1) * local)
         own = {field: value[mine] for field, value in completions._asdict().items() if value is not None}

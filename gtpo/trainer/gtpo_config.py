@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from trl import GRPOConfig
 
+from gtpo.own_loss import loss_function
 from gtpo.presets import PRESETS, Objective
+from gtpo.rewards.loading import source_hash
 
 # Settings that are not the user's -> what to do instead, by who decides them (objective, run, sampler): setting one is
 # an error, never ignored.
@@ -61,6 +63,8 @@ class GTPOConfig(GRPOConfig):
         if isinstance(self.objective, Objective):
             self.objective = asdict(self.objective)
         objective = self.resolved_objective()
+        # Tried before a model is loaded.
+        loss_function(objective)
         defaults = {entry.name: entry.default for entry in fields(self)}
         for name, instead in DECIDED["objective"].items():
             as_decided = name == "scale_rewards" and getattr(self, name) == objective.scale_rewards
@@ -100,6 +104,8 @@ class GTPOConfig(GRPOConfig):
                 "(the name of a preset goes into preset)"
             )
         try:
+            if loss := changes.get("loss"):
+                changes = {**changes, "loss_source": source_hash(loss, "objective.loss")}
             return replace(PRESETS[self.preset], **changes)
         except ValueError as error:
             raise ValueError(f"GTPOConfig: {error}") from None

@@ -30,7 +30,8 @@ from gtpo.common.log import LOG, start_logging
 from gtpo.completions import Completions
 from gtpo.inputs.model import not_finite, rounded_away, savable_generation_config, widen_adapters
 from gtpo.inputs.model_shape import router_loss_obstacle
-from gtpo.objective import Objective, PolicyLoss, policy_loss
+from gtpo.objective import Objective, PolicyLoss
+from gtpo.own_loss import LossFunction, loss_function, needs_entropy_gradient, with_loss
 from gtpo.trainer import trl_seam
 from gtpo.trainer.adapter_sync import AdapterGeneration
 from gtpo.trainer.calibration import GateCalibration
@@ -39,6 +40,7 @@ from gtpo.trainer.group_statistics import (
     BATCH_ROWS,
     GroupStatistics,
     batch_statistics,
+    completion_means,
     draw_again,
     loss_mask,
     without_empty_columns,
@@ -264,7 +266,10 @@ _CITATION = f"""\
 
 
 class GTPOTrainer(SampledTrainer):
-    """GRPOTrainer with GTPO's objective. Same arguments; `args` is a GTPOConfig."""
+    """GRPOTrainer with GTPO's objective. Same arguments; `args` is a GTPOConfig.
+
+    loss: a function of your own in the place of `gtpo.objective.policy_loss` (`gtpo.own_loss`).
+    """
 
     _tag_names = ["trl", "gtpo"]  # noqa: RUF012  # TRL declares it so
     _name = "GTPO"
@@ -277,6 +282,8 @@ class GTPOTrainer(SampledTrainer):
         reward_funcs: Any = None,
         args: GTPOConfig | None = None,
         train_dataset: Any = None,
+        *,
+        loss: LossFunction | None = None,
         **kwargs: Any,
     ) -> None:
         args = GTPOConfig(output_dir="gtpo-output") if args is None else args
@@ -288,9 +295,14 @@ class GTPOTrainer(SampledTrainer):
         if train_dataset is not None and kwargs.get("environment_factory") is None:  # environments own their prompts
             prompts = (args.generation_batch_size or 0) // (args.num_generations or 1)
             check_inputs(reward_funcs, train_dataset, prompts=prompts)
+        self.objective: Objective = args.resolved_objective()
+        if loss is not None and self.objective.loss is not None:
+            raise ValueError(f"GTPOTrainer: loss, and objective.loss {self.objective.loss} in args: remove one of them")
+        self.loss_function = loss_function(self.objective, loss)
+        if loss is not None:
+            self.objective = with_loss(self.objective, loss)
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         trl_seam.round_nothing_in_fsdp2(self.accelerator)
-        self.objective: Objective = args.resolved_objective()
         policy: Any = self.model
         if not any(p.requires_grad for p in policy.parameters()):
             raise ValueError(
@@ -329,9 +341,7 @@ class GTPOTrainer(SampledTrainer):
         batch = super()._generate_and_score_completions(inputs)
         # The gate and the entropy term are of the policy that sampled; a later step of the round has another one.
         if self._scored_entropies is not None:
-            mask = loss_mask(batch)
-            entropies = (self._scored_entropies.float() * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-            batch["behaviour_entropy"] = entropies
+            batch["behaviour_entropy"] = completion_means(self._scored_entropies, batch).nan_to_num()
         return batch
 
     def _get_per_token_logps_and_entropies(
@@ -342,9 +352,21 @@ class GTPOTrainer(SampledTrainer):
         parts = {"ids": ids, "mask": mask}
         batch = {f"prompt_{name}": whole[:, :-length] for name, whole in parts.items()}
         batch |= {f"completion_{name}": whole[:, -length:] for name, whole in parts.items()}
-        options = self.objective.head_options(self.temperature)
-        logps, self._scored_entropies = batch_statistics(self, model, batch, **options)
+        logps, self._scored_entropies = batch_statistics(self, model, batch, **self.head_options())
         return logps, self._scored_entropies, None
+
+    def head_options(self) -> dict[str, Any]:
+        """Return what the head is told of the loss."""
+        differentiated = needs_entropy_gradient(self.objective, self.loss_function)
+        return self.objective.head_options(self.temperature) | {"entropy_gradient": differentiated}
+
+    def round_entropy(self, batch: dict[str, Any]) -> Tensor:
+        """Return the mean `<H>_i` in nats of a round of sampling over all ranks; a forward, unless TRL has made one."""
+        if self._scored_entropies is None:
+            rows = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
+            self._scored_entropies = batch_statistics(self, self.model_wrapped, rows, **self.head_options())[1]
+        means: Tensor = self.accelerator.gather(completion_means(self._scored_entropies, batch))
+        return means.nanmean()
 
     def logps_of(self, batch: dict[str, Tensor]) -> Tensor:
         """Return log-probabilities [B, L] of a batch's completions by the loss's head, at the sampling temperature."""
@@ -363,7 +385,7 @@ class GTPOTrainer(SampledTrainer):
         completions = Completions._make(inputs.get(BATCH_ROWS[field]) for field in Completions._fields)
         micro_batches = self.current_gradient_accumulation_steps if trl_seam.mode(self) == "train" else 1
         loss = functools.partial(
-            policy_loss,
+            self.loss_function,
             self.objective,
             num_generations=group,
             gate_active=self.gate.active(),
@@ -376,10 +398,9 @@ class GTPOTrainer(SampledTrainer):
         if self._loss_to_check:
             check = functools.partial(check_first_loss, self, loss, completions, inputs["completion_ids"], mask)
             self._loss_to_check = False
-        options = self.objective.head_options(self.temperature)
         of_tokens = functools.partial(loss, completions)
-        output, aux_loss = token_forward(self, model, inputs, mask, of_tokens, check=check, **options)
-        self._log(output, inputs)
+        output, aux_loss = token_forward(self, model, inputs, mask, of_tokens, check=check, **self.head_options())
+        self._log(PolicyLoss._make(value.detach() for value in output), inputs)
         total: Tensor = output.loss
         if aux_loss is None:
             return total

@@ -86,9 +86,19 @@ class Gradients(TrainerCallback):
 
 
 def step_gradients(
-    out: Path, preset: str, batch: int, accumulation: int, *, weights: Path | None = None, **settings: Any
+    out: Path,
+    preset: str,
+    batch: int,
+    accumulation: int,
+    *,
+    weights: Path | None = None,
+    loss: Any = None,
+    **settings: Any,
 ) -> dict[str, torch.Tensor]:
-    """Return the gradient of the last step and save it to `out`; or save the weights after it to `weights`."""
+    """Return the gradient of the last step and save it to `out`; or save the weights after it to `weights`.
+
+    loss: a function in the place of the objective's own.
+    """
     model, tokenizer = tiny_model()
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -129,6 +139,7 @@ def step_gradients(
         processing_class=tokenizer,
         rollout_func=rollouts,
         callbacks=[gradients],
+        loss=loss,
     )
     trainer.train()
     if weights is not None:

@@ -11,10 +11,10 @@ from approved import check_refusals
 from torch import Tensor
 
 import gtpo.head
-from gtpo.completions import Completions, group_advantages, prepare_completions
+from gtpo.completions import Completions, group_advantages, keep_in_band, prepare_completions
 from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.head import token_statistics
-from gtpo.objective import PRESETS, Objective, policy_loss, reference_loss
+from gtpo.objective import PRESETS, Objective, policy_loss, pushed_tokens, reference_loss, reference_statistics
 
 torch.set_num_threads(1)
 G = 4
@@ -93,6 +93,11 @@ def test_every_switch_by_hand(name: str, trainable: bool) -> None:
         entropy = reference_loss(PRESETS["grpo"], hidden @ lm_head.T, ids, mask, rewards, G).entropy
         objective = replace(VARIANTS[name], entropy_threshold=float(entropy.median()) + 1e-3)
         given = prepare_completions(objective, group_advantages(objective, rewards, G), ids, mask, G)
+        if objective.has_band:
+            given = keep_in_band(objective, given, entropy.mean(), G)
+        tokens = reference_statistics(objective, hidden @ lm_head.T, ids, mask, 1.0)
+        # test_token_credit.py has the loops over tokens.
+        given = given._replace(weights=given.weights * pushed_tokens(objective, given, *tokens, mask))
         exact = [hidden.requires_grad_(), lm_head.requires_grad_()]
         for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-6)):
             leaves = [t.detach().to(dtype).requires_grad_(t is hidden or trainable) for t in exact]

@@ -17,8 +17,9 @@ from test_trainer import needs_trl_kernel
 from gtpo.objective import PRESETS, reference_loss
 
 HERE = Path(__file__).resolve().parent
-KEPT = ("gtpo-no-filter:4:1", "gtpo-eq7:4:1", "gtpo-conflict-only:2:2")
-"""Two processes where the gate leaves nothing out, or half; the entropy term in both modes, and none."""
+KEPT = ("gtpo-no-filter:4:1", "gtpo-eq7:4:1", "entropy-band:2:2", "ntf:4:1")
+"""Two processes where the gate leaves nothing out, or half; the entropy term in both modes, and none; a band that the
+round's entropy decides; tokens that are chosen within a row."""
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

@@ -51,7 +51,9 @@ def test_published_preset_reproduces_every_logged_loss(shared_dir):
 
 
 def test_statistics_and_logits_give_the_same_loss_for_every_preset():
-    for name, objective in PRESETS.items():
+    # The others choose tokens by their probabilities, which are not among these statistics.
+    for name in PRESETS.keys() - {"rsi", "ntf"}:
+        objective = PRESETS[name]
         logits, ids, mask, rewards, size = batch()
         loss = reference_loss(objective, logits, ids, mask, rewards, size, initial_entropy=0.4)
         from gtpo.conflict import conflict_weights
@@ -244,7 +246,8 @@ def test_order_padding_and_split_into_groups_do_not_matter(name):
         reference_loss(objective, logits[s], ids[s], mask[s], rewards[s], size, initial_entropy=0.4).loss
         for s in (slice(0, 4), slice(4, 8), slice(8, 12))
     ]
-    assert whole.loss.item() == pytest.approx(sum(p.item() for p in parts) / 3, abs=1e-12)
+    # The band is decided by the entropy of the whole round.
+    assert objective.has_band or whole.loss.item() == pytest.approx(sum(p.item() for p in parts) / 3, abs=1e-12)
     order = torch.tensor([3, 1, 0, 2, 8, 11, 10, 9, 5, 4, 6, 7])
     shuffled = reference_loss(
         objective, logits[order], ids[order], mask[order], rewards[order], size, initial_entropy=0.4

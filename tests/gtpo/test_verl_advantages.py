@@ -58,9 +58,11 @@ def test_loss_and_gradient_are_the_reference(objective: Objective, seed: int) ->
     order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(seed))  # a group's rows lie apart
     ids, mask, rewards = (given[name][order] for name in ("completion_ids", "completion_mask", "rewards"))
     prompts = [f"prompt-{row // G}" for row in order.tolist()]
+    logps = logits[order].detach().log_softmax(dim=-1).gather(-1, ids[..., None]).squeeze(-1)
     found = token_advantages(
-        objective, ids, mask, rewards, entropies(logits[order]), prompts, batch_rows=len(order), initial_entropy=0.4
-    )
+        objective, ids, mask, rewards, entropies(logits[order]), prompts, batch_rows=len(order), token_logps=logps,
+        initial_entropy=0.4,
+    )  # fmt: skip
     loss = loss_of_verl(objective, logits[order], ids, mask, found.advantages.double(), len(order))
     (gradient,) = torch.autograd.grad(loss, logits)
     assert float((loss - expected.loss).abs()) <= 1e-6 * max(1.0, float(expected.loss.abs()))

@@ -48,7 +48,7 @@ def test_verls_ppo_loss_is_the_reference(preset: str) -> None:
             objective,
             *(ids[order], mask[order], rewards[order], entropy.detach()),
             [str(row // G) for row in order.tolist()],
-            batch_rows=rows, initial_entropy=0.4,
+            batch_rows=rows, initial_entropy=0.4, token_logps=logps.detach(),
         )  # fmt: skip
         actor = ActorConfig(
             strategy="fsdp", rollout_n=G, ppo_mini_batch_size=rows, ppo_micro_batch_size_per_gpu=rows,

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gtpo.completions import group_advantages, prepare_completions
+from gtpo.completions import group_advantages, keep_in_band, prepare_completions
 from gtpo.objective import filter_is_active, policy_loss
+from gtpo.own_loss import LossFunction
 from gtpo.presets import LN2, Objective
 
 
@@ -57,15 +58,19 @@ def token_advantages(
     prompts: Sequence[str],
     *,
     batch_rows: int,
+    token_logps: Tensor | None = None,
     initial_entropy: float | None = None,
     truncated: Tensor | None = None,
+    progress: float = 0.0,
+    loss_function: LossFunction = policy_loss,
 ) -> TokenAdvantages:
     """Return the advantages for verl's `vanilla` loss with `seq-mean-token-mean`, and the batch's metrics.
 
-    completion_ids, completion_mask and token_entropy (nats) are [N, L], right-padded; rewards [N], NaN if a
-    completion could not be scored. prompts [N]: which prompt a row answers; a prompt's rows may lie apart and their
-    number may differ from prompt to prompt. Rows with an empty mask are padding. batch_rows: what verl's loss divides
-    by, at least N. truncated [N] bool: completions that ended without EOS.
+    completion_ids, completion_mask, token_entropy (nats) and token_logps are [N, L], right-padded, of the policy that
+    sampled; without log-probabilities they count as 0. rewards [N], NaN if a completion could not be scored. prompts
+    [N]: which prompt a row answers; a prompt's rows may lie apart and their number may differ from prompt to prompt.
+    Rows with an empty mask are padding. batch_rows: what verl's loss divides by, at least N. truncated [N] bool:
+    completions that ended without EOS. progress: the share of the run's steps that is over.
 
     Raises ValueError for a batch without a completion, for a mask that is not right-padded, and if filter `auto`
     has no initial_entropy.
@@ -79,6 +84,7 @@ def token_advantages(
         raise ValueError(f"{len(mask)} completions in a batch of {batch_rows}: more than one optimizer step's")
     groups = sum(len(rows) // size for size, rows in by_size.items())
     gate_active = filter_is_active(objective, initial_entropy)
+    round_entropy = mean_entropy(token_entropy, mask)[lengths > 0].mean()
     advantages = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
     columns: dict[str, list[Tensor]] = defaultdict(list)
     for size, listed in by_size.items():
@@ -88,10 +94,13 @@ def token_advantages(
         given = prepare_completions(
             objective, scored, completion_ids[rows], mask[rows], size, truncated=ended_early, dtype=torch.float64
         )
+        if objective.has_band:
+            given = keep_in_band(objective, given, round_entropy, size, progress=progress)
         # verl's loss has a_it rho_it / (N |o_i|) with a minus: its gradient is then that of the objective.
-        logps = torch.zeros(mask[rows].shape, dtype=torch.float64, device=mask.device, requires_grad=True)
+        known = torch.zeros(mask[rows].shape, device=mask.device) if token_logps is None else token_logps[rows]
+        logps = known.detach().double().requires_grad_()
         with torch.enable_grad():
-            found = policy_loss(
+            found = loss_function(
                 objective,
                 given,
                 logps,

@@ -21,6 +21,7 @@ from gtpo.common.files import flatten
 from gtpo.config.keys import keys
 from gtpo.config.schema import ObjectiveSection
 from gtpo.presets import PRESETS, Objective
+from gtpo.rewards.loading import source_hash
 
 # The name for `trainer.v1.trainer_mode`.
 TRAINER_MODE = "gtpo_sync"
@@ -132,6 +133,8 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
     section, flat = _section(config.get("gtpo")), flatten(config)
     preset = section.preset or "gtpo"
     changes = {name: value for name, value in section.changes().items() if name != "initial_entropy"}
+    if loss := changes.get("loss"):
+        changes["loss_source"] = source_hash(loss, "gtpo.loss")
     objective = replace(PRESETS[preset], **changes)
     faults = list(_objective_faults(objective, flat))
     for key, wanted, why in _requirements(objective, preset, flat):

@@ -37,6 +37,7 @@ from gtpo.common.log import LOG, start_logging
 from gtpo.entropy import SAMPLES, Calibration, describe_gate, summarise
 from gtpo.integrations.verl.advantages import mean_entropy, token_advantages
 from gtpo.integrations.verl.settings import TRAINER_MODE, check_settings
+from gtpo.own_loss import loss_function, needs_entropy_gradient
 
 # H_ini, in verl's `trainer.default_local_dir`.
 CALIBRATION_FILE = "initial_entropy.json"
@@ -64,6 +65,13 @@ class GTPOTrainerSync(PPOTrainerSync):
     def __init__(self, config: DictConfig) -> None:
         start_logging()
         self.settings = check_settings(OmegaConf.to_container(config, resolve=True))
+        # Tried before anything is loaded. verl's loss has no place for a gradient of entropies but its own bonus.
+        self.loss_function = loss_function(self.settings.objective)
+        if self.settings.objective.loss and needs_entropy_gradient(self.settings.objective, self.loss_function):
+            raise UserError(
+                f"gtpo.loss {self.settings.objective.loss} differentiates the entropies, which verl's policy loss does "
+                "not; train it with gtpo train or GTPOTrainer"
+            )
         self.folder = Path(config.trainer.default_local_dir).absolute()
         given = self.settings.initial_entropy
         self.calibration: Calibration | None = None if given is None else Calibration(given)
@@ -126,10 +134,11 @@ class GTPOTrainerSync(PPOTrainerSync):
         for key in batch.keys:
             if not key.endswith("_0"):
                 raise ValueError(f"sample {key}: GTPO needs agent loops with one output per sample")
-        data = self._read(batch, "uid", "responses", "response_mask", "rm_scores", "entropy", "extra_fields")
+        tensors = ("responses", "response_mask", "rm_scores", "entropy", "old_log_probs")
+        data = self._read(batch, "uid", "extra_fields", *tensors)
         prompts = [str(uid) for uid in _objects(data, "uid")]
         nested_mask = data["response_mask"]
-        padded = data.select("responses", "response_mask", "rm_scores", "entropy").to_padded_tensor(0)
+        padded = data.select(*tensors).to_padded_tensor(0)
         mask, ids = padded["response_mask"].bool(), padded["responses"]
         infos = list(_reward_infos(data))
         rewards = padded["rm_scores"].sum(dim=1).double()
@@ -142,6 +151,9 @@ class GTPOTrainerSync(PPOTrainerSync):
             padded["entropy"],
             prompts,
             batch_rows=self.settings.batch_rows,
+            token_logps=padded["old_log_probs"],
+            progress=(self.global_steps - 1) / max(self.total_training_steps, 1),
+            loss_function=self.loss_function,
             initial_entropy=None if self.calibration is None else self.calibration.initial_entropy,
             truncated=self._truncated(ids, mask),
         )

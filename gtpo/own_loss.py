@@ -1,0 +1,123 @@
+"""A loss of the user's own in the place of `gtpo.objective.policy_loss`, tried before anything expensive starts.
+
+It is called exactly as `policy_loss` is and returns a `PolicyLoss`. It may call `policy_loss` itself:
+
+    def mine(objective, completions, logps, entropies, mask, num_generations, **options):
+        certain = logps.detach() > -0.01
+        completions = completions._replace(weights=completions.weights * ~certain)
+        return policy_loss(objective, completions, logps, entropies, mask, num_generations, **options)
+
+One that differentiates the entropies says so, since it costs a second visit of the head: `needs_entropy_gradient =
+True`, an attribute of the function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gtpo.common.errors import UserError
+from gtpo.common.provenance import file_hash
+from gtpo.completions import Completions, group_advantages, prepare_completions
+from gtpo.objective import Objective, PolicyLoss, policy_loss
+from gtpo.rewards.loading import import_dotted
+
+LossFunction = Callable[..., PolicyLoss]
+DECLARED = "needs_entropy_gradient"
+# Of the batch that a loss is tried on: a group of four, of which the second is cut short and has a tool's answer.
+GROUP, WIDTH = 4, 6
+
+
+def with_loss(objective: Objective, function: LossFunction) -> Objective:
+    """Return the objective with a function's name and the hash of the file that it was written in, if there is one."""
+    try:
+        source = file_hash(Path(str(inspect.getsourcefile(inspect.unwrap(function)))))
+    except (TypeError, OSError):
+        source = None  # typed at a prompt
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return replace(objective, loss=f"{function.__module__}:{name}", loss_source=source)
+
+
+def needs_entropy_gradient(objective: Objective, function: LossFunction) -> bool:
+    """Return whether the entropies are differentiated: by the objective's own term, or as the function declares."""
+    return bool(objective.head_options(1.0)["entropy_gradient"] or getattr(function, DECLARED, False))
+
+
+def loss_function(objective: Objective, function: LossFunction | None = None) -> LossFunction:
+    """Return what computes an objective's loss: a function of the user's, the one that it names, or `policy_loss`.
+
+    Raises UserError in one sentence if the user's cannot be imported or called so, or returns something else.
+    """
+    if function is None and objective.loss is None:
+        return policy_loss
+    name = f'objective.loss "{objective.loss}"' if function is None else "loss"
+    function = import_dotted(str(objective.loss), "objective.loss") if function is None else function
+    if not callable(function):
+        raise UserError(f"{name}: {type(function).__name__}, not a function that is called as policy_loss is")
+    for completions, tokens in _batches(objective):
+        _try(function, name, objective, completions, tokens)
+    return function
+
+
+def _batches(objective: Objective) -> list[tuple[Completions, tuple[Tensor, ...]]]:
+    """Return a whole group whose policy is the one that sampled, and half of it after that policy has moved."""
+    draw = torch.Generator().manual_seed(0)
+    logps, entropies, old = -torch.rand(3, GROUP, WIDTH, generator=draw, dtype=torch.float64) - 0.1
+    ids = torch.randint(0, 3, (GROUP, WIDTH), generator=draw)
+    mask = torch.arange(WIDTH) < torch.tensor([[WIDTH], [4], [5], [2]])
+    scored = group_advantages(objective, torch.tensor([1.0, 0.0, 2.0, 0.0], dtype=torch.float64), GROUP)
+    given = prepare_completions(
+        objective, scored, ids, mask, GROUP, truncated=torch.zeros(GROUP, dtype=torch.bool), dtype=torch.float64
+    )
+    mask[1, 1] = False
+    tokens: tuple[Tensor, ...] = (logps, -entropies, mask)
+    moved = given._replace(old_logps=old, old_entropy=-entropies.mean(dim=1))
+    half = Completions._make(None if column is None else column[:2] for column in moved)
+    return [(given, tokens), (half, tuple(column[:2] for column in tokens))]
+
+
+def _try(
+    function: LossFunction, name: str, objective: Objective, completions: Completions, tokens: tuple[Tensor, ...]
+) -> None:
+    """Raise UserError for what is wrong with a loss on a small batch."""
+    logps, entropies, mask = tokens[0].clone().requires_grad_(), tokens[1].clone().requires_grad_(), tokens[2]
+    arguments = (objective, completions, logps, entropies, mask, GROUP)
+    options = {"gate_active": True, "groups": len(mask) / GROUP, "epsilon_low": 0.2, "epsilon_high": 0.2}
+    try:
+        inspect.signature(function).bind(*arguments, **options)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{name}: {error}; it is called as policy_loss is: (objective, completions, logps, entropies, mask, "
+            "num_generations, *, gate_active, groups, epsilon_low, epsilon_high)"
+        ) from None
+    try:
+        output: Any = function(*arguments, **options)
+    except Exception as error:
+        raise UserError(
+            f"{name} raised {type(error).__name__} on a batch of {len(mask)} completions: {error}"
+        ) from error
+    if not isinstance(output, PolicyLoss):
+        raise UserError(f"{name} returned {type(output).__name__}; return a gtpo.objective.PolicyLoss")
+    for field, value in output._asdict().items():
+        wanted = [] if field == "loss" else list(mask.shape) if "logps" in field or "token" in field else [len(mask)]
+        found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if found != wanted:
+            raise UserError(f"{name}: {field} of its PolicyLoss must be a tensor {wanted}; found {found}")
+    if not bool(output.loss.isfinite()):
+        raise UserError(f"{name} is {float(output.loss.detach())} on a batch whose statistics are finite")
+    slopes: tuple[Tensor | None, ...] = (None, None)
+    if output.loss.requires_grad:
+        slopes = torch.autograd.grad(output.loss, (logps, entropies), allow_unused=True)
+    for slope, of in zip(slopes, ("log-probabilities", "entropies"), strict=True):
+        if slope is not None and not bool(slope.isfinite().all()):
+            raise UserError(f"{name}: its gradient with respect to the {of} is not finite")
+    if all(slope is None or not bool(slope.any()) for slope in slopes):
+        raise UserError(f"{name} has no gradient: it depends neither on the log-probabilities nor on the entropies")
+    if slopes[1] is not None and bool(slopes[1].any()) and not needs_entropy_gradient(objective, function):
+        raise UserError(f"{name} differentiates the entropies: say so with {DECLARED} = True, or detach them")
