@@ -57,6 +57,39 @@ class Completions(NamedTuple):
     """Factor on each token's policy term: [N, L], [N, 1] or [N]."""
 
 
+# A logit whose power is 0, and whose square and product with 0 are numbers.
+LOWEST = -1e9
+
+
+class Kept(NamedTuple):
+    """The ids that truncated sampling could draw, as pairs (row, id) [K]; a pair of row -1 belongs to none."""
+
+    rows: Tensor
+    ids: Tensor
+
+    @classmethod
+    def of_tokens(cls, counts: Tensor, ids: Tensor) -> Kept:
+        """Return the sets of tokens [N, L], numbered as rows 0..N L - 1.
+
+        counts [N, L]: the size of each token's set; ids [N, W]: those of a completion one after the other, then filler.
+        """
+        rows = torch.arange(counts.numel(), device=counts.device).repeat_interleave(counts.flatten())
+        return cls(rows, ids[torch.arange(ids.size(1), device=ids.device) < counts.sum(dim=1)[:, None]])
+
+    def among(self, chosen: Tensor, rows: int) -> Kept:
+        """Return the sets of chosen rows [m], of so many, numbered as they are chosen."""
+        places = self.rows.new_full((rows + 1,), -1)
+        places[chosen] = torch.arange(len(chosen), device=chosen.device)
+        return Kept(places[self.rows], self.ids)
+
+    def lower_others(self, z: Tensor, columns: slice) -> Tensor:
+        """Lower the logits [m, w] of a tile of the vocabulary outside the sets, in place."""
+        inside = (self.rows >= 0) & (self.ids >= columns.start) & (self.ids < columns.stop)
+        places = torch.where(inside, self.rows * z.shape[1] + self.ids - columns.start, z.numel())
+        others = torch.ones(z.numel() + 1, dtype=torch.bool, device=z.device).index_fill_(0, places, False)
+        return z.masked_fill_(others[:-1].view_as(z), LOWEST)
+
+
 def group_advantages(
     objective: Objective, rewards: Tensor | Sequence[float | None], num_generations: int
 ) -> Advantages:

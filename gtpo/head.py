@@ -17,6 +17,9 @@ Two visits: otherwise the backward walks the tiles again, for rows whose g or b 
 e^{z - r} that the forward kept of two fifths of the columns. A tile is visited by all rows: its gradient of W is
 complete then.
 
+Truncated sampling (top_p, top_k, min_p) draws from some of the ids, the kept set, which differs by row. All sums are
+then over the kept ids and y: the logits of a tile's other columns are lowered until e^z is 0.
+
 R rows, of which m visit, hidden width D, vocabulary V, W = lm_head [V, D], w columns of a tile.
 """
 
@@ -30,7 +33,7 @@ import torch
 from torch import Tensor
 
 from gtpo.common.packages import installed
-from gtpo.completions import check_tokens
+from gtpo.completions import Kept, check_tokens
 
 
 class Sizes(NamedTuple):
@@ -66,10 +69,11 @@ class Head(NamedTuple):
             columns = slice(start, min(start + width, kept if start < kept else len(weight)))
             yield columns, weight[columns].to(self.factors), None if bias is None else bias[columns]
 
-    def logits(self, states: Tensor, block: Tensor, bias: Tensor | None) -> Tensor:
+    def logits(self, states: Tensor, block: Tensor, bias: Any, columns: slice, kept_set: Kept | None) -> Tensor:
         """Return the logits [m, w] of states [m, D] for a tile of W [w, D]."""
         z = states.new_empty(len(states), len(block), dtype=self.wide)
-        return self.logits_(multiply(states, block.t(), z, scale=self.scale), bias)
+        z = self.logits_(multiply(states, block.t(), z, scale=self.scale), bias)
+        return z if kept_set is None else kept_set.lower_others(z, columns)
 
     def logits_(self, z: Tensor, bias: Tensor | None) -> Tensor:
         """Turn scale W h into logits, in place."""
@@ -99,11 +103,13 @@ def head_statistics(
     softcap: float | None = None,
     log_clamp: float = 0.0,
     entropy_gradient: bool = False,
+    kept_set: Kept | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log p(ids) and the entropy in nats [R] of each row, in float32 (float64 if lm_head is).
 
     hidden [R, D]; lm_head [V, D]; ids [R] long, in 0..V-1; bias [V]. Log-probabilities are differentiable in hidden,
-    lm_head and bias, entropies if `entropy_gradient`. Raises ValueError for a temperature or cap not above 0.
+    lm_head and bias, entropies if `entropy_gradient`. kept_set: the distribution is over its ids and the row's own.
+    Raises ValueError for a temperature or cap not above 0.
     """
     if not (temperature > 0 and (softcap is None or softcap > 0)):
         raise ValueError(f"temperature and softcap must be positive; found {temperature} and {softcap}")
@@ -117,30 +123,34 @@ def head_statistics(
     floor = math.log(log_clamp) if log_clamp else -math.inf
     head = Head(scale, cap, floor, entropy_gradient, factors, sizes, wide)
     with torch.autocast(hidden.device.type, enabled=False):
-        logps, entropies = _Statistics.apply(hidden, lm_head, bias, ids, head, visits)
+        logps, entropies = _Statistics.apply(hidden, lm_head, bias, ids, head, visits, kept_set)
     return logps, entropies
 
 
 def token_statistics(
-    hidden: Tensor, lm_head: Tensor, ids: Tensor, mask: Tensor, **options: Any
+    hidden: Tensor, lm_head: Tensor, ids: Tensor, mask: Tensor, kept_set: Kept | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities and entropies [N, L] of the tokens that the mask marks, 0 elsewhere.
 
-    hidden [N, L, D]: last hidden states, at the positions that predict ids [N, L]. options: of `head_statistics`.
+    hidden [N, L, D]: last hidden states, at the positions that predict ids [N, L]. kept_set: with N L rows. options: of
+    `head_statistics`.
     Raises ValueError naming the argument: shapes that do not fit, ids outside the vocabulary.
     """
     check_tokens(hidden, lm_head, options.get("bias"), ids, mask)
     # Padding costs no product with the vocabulary.
     rows = mask.flatten().nonzero()[:, 0]
     states = hidden.flatten(0, 1).index_select(0, rows)
-    found = head_statistics(states, lm_head, ids.flatten()[rows].long(), **options)
+    sets = None if kept_set is None else kept_set.among(rows, ids.numel())
+    found = head_statistics(states, lm_head, ids.flatten()[rows].long(), kept_set=sets, **options)
     logps, entropies = (values.new_zeros(ids.numel()).index_copy(0, rows, values).view(ids.shape) for values in found)
     return logps, entropies
 
 
 class _Statistics(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, ids: Tensor, head: Head, visits: int) -> Any:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, ids: Tensor, head: Head, visits: int, kept_set: Kept | None
+    ) -> Any:
         # Aliases: ZeRO-3 takes a parameter's own data away when the model's forward has ended.
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         take, states = fold, hidden.to(head.factors)
@@ -159,7 +169,7 @@ class _Statistics(torch.autograd.Function):
         # Only if no entropy is differentiated: that needs log p, which e^{z - r} in 16 bits does not give back.
         kept = states.new_empty(len(hidden), most)
         for columns, block, shift in head.tiles(weight, bias, len(hidden), most):
-            z = head.logits(states, block, shift)
+            z = head.logits(states, block, shift, columns, kept_set)
             e = kept[:, columns] if columns.stop <= most else torch.empty_like(z, dtype=head.factors)
             slope = head.slope(z)
             take(z, e, sums, ids, columns.start, LAG, u if len(u) else kept[:, : columns.start])
@@ -178,12 +188,12 @@ class _Statistics(torch.autograd.Function):
         # The clamp needs lse first, and so a visit of its own.
         if head.floor > -math.inf:
             entropies, unclamped = torch.zeros_like(total), torch.zeros_like(total)
-            for _, block, shift in head.tiles(weight, bias, len(hidden)):
-                log_p = head.logits(states, block, shift).sub_((target - logps)[:, None])
+            for columns, block, shift in head.tiles(weight, bias, len(hidden)):
+                log_p = head.logits(states, block, shift, columns, kept_set).sub_((target - logps)[:, None])
                 p = log_p.exp()
                 unclamped += (p * (log_p >= head.floor)).sum(dim=1)
                 entropies -= p.mul_(log_p.clamp_(min=head.floor)).sum(dim=1)
-        ctx.head, ctx.visits = head, visits
+        ctx.head, ctx.visits, ctx.kept_set = head, visits, kept_set
         if visits == 1:
             # dlogp/dh = (S dz_y/draw W_y - u) / total: as large as h, and all that the backward needs.
             own = weight[ids].to(head.wide).mul_((rest / total * head.slope(target))[:, None])
@@ -206,11 +216,12 @@ class _Statistics(torch.autograd.Function):
         head, (_, weight_trains, bias_trains, *_) = ctx.head, ctx.needs_input_grad
         if ctx.visits == 1:
             (slopes,) = ctx.saved_tensors
-            return (slopes * g[:, None]).to(slopes.dtype), *[None] * 5
+            return (slopes * g[:, None]).to(slopes.dtype), *[None] * 6
         hidden, ids, weight, bias, kept, sums = ctx.saved_tensors
         # A GPU is waited for here, before the first launch.
         active = ((g != 0) | (b != 0)).nonzero()[:, 0]
         g, b, ids, (target, reference, rest, level) = g[active], b[active], ids[active], sums[:, active]
+        sets = None if ctx.kept_set is None else ctx.kept_set.among(active, len(hidden))
         power = (target - reference).exp()
         scale, total = torch.full_like(g, -head.scale), rest + power
         if not head.entropy_gradient:
@@ -234,7 +245,7 @@ class _Statistics(torch.autograd.Function):
             if columns.stop <= kept.shape[1]:
                 c = kept[:, columns].index_select(0, active)
             else:
-                z = head.logits(states, block, shift)
+                z = head.logits(states, block, shift, columns, sets)
                 slope = head.slope(z)
                 z.sub_(reference[:, None])
                 c = z.exp().mul_(entropy_part(z).add_(g[:, None])) if head.entropy_gradient else z.exp_()
@@ -248,7 +259,7 @@ class _Statistics(torch.autograd.Function):
             # Before the next tile's is made beside it.
             c = z = None
         by_hidden = torch.zeros_like(hidden).index_copy_(0, active, by_states.mul_(scale[:, None]).to(hidden.dtype))
-        return by_hidden, by_weight, by_bias, None, None, None
+        return by_hidden, by_weight, by_bias, *[None] * 4
 
 
 def fold(z: Tensor, e: Tensor, sums: Tensor, ids: Tensor, start: int, lag: float, earlier: Tensor) -> None:

@@ -45,6 +45,10 @@ __all__ = [
 ]
 
 
+# Of the ratio's logarithm: its exponential is a number in any precision, whatever it is multiplied with.
+LARGEST_LOG_RATIO = 20.0
+
+
 class Loss(NamedTuple):
     """A loss and what it was made of."""
 
@@ -199,7 +203,8 @@ def policy_loss(
     pushed = pushed & (pushes != 0)
     # (7) rho is 1 in value, with the gradient of log pi, until an optimizer step has moved the policy.
     old_logps = completions.old_logps
-    ratio = torch.exp(torch.where(pushed, logps - (logps.detach() if old_logps is None else old_logps), 0.0))
+    change = logps - (logps.detach() if old_logps is None else old_logps)
+    ratio = torch.exp(torch.where(pushed, change.clamp(max=LARGEST_LOG_RATIO), 0.0))
     terms = pushes * ratio
     if old_logps is not None:
         # The pessimistic bound of PPO. The clipped branch has no gradient, which is what limits the step.

@@ -277,9 +277,11 @@ class RolloutSection(PassedOn):
     """Port of the vLLM server (engine vllm_server)."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs over which vLLM splits the model."""
-    importance_sampling_correction: bool = False
+    importance_sampling_correction: bool | None = None
     """TRL's correction of the mismatch between vLLM's log-probabilities and the trainer's, for gtpo and grpo alike.
-    Completions whose ratio is above 3 are left out, the others are weighted by it. Costs a second forward."""
+    Completions whose ratio is above 3 are left out, the others are weighted by it. Costs a forward more a round. Unset:
+    true, unless the objective takes another temperature than the sampling's (gtpo-published). false: the paper's exact
+    loss."""
     logp_difference_alarm: float | None = Field(None, gt=0)
     """Mean difference in nats per token between the sampler's log-probabilities and the loss's above which the run
     stops: measured before the first round, and with vLLM at each step (`sampling/logp_difference`). null: that of the

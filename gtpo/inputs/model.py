@@ -7,7 +7,7 @@ import math
 import re
 import statistics
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,9 +163,6 @@ def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
         return _load_unsloth(config, weights)
     tokenizer, notes = load_tokenizer(section, weights)
     model, merged = _load_transformers(section, Path(weights.source), notes)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and section.max_seq_length > limit:
-        notes.append(f"model.max_seq_length {section.max_seq_length} is beyond the model's {limit} positions")
     return LoadedModel(model, tokenizer, lora_config(config, model, notes), section.model_name, merged, notes)
 
 
@@ -320,10 +317,23 @@ def backbone(model: Any) -> Any:
 def count_positions(model: Any) -> None:
     """Let a padded batch have the positions of its rows without padding, as in `generate`.
 
-    For models whose positions are absolute; rotary ones compute the same from any start.
+    Absolute ones need it, and rotary ones of which some part counts from the first token (Ministral 3's scale). Others
+    compute the same from any start. Raises ValueError for rotary positions that change with the length of the batch.
     """
-    layers, rotary = backbone(model), getattr(model.config.get_text_config(), "rope_parameters", None)
-    if rotary or "position_ids" not in inspect.signature(layers.forward).parameters:
+    layers, rotary = backbone(model), getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") for each in (rotary, *rotary.values()) if isinstance(each, Mapping)}
+    if "dynamic" in kinds:
+        raise ValueError(
+            f"{type(model).__name__}: rope_type dynamic gives a token another position as the batch grows, so the loss "
+            "would be of another policy than the one that samples. Set rope_type to yarn or linear in its config.json"
+        )
+    if "longrope" in kinds:
+        LOG.warning(
+            f"{type(model).__name__}: rope_type longrope takes other factors for a whole batch if its longest row "
+            "lies beyond the original context: a short completion is then sampled, and trained on, with a policy that "
+            "follows from its neighbours. Keep all rows on one side of it (max_completion_length)"
+        )
+    if "position_ids" not in inspect.signature(layers.forward).parameters:
         return
 
     def fill(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -335,6 +345,26 @@ def count_positions(model: Any) -> None:
         return args, kwargs
 
     layers.register_forward_pre_hook(fill, with_kwargs=True)
+
+
+def beyond_positions(model: Any, length: int) -> str:
+    """Return what to say of rows of so many tokens if the model knows fewer positions; nothing if it knows them.
+
+    Raises ValueError if positions are learned, and no other has a row in their table.
+    """
+    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if known is None or length <= known:
+        return ""
+    told = (
+        f"{type(model).__name__}: prompt and completion may take {length} tokens, and the model knows {known} positions"
+    )
+    tables = [
+        each for each in model.modules() if isinstance(each, nn.Embedding) and each is not model.get_input_embeddings()
+    ]
+    # OPT's table begins two rows later.
+    if any(each.num_embeddings in (known, known + 2) for each in tables):
+        raise ValueError(f"{told}: give shorter prompts, or lower max_completion_length")
+    return told
 
 
 def rounded_away(args: Any, model: Any) -> Iterator[str]:

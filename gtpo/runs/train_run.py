@@ -157,7 +157,14 @@ class TrainFolder:
         """Return config.yaml as one level with dotted keys; None if there is none. Raises UserError."""
         if not self.config_yaml.is_file():
             return None
-        return flatten(read_yaml(self.config_yaml, "a mapping of sections")[0])
+        settings, corrected = (
+            flatten(read_yaml(self.config_yaml, "a mapping of sections")[0]),
+            "importance_sampling_correction",
+        )
+        # Unset, it follows from the objective and the engine.
+        if f"rollout.{corrected}" in settings and (resolved := self.run().get(corrected)) is not None:
+            settings[f"rollout.{corrected}"] = resolved
+        return settings
 
     def prompt(self) -> PromptRecord:
         """Return the record of its prompt; of a run of before there was one, what its config says. Raises UserError."""

@@ -68,6 +68,9 @@ class RunLog(RunPart):
     clock: what else run.json says, and what interrupts the run.
     """
 
+    # The run that this process has named to wandb last.
+    in_wandb: str | None = None
+
     def __init__(
         self,
         trainer: Any,
@@ -84,6 +87,8 @@ class RunLog(RunPart):
         self.watch, self.weights, self.about, self.stop = watch, weights, about, stop
         self.begin = time.monotonic() if begin is None else begin
         self.interrupted = False
+        self.id = self.folder.run().get("id") or uuid.uuid4().hex
+        self._name_in_wandb()
         # Before the trainer shards them.
         self.parameters = describe_parameters(trainer.model)
         # Of the steps since the last line, the seconds of each; and of what they were spent on.
@@ -92,6 +97,13 @@ class RunLog(RunPart):
         self._step_begin = 0.0
         # Step of the rollout that was written last.
         self._written: int | None = None
+
+    def _name_in_wandb(self) -> None:
+        """Let wandb, which starts before this part, go on with its run if this one is resumed."""
+        # Unless the user has named one, or an earlier run of this process has.
+        if os.environ.get("WANDB_RUN_ID") in (None, RunLog.in_wandb):
+            RunLog.in_wandb = self.id
+            os.environ |= {"WANDB_RUN_ID": self.id, "WANDB_RESUME": "allow"}
 
     # -- the beginning -----------------------------------------------------------------------------------------------
 
@@ -132,11 +144,14 @@ class RunLog(RunPart):
         args, before, versions = self.trainer.args, self.folder.run(), package_versions(*PACKAGES)
         outside = self.about is None
         self.folder.update_run(**{
-            "id": before.get("id") or uuid.uuid4().hex,
+            "id": self.id,
             "run_name": self.folder.root.name,
             "method": method_of(args),
             "preset": getattr(args, "preset", None),
             "seed": args.seed,
+            "importance_sampling_correction": bool(
+                getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction
+            ),
             "base_model": self._base_model(),
             "parameters": self.parameters,
             "python": versions.pop("python"),

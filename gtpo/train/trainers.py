@@ -36,7 +36,7 @@ from gtpo.inputs.model import compute_precision
 from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
 from gtpo.trainer import GTPOConfig, GTPOTrainer, RunTrainer, SampledTrainer
 from gtpo.trainer.group_statistics import GroupStatistics
-from gtpo.trainer.gtpo_config import DECIDED
+from gtpo.trainer.gtpo_config import DECIDED, sampling_faults
 from gtpo.trainer.policy_head import sequences
 from gtpo.trainer.shared_prefixes import share_prefixes
 from gtpo.trainer.trl_seam import score_only_labels
@@ -208,6 +208,9 @@ def _common(config: TrainConfig, kind: Any, output: Path, dtype: str) -> dict[st
 
 def _rollout_arguments(config: TrainConfig) -> dict[str, Any]:
     rollout, engine = config.rollout, rollout_engine(config)
+    corrected = rollout.importance_sampling_correction
+    if corrected is None and config.method == "grpo":
+        corrected = True  # TRL's default
     return {
         "reward_weights": config.trainer.reward_weights,
         "generation_kwargs": sampling_arguments(config, engine) or None,
@@ -220,7 +223,7 @@ def _rollout_arguments(config: TrainConfig) -> dict[str, Any]:
         "vllm_gpu_memory_utilization": config.model.gpu_memory_utilization,
         "vllm_max_model_length": config.model.max_seq_length,
         # The same for both methods, which then differ only by method.
-        "vllm_importance_sampling_correction": rollout.importance_sampling_correction,
+        "vllm_importance_sampling_correction": corrected,
         "trust_remote_code": config.model.trust_remote_code,
     }
 
@@ -252,6 +255,7 @@ def sampling_arguments(config: TrainConfig, engine: str) -> dict[str, Any]:
 
 def grpo_faults(arguments: Any) -> Iterator[tuple[str, str]]:
     """Yield (key, why) for what TRL's GRPO takes, and then ends at its first loss or trains otherwise than it says."""
+    yield from sampling_faults(arguments)
     loss, high, level = arguments.loss_type, arguments.epsilon_high, arguments.importance_sampling_level
     # inspect.getsource would parse it for half a second.
     source = Path(inspect.getfile(GRPOTrainer)).read_text()
@@ -311,7 +315,7 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
     if config.method == "sft":
         settings.pop("chat_template_kwargs", None)
     idle = next((name for name in settings if name.startswith("vllm_importance_sampling_")), None)
-    if idle and not config.rollout.importance_sampling_correction:
+    if idle and config.rollout.importance_sampling_correction is False:
         needed = "rollout.importance_sampling_correction: true"
         raise UserError(f"{config.setting(f'training.{idle}')} does nothing without {needed}")
     for name, (package, extra) in _NEEDED.items():
@@ -355,6 +359,9 @@ _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
 
 class GuardedReward:
     """A reward function whose exceptions leave completions unscored. Has TRL's signature."""
+
+    # It was called for a try before the weights were loaded (`gtpo.dry_run.preflight`).
+    probed = True
 
     def __init__(self, function: RewardFunction, name: str | None = None) -> None:
         self.function = function

@@ -13,6 +13,7 @@ gives log-probabilities with its completions: they are compared on those that H_
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
@@ -20,19 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
-from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.completions import Completions
+from gtpo.completions import Completions, Kept
 from gtpo.head import token_statistics
-from gtpo.inputs.model import NOT_OF_SAMPLING, backbone, count_positions, drop_leaks, dropouts
+from gtpo.inputs.model import backbone, beyond_positions, count_positions, drop_leaks, dropouts
 from gtpo.inputs.model_shape import beyond_embedding
 from gtpo.objective import PolicyLoss, reference_statistics
 from gtpo.rewards.loading import probe_reward
 from gtpo.runs.prompt import begins_twice
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import loss_mask, padded_batch
+from gtpo.trainer.kept_sets import listed, shaping
 from gtpo.trainer.policy_head import LMHead, sequences
 
 # The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn.
@@ -41,13 +42,6 @@ ROWS, WIDTH, DRAWN = 8, 64, 16
 # Mean difference in nats per token up to which two computations with the same weights may differ, by the coarsest
 # dtype (docs/nodes.md): a pretrained model of 135 million parameters in bfloat16 differs by 0.04 from its vLLM.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-
-# Parameters of vLLM's sampler that do not change which tokens are likely.
-_NOT_OF_VLLM_SAMPLING = {
-    *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "include_stop_str_in_output"),
-    *("skip_special_tokens", "spaces_between_special_tokens", "detokenize", "output_kind", "truncate_prompt_tokens"),
-    *("logprobs", "prompt_logprobs", "flat_logprobs", "extra_args", "skip_clone"),
-}
 
 _OTHER_WEIGHTS = (
     "vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample with the trainer's own "
@@ -90,13 +84,27 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
         )
     for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:
         # A reward model, or one that TRL refuses itself.
-        if isinstance(function, str | Module) or not callable(function):
+        if isinstance(function, str | Module) or not callable(function) or getattr(function, "probed", False):
             continue
         probe = probe_reward(getattr(function, "__name__", type(function).__name__), function, row)
         if probe.fault:
             raise ValueError(f"GTPOTrainer: {probe.fault}")
         if probe.raised:
             LOG.warning(f"{probe.raised}; training stops where it raises (return None to leave one unscored)")
+
+
+def written(rollout_func: Any) -> Any:
+    """Return a rollout function that refuses completions of no tokens, of which TRL takes the last."""
+
+    @functools.wraps(rollout_func)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        outputs = rollout_func(*args, **kwargs)
+        for place, ids in enumerate(outputs.get("completion_ids") or []):
+            if not len(ids):
+                raise UserError(f"rollout_func: completion_ids[{place}] has no tokens; return at least an end token")
+        return outputs
+
+    return checked
 
 
 class OtherPolicy(UserError, ValueError):
@@ -154,24 +162,6 @@ def prepare(trainer: Any) -> None:
         count_positions(trainer.accelerator.unwrap_model(reference))
 
 
-# In the order in which vLLM applies them.
-_CUTS = {"min_p": MinPLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper}
-
-
-def cut_logps(logits: Tensor, ids: Tensor, parameters: Mapping[str, Any]) -> Tensor:
-    """Return `chosen_logps` of the distribution that min_p, top_k and top_p leave, of those among `parameters`.
-
-    A token of `ids` always belongs to it: it was drawn, and another rounding may put it at the edge.
-    """
-    kept = logits.float().flatten(0, -2)
-    cuts = [cut(parameters[name]) for name, cut in _CUTS.items() if name in parameters]
-    chosen = ids.reshape(-1, 1)
-    own = kept.gather(-1, chosen)
-    for cut in cuts:
-        kept = cut(None, kept).scatter(-1, chosen, own)
-    return chosen_logps(kept.view_as(logits), ids)
-
-
 def chosen_logps(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the log-probabilities [B, L] of tokens [B, L] from logits [B, L, V]."""
     return logits.float().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
@@ -207,19 +197,35 @@ class SamplerCheck:
         """
         trainer = self.trainer
         self.embedded(prompt_ids)
-        if not self._checked and not trainer.use_vllm and trl_seam.mode(trainer) == "train":
-            self._checked = True
+        if self._checked or trl_seam.mode(trainer) != "train":
+            return
+        self._checked = True
+        length = torch.tensor([max(map(len, prompt_ids))], device=trainer.accelerator.device)
+        whole = int(trainer.accelerator.gather(length).max()) + trainer.max_completion_length
+        if beyond := beyond_positions(trl_seam.policy(trainer), whole):
+            LOG.warning(beyond)
+        if not trainer.use_vllm:
             with torch.random.fork_rng():
-                self._own_model(prompt_ids)
+                self._own_model(prompt_ids, whole)
 
-    def _own_model(self, prompt_ids: Sequence[Sequence[int]]) -> None:
-        """Let the trainer's own model continue a few prompts, cut to different lengths so that there is padding."""
+    def _own_model(self, prompt_ids: Sequence[Sequence[int]], whole: int) -> None:
+        """Let the trainer's own model continue a few prompts, cut to different lengths so that there is padding.
+
+        Then two, of which one has as many tokens as the run allows (whole): positions may count otherwise far out.
+        """
         trainer = self.trainer
         torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
-        prompts = []
+        prompts, longest = [], max(prompt_ids, key=len)
         for row in range(ROWS):
             ids = prompt_ids[row % len(prompt_ids)][-(WIDTH - DRAWN) :]
             prompts.append(ids[-max(1, len(ids) * (ROWS - row) // ROWS) :])
+        self._compare(prompts)
+        if whole > WIDTH:
+            self._compare([(list(longest) * whole)[: whole - DRAWN], longest[-1:]])
+
+    def _compare(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Compare log-probabilities of a few tokens that the trainer's own model draws after prompts."""
+        trainer = self.trainer
         asked = copy.deepcopy(trainer.generation_config)
         asked.update(max_new_tokens=min(DRAWN, trainer.max_completion_length), return_dict_in_generate=True)
         asked.update(output_scores=True, output_logits=True)
@@ -229,34 +235,35 @@ class SamplerCheck:
         ends = torch.isin(drawn, torch.tensor(trainer.eos_token_ids, device=drawn.device))
         mask = ends.cumsum(dim=1) - ends.long() == 0
         logits, scores = (torch.stack(each, dim=1).float() for each in (found.logits, found.scores))
-        plain = chosen_logps(logits / trainer.temperature, drawn)
+        plain, shaped = (chosen_logps(each, drawn) for each in (logits / trainer.temperature, scores))
         size = logits.gather(-1, drawn[..., None])[..., 0].abs()
-        batch |= {"completion_ids": drawn, "completion_mask": mask.long(), "sampling_per_token_logps": plain}
+        batch |= {"completion_ids": drawn, "completion_mask": mask.long()}
+        batch["sampling_per_token_logps"] = plain if trainer.kept_sets is None else shaped
         self.observe(trainer.logps_of(batch), batch, size)
-        shaped = _mean((chosen_logps(scores, drawn) - plain).abs(), mask)
-        # A cut such as min_p may do nothing to the untrained policy, and more with each step.
-        acting = self.shaping()
-        if acting or shaped > self.allowed(_mean(size, mask)):
-            self._tell(acting, shaped)
+        moved = _mean((shaped - plain).abs(), mask)
+        # A penalty may do nothing to the untrained policy, and more with each step.
+        known = trainer.kept_sets is not None or moved <= self.allowed(_mean(size, mask))
+        if not self._told and (self.acting() or not known):
+            self._tell(moved)
 
-    def shaping(self) -> dict[str, Any]:
+    def acting(self) -> dict[str, Any]:
         """Return the sampling parameters that leave another distribution than the loss is of."""
-        trainer, kwargs = self.trainer, self.trainer.args.generation_kwargs or {}
-        names = {"top_p", "top_k", "min_p", "repetition_penalty", *kwargs} - NOT_OF_SAMPLING
-        if trainer.use_vllm:
-            names -= _NOT_OF_VLLM_SAMPLING
-            values = {name: kwargs.get(name, getattr(trainer.args, name, None)) for name in sorted(names)}
-        else:
-            values = {name: getattr(trainer.generation_config, name, None) for name in sorted(names)}
-        # -1 is vLLM's word for no top_k.
-        neutral = {"top_k": (0, -1), "min_p": (0,), "temperature": (trainer.temperature,)}
-        off = {name: (None, *neutral.get(name, (0, 1, [], {}))) for name in values}
-        return {name: value for name, value in values.items() if value not in off[name]}
+        return shaping(self.trainer) if self.trainer.kept_sets is None else {}
 
-    def _tell(self, acting: Mapping[str, Any], moved: float) -> None:
+    def _tell(self, moved: float) -> None:
+        self._told, acting = True, self.acting()
         LOG.warning(
-            f"sampling parameters{f' ({_listed(acting)})' if acting else ''} move the log-probability of a drawn token "
+            f"sampling parameters{f' ({listed(acting)})' if acting else ''} move the log-probability of a drawn token "
             f"by {moved:.2g} nats on average: the loss, the gate and H_ini are of the distribution without them"
+        )
+
+    def _tell_rounding(self, mean: float) -> None:
+        self._told, name = True, "vllm_importance_sampling_correction (rollout.importance_sampling_correction)"
+        what = f"is not corrected: the loss is exactly the paper's; {name} corrects it"
+        if self.trainer.vllm_importance_sampling_correction:
+            what = f"importance weights correct, at one forward more a round; without {name} the loss is the paper's"
+        LOG.info(
+            f"vLLM's log-probabilities differ from the loss's by {mean:.2g} nats per token: rounding, which {what}"
         )
 
     def allowed(self, size: float = 0.0) -> float:
@@ -284,11 +291,10 @@ class SamplerCheck:
         """
         (difference, loss, sampler, size), tokens, trainer = totals[:4], max(totals[4], 1.0), self.trainer
         mean, allowed = difference / tokens, self.allowed(size / tokens)
-        acting = self.shaping() if trainer.use_vllm else {}
+        acting = self.acting()
         if mean <= allowed:  # never if it is not a number
-            if acting and not self._told:
-                self._told = True
-                self._tell(acting, mean)
+            if trainer.use_vllm and not self._told:
+                (self._tell if acting else self._tell_rounding)(mean)
             return
         policy = trl_seam.policy(trainer)
         text = (
@@ -316,17 +322,10 @@ class SamplerCheck:
         elif trainer.use_vllm:
             cause = _OTHER_WEIGHTS
             if acting:
-                few, drawn = (slice(2), slice(MAX_TOKENS)), batch["completion_ids"][:2, :MAX_TOKENS]
-                warmer = trainer.temperature / (acting.get("temperature") or trainer.temperature)
-                theirs = cut_logps(logits[few] * warmer, drawn, acting)
-                within = _mean((theirs - batch["sampling_per_token_logps"][few]).abs(), mask[few])
                 cause = (
-                    f"sampling parameters act ({_listed(acting)}): vLLM's log-probabilities are of the distribution "
-                    "that they leave, and the loss, the gate and H_ini are of the whole one. Remove them"
+                    f"sampling parameters act ({listed(acting)}): vLLM's log-probabilities are of the distribution "
+                    f"that they leave, and the loss's of the whole one. Remove them. If it stops then too, {cause}"
                 )
-                # Others, such as a penalty, cannot be computed here.
-                if not (mask[few].any() and within <= allowed):
-                    cause += f". If it stops then too, {_OTHER_WEIGHTS}"
         else:
             cause = (
                 "without the cache of `generate` the model's forward gives other logits for the same tokens: it counts "
@@ -358,11 +357,6 @@ class SamplerCheck:
             self._judge(totals, batch, ours, known)
 
 
-def _listed(parameters: Mapping[str, Any]) -> str:
-    """Return `min_p 0.1, top_p 0.9`."""
-    return ", ".join(f"{name} {value}" for name, value in parameters.items())[:99]
-
-
 def _mean(values: Tensor, mask: Tensor) -> float:
     """Return the mean over the tokens [B, L] of a mask."""
     return float(torch.where(mask.bool(), values, 0.0).sum() / mask.sum().clamp(min=1))
@@ -376,6 +370,7 @@ def check_first_loss(
     mask: Tensor,
     hidden: Tensor,
     head: LMHead,
+    kept: Kept | None,
 ) -> None:
     """Compare a micro-batch's loss, and its gradient, by the fused head and by all logits at once.
 
@@ -385,15 +380,23 @@ def check_first_loss(
     """
     few = (slice(ROWS), slice(MAX_TOKENS))
     given = Completions._make(None if each is None else each[few[: each.dim()]] for each in completions)
+    if kept is not None:
+        kept = kept.among(torch.arange(ids.numel(), device=ids.device).view(ids.shape)[few].flatten(), ids.numel())
     ids, mask, ours = ids[few], mask[few], hidden[few].detach().clone().requires_grad_()
     wide = torch.float32 if hidden.is_cuda else torch.float64
     theirs = ours.detach().to(wide).requires_grad_()
     exact = LMHead._make(part.detach().to(wide) if isinstance(part, Tensor) else part for part in head)
     options = trainer.head_options()
     with torch.enable_grad():
-        statistics = token_statistics(ours, ids=ids, mask=mask, **options, **head._asdict())
+        statistics = token_statistics(ours, ids=ids, mask=mask, kept_set=kept, **options, **head._asdict())
         fused = loss(given, *statistics, mask)
-        statistics = reference_statistics(trainer.objective, exact.logits(theirs), ids, mask, trainer.temperature)
+        logits = exact.logits(theirs)
+        if kept is not None:
+            own = torch.where(mask, ids, 0).flatten()
+            pairs = (torch.arange(len(own), device=own.device), own)
+            whole = Kept._make(map(torch.cat, zip(kept, pairs, strict=True)))
+            logits = whole.lower_others(logits.flatten(0, 1), slice(0, logits.size(-1))).view_as(logits)
+        statistics = reference_statistics(trainer.objective, logits, ids, mask, trainer.temperature)
         reference = loss(given, *statistics, mask)
         (found,) = torch.autograd.grad(fused.loss, ours)
         (wanted,) = torch.autograd.grad(reference.loss, theirs)

@@ -67,7 +67,7 @@ def without_empty_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in batch.items():
         if name in ("prompt_ids", "prompt_mask"):
             cut[name] = value[:, value.size(1) - prompt :]
-        elif isinstance(value, Tensor) and value.dim() == 2 and value.size(1) == width:
+        elif isinstance(value, Tensor) and value.dim() == 2 and value.size(1) == width and name != "kept_ids":
             cut[name] = value[:, :length]
     return cut
 
@@ -285,17 +285,22 @@ def padded_batch(
     return batch
 
 
-def batch_statistics(trainer: Any, model: Any, batch: Mapping[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
+def batch_statistics(trainer: Any, model: Any, batch: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies [B, L] of a batch's completions under the policy, without gradients.
 
-    A forward takes as many rows as a step's, which needs more memory. options: of
+    A forward takes as many rows as a step's, which needs more memory. Under truncated sampling a batch without kept
+    sets is of the policy as it is now: they are found, and put into the batch. options: of
     `gtpo.trainer.policy_head.token_forward`.
     """
-    size, parts = trainer.args.per_device_train_batch_size, []
+    size, parts, sets = trainer.args.per_device_train_batch_size, [], trainer.kept_sets
+    if sets is not None and "kept_ids" not in batch:
+        options["find"] = sets.find
     for start in range(0, len(batch["completion_ids"]), size):
         some = {name: column[start : start + size] for name, column in batch.items()}
         with torch.no_grad():
             mask = some["completion_mask"].bool()
             parts.append(token_forward(trainer, model, some, mask, lambda *of: of[:2], **options).value)
+    if "find" in options:
+        batch |= sets.take()
     logps, entropies = map(torch.cat, zip(*parts, strict=True))
     return logps, entropies

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,22 @@ from gtpo.rewards.loading import source_hash
 # Settings that are not the user's -> what to do instead, by who decides them (objective, run, sampler): setting one is
 # an error, never ignored.
 DECIDED = tomllib.loads(Path(__file__).with_name("decided.toml").read_text(encoding="utf-8"))
+
+
+def sampling_faults(args: Any) -> Iterator[tuple[str, str]]:
+    """Yield (key, why) for what TRL's GRPO takes, and fails with, or trains otherwise, when the first round begins."""
+    batches = args.accelerator_config
+    for name in ("split_batches", "dispatch_batches"):
+        if batches.get(name) if isinstance(batches, dict) else getattr(batches, name, None):
+            yield (
+                f"accelerator_config {name}",
+                "hands a group's rows to processes by another order than TRL's; remove it",
+            )
+    if args.use_transformers_continuous_batching and (args.fp16 or args.bf16 in (None, True)):
+        yield (
+            "use_transformers_continuous_batching",
+            "casts the trained weights to 16 bits for good; set bf16=False, or sample without it",
+        )
 
 
 @dataclass
@@ -51,9 +68,12 @@ class GTPOConfig(GRPOConfig):
     )
     loss_type: str = field(default="grpo", metadata={"help": "The objective's own loss; no other."})
     scale_rewards: str = field(default="", metadata={"help": "As the objective has it."})
-    vllm_importance_sampling_correction: bool = field(
-        default=False,
-        metadata={"help": "TRL's correction of the mismatch between vLLM and the trainer; costs a second forward."},
+    vllm_importance_sampling_correction: bool | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "Correct vLLM's rounding by importance weights, as TRL does; costs a forward more a round. Unset: "
+            "True, if the objective takes the sampling temperature. False: the paper's exact loss."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -66,27 +86,34 @@ class GTPOConfig(GRPOConfig):
         # Tried before a model is loaded.
         loss_function(objective)
         defaults = {entry.name: entry.default for entry in fields(self)}
+        faults = list[str]()
         for name, instead in DECIDED["objective"].items():
             as_decided = name == "scale_rewards" and getattr(self, name) == objective.scale_rewards
             if name in defaults and getattr(self, name) != defaults[name] and not as_decided:
-                raise ValueError(f"GTPOConfig: remove {name}={getattr(self, name)!r}: {instead}")
+                faults.append(f"remove {name}={getattr(self, name)!r}: {instead}")
         on_cpu = self.use_cpu or not torch.accelerator.is_available()
         # TRL's default is True, which transformers refuses there without use_cpu.
         if self.bf16 is None and on_cpu:
             self.bf16 = False
         if self.fp16 and on_cpu:
-            raise ValueError("GTPOConfig: fp16=True needs a GPU; on a CPU train in float32, or with bf16=True")
-        corrected = self.use_vllm and self.vllm_importance_sampling_correction
-        if corrected and objective.temperature(self.temperature) != self.temperature:
-            raise ValueError(
-                "GTPOConfig: vllm_importance_sampling_correction compares vLLM's log-probabilities, at temperature "
+            faults.append("fp16=True needs a GPU; on a CPU train in float32, or with bf16=True")
+        faults += [f"{name} {why}" for name, why in sampling_faults(self)]
+        comparable = objective.temperature(self.temperature) == self.temperature
+        if self.vllm_importance_sampling_correction is None:
+            self.vllm_importance_sampling_correction = comparable
+        if self.use_vllm and self.vllm_importance_sampling_correction and not comparable:
+            faults.append(
+                "vllm_importance_sampling_correction compares vLLM's log-probabilities, at temperature "
                 f"{self.temperature}, with the objective's at 1 (entropy_temperature 'one'): set temperature=1.0, "
                 "objective={'entropy_temperature': 'sampling'} or vllm_importance_sampling_correction=False"
             )
         # TRL corrects by default; a script that comes from there may say how, and lose the correction in silence.
         for name in defaults if not self.vllm_importance_sampling_correction else ():
-            if name.startswith("vllm_importance_sampling_") and getattr(self, name) != defaults[name]:
-                raise ValueError(f"GTPOConfig: {name} does nothing without vllm_importance_sampling_correction=True")
+            how = name.startswith("vllm_importance_sampling_") and name != "vllm_importance_sampling_correction"
+            if how and getattr(self, name) != defaults[name]:
+                faults.append(f"{name} does nothing without vllm_importance_sampling_correction=True")
+        if faults:
+            raise ValueError(f"GTPOConfig: {'; '.join(faults)}")
         self.scale_rewards = objective.scale_rewards
         # The objective's `mask_truncated` leaves them out of the loss.
         self.mask_truncated_completions = False

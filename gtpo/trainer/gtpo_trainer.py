@@ -28,14 +28,20 @@ from trl import GRPOTrainer
 
 from gtpo.common.log import LOG, start_logging
 from gtpo.completions import Completions
-from gtpo.inputs.model import not_finite, rounded_away, savable_generation_config, widen_adapters
+from gtpo.inputs.model import (
+    not_finite,
+    prepare_tokenizer,
+    rounded_away,
+    savable_generation_config,
+    widen_adapters,
+)
 from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.objective import Objective, PolicyLoss
 from gtpo.own_loss import LossFunction, loss_function, needs_entropy_gradient, with_loss
 from gtpo.trainer import trl_seam
 from gtpo.trainer.adapter_sync import AdapterGeneration
 from gtpo.trainer.calibration import GateCalibration
-from gtpo.trainer.checks import SamplerCheck, check_first_loss, check_inputs, prepare
+from gtpo.trainer.checks import SamplerCheck, check_first_loss, check_inputs, prepare, written
 from gtpo.trainer.group_statistics import (
     BATCH_ROWS,
     GroupStatistics,
@@ -46,6 +52,7 @@ from gtpo.trainer.group_statistics import (
     without_empty_columns,
 )
 from gtpo.trainer.gtpo_config import GTPOConfig
+from gtpo.trainer.kept_sets import ROWS, KeptSets
 from gtpo.trainer.policy_head import add_policy_head, token_forward
 
 
@@ -188,6 +195,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     only_samples = False
     # How many times groups whose rewards are all equal are drawn again.
     resample_equal_groups = 0
+    # What finds the ids that a truncated sampler could draw; None if it draws from all, and with TRL's own loss.
+    kept_sets: KeptSets | None = None
     # Whether a completion is unscored if one of its rewards could not be computed; TRL leaves that one out of the sum.
     unscored_as_whole = False
     _rows: Any = None
@@ -196,10 +205,20 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # TRL builds its vLLM engine in its constructor, so the class of the engine is decided around it.
         config = kwargs.get("args") or dict(enumerate(args)).get(2)
+        if kwargs.get("rollout_func") is not None:
+            kwargs["rollout_func"] = written(kwargs["rollout_func"])
+        if (given := kwargs.get("processing_class")) is not None:
+            self._prepare_tokenizer(getattr(given, "tokenizer", given))
         with trl_seam.sampling_with(AdapterGeneration, scratch=Path(config.output_dir if config else ".")):
             super().__init__(*args, **kwargs)
+        self._prepare_tokenizer(trl_seam.tokenizer(self))
         prepare(self)
         self.sampler = SamplerCheck(self)
+
+    @staticmethod
+    def _prepare_tokenizer(tokenizer: Any) -> None:
+        for note in prepare_tokenizer(tokenizer):
+            LOG.info(note)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         for part in self.parts:
@@ -317,6 +336,7 @@ class GTPOTrainer(SampledTrainer):
         if self.aux_loss_enabled and (obstacle := router_loss_obstacle(policy.config, self.router_aux_loss_coef)):
             raise ValueError(f"GTPOTrainer: {obstacle}")
         add_policy_head(trl_seam.policy(self))
+        self.kept_sets = KeptSets.of_trainer(self)
         self.groups = GroupStatistics(self, self.objective)
         self.gate = GateCalibration(self, self.objective)
         self._loss_to_check = args.check_loss
@@ -338,7 +358,16 @@ class GTPOTrainer(SampledTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._scored_entropies = None
+        self._found = dict[str, Tensor]()
         batch = super()._generate_and_score_completions(inputs)
+        if self.kept_sets is not None:
+            if not self._found:
+                self._found = {name: batch[name] for name in batch if name.endswith(("_ids", "_mask"))}
+                batch_statistics(self, self.model, self._found)
+            batch |= {name: self._found[name] for name in ROWS}
+            refused = (batch.pop("kept_outside") & loss_mask(batch).bool()).any(dim=1)
+            batch["excluded"] = batch["excluded"] | refused
+            trl_seam.log(self, "sampling/refused", self.accelerator.gather(refused.float()).mean().item())
         # The gate and the entropy term are of the policy that sampled; a later step of the round has another one.
         if self._scored_entropies is not None:
             batch["behaviour_entropy"] = completion_means(self._scored_entropies, batch).nan_to_num()
@@ -353,6 +382,7 @@ class GTPOTrainer(SampledTrainer):
         batch = {f"prompt_{name}": whole[:, :-length] for name, whole in parts.items()}
         batch |= {f"completion_{name}": whole[:, -length:] for name, whole in parts.items()}
         logps, self._scored_entropies = batch_statistics(self, model, batch, **self.head_options())
+        self._found = batch
         return logps, self._scored_entropies, None
 
     def head_options(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections import defaultdict
@@ -36,6 +37,7 @@ NEWEST = (1, 16)
 # come), and fields.
 OF_TRAINERS = """
     _run_epoch(...) _get_train_sampler(...) training_step(...) compute_loss(...) create_model_card(...)
+    _get_grad_norm(model,grad_norm)
     _get_output_dir(trial) _save_checkpoint(model,trial) _load_optimizer_and_scheduler(checkpoint)
     _load_from_checkpoint(resume_from_checkpoint,model)
     _total_train_tokens _metrics _tr_loss _globalstep_last_logged model_wrapped
@@ -134,6 +136,13 @@ def generate(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, config: Genera
     whole = trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False)
     with unwrapped as model, torch.no_grad(), whole:
         return model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+
+
+def logits_processors(trainer: Any) -> Any:
+    """Return what `generate` does to the logits of a position before it draws, in its order."""
+    config = copy.deepcopy(trainer.generation_config)
+    config._eos_token_tensor = torch.tensor(trainer.eos_token_ids)
+    return policy(trainer)._get_logits_processor(config, input_ids_seq_length=0, device=trainer.accelerator.device)
 
 
 class RoundOver(Exception):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gtpo.head
+from gtpo.completions import Kept
 from gtpo.head import head_statistics, token_statistics
 
 torch.set_num_threads(1)
@@ -30,6 +31,8 @@ def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, **op
     z = options.get("logit_scale", 1.0) * (hidden @ weight.T if bias is None else hidden @ weight.T + bias)
     if cap := options.get("softcap"):
         z = cap * torch.tanh(z / cap)
+    if (kept := options.get("kept")) is not None:
+        z = z.masked_fill(~kept, -1e4)  # e^z is 0
     log_p = (z / options.get("temperature", 1.0)).log_softmax(dim=-1)
     p = log_p.exp()
     clamp = options.get("log_clamp", 0.0)
@@ -63,9 +66,12 @@ def assert_close(
 @pytest.mark.parametrize("trained", ["", "lm_head", "bias", "lm_head, bias"])
 @pytest.mark.parametrize("entropy", [False, True])
 def test_values_and_gradients_are_those_of_autograd(monkeypatch: Any, trained: str, entropy: bool) -> None:
-    """With far, logits of hundreds rise from tile to tile: what earlier tiles gave is rescaled, nothing overflows."""
-    for seed, (cap, clamp, tile, far) in enumerate(
-        itertools.product((None, 3.0), (0.0, 0.02), (1, 40, 2**19), (False, True))
+    """With far, logits of hundreds rise from tile to tile: what earlier tiles gave is rescaled, nothing overflows.
+
+    With cut, each row has a kept set of its own, of one id to all.
+    """
+    for seed, (cap, clamp, tile, far, cut) in enumerate(
+        itertools.product((None, 3.0), (0.0, 0.02), (1, 40, 2**19), (False, True), (False, True))
     ):
         sizes(monkeypatch, tile_logits=tile)
         hidden, weight, bias, ids = inputs(seed)
@@ -75,9 +81,12 @@ def test_values_and_gradients_are_those_of_autograd(monkeypatch: Any, trained: s
         bias = bias.requires_grad_("bias" in trained) if seed % 4 < 2 or trained else None
         leaves = [t for t in (hidden.requires_grad_(), weight, bias) if t is not None and t.requires_grad]
         options: dict[str, Any] = {"temperature": 0.8, "logit_scale": 1.3, "softcap": cap, "log_clamp": clamp}
-        found = head_statistics(hidden, weight, ids, bias=bias, entropy_gradient=entropy, **options)
+        kept = torch.rand(13, 23, generator=torch.Generator().manual_seed(seed)) < torch.linspace(0, 1, 13)[:, None]
+        kept = kept.scatter(1, ids[:, None], True) if cut else None
+        sets = Kept(*kept.nonzero().T) if cut else None
+        found = head_statistics(hidden, weight, ids, bias=bias, entropy_gradient=entropy, kept_set=sets, **options)
         assert found[1].requires_grad is entropy
-        assert_close(found, plain(hidden, weight, bias, ids, **options), leaves, rtol=1e-10, atol=1e-10)
+        assert_close(found, plain(hidden, weight, bias, ids, kept=kept, **options), leaves, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
