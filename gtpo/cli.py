@@ -80,11 +80,12 @@ def train(context: typer.Context) -> None:
     Every key is also a flag, e.g. --training.learning_rate 2e-6; lists take several words. The same command again
     resumes an interrupted run.
     """
-    from gtpo.config import load_config
     from gtpo.config.options import START, TrainOptions, from_flags, read_command
-    from gtpo.config.resolve import launched_processes
 
     options, overrides = read_command(_words(context, train, TrainOptions))
+    from gtpo.config.load import load_config
+    from gtpo.config.resolve import launched_processes
+
     start_logging("quiet" if options.quiet else "verbose" if options.verbose else "normal")
     if options.help_config:
         from gtpo.config.keys import print_reference

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from gtpo.common.yaml_file import in_words
+from gtpo.common.settings import in_words
 
 # The paper's entropy threshold in nats: the entropy of a fair choice between two tokens (Eq. 6).
 LN2 = math.log(2.0)

@@ -104,12 +104,13 @@ def test_the_base_is_imported_without_extras(root, tmp_path):
     assert [name for name in NEEDS_TRAIN if not any(f"{module}.".startswith(f"{name}.") for module in found)] == []
 
 
-HELP = ("--help", "train --help", "train --help-config", "eval --help", "compare --help")
+HELP = ("train --help", "eval --help", "compare --help")
 JUDGE = ("gtpo.rewards.verify", "gtpo.rewards.equality", "gtpo.evalkit.evaluation.command", "sympy")
 # Typer itself takes pydantic for the options of a command; what compares takes NumPy and pyarrow.
 LIGHT = {
-    **dict.fromkeys(HELP, HEAVY),
+    **dict.fromkeys(HELP, (*HEAVY, "yaml", "pyarrow")),
     "--help": (*HEAVY, "pydantic"),
+    "train --help-config": HEAVY,
     "eval --list": ("torch", "transformers", "datasets", "vllm", "sympy", "pyarrow"),
     "compare grpo-s1 gtpo-s1": ("torch", "transformers", "pandas", "scipy.stats", "matplotlib", *JUDGE),
     "train refused.yaml": ("torch", "transformers", "datasets", "sympy"),

@@ -14,29 +14,48 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.yaml_file import alternatives, in_words
 
 _TRUTH = ("true", "false")
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_WORDS: dict[Any, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", list: "a list",
+    dict: "a mapping",
+}  # fmt: skip
 
 
-class Section(BaseModel):
-    """A group of keys: unknown ones are errors, and defaults are validated."""
+def alternatives(annotation: Any) -> list[Any]:
+    """Return the types that an annotation takes: the parts of a union, else the annotation itself."""
+    if get_origin(annotation) is Annotated:
+        return alternatives(get_args(annotation)[0])
+    if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
+        return [inner for part in get_args(annotation) for inner in alternatives(part)]
+    return [annotation]
 
-    model_config = ConfigDict(
-        extra="forbid",
-        validate_default=True,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-        coerce_numbers_to_str=True,
-        allow_inf_nan=False,
-    )
+
+def in_words(annotation: Any, rules: Iterable[Any] = ()) -> str:
+    """Return in words which values an annotation takes beside None, e.g. "a number > 0"; rules: pydantic's bounds."""
+    words = []
+    for part in alternatives(annotation):
+        origin, within = get_origin(part) or part, get_args(part)
+        if origin is Literal:
+            words.append(f"one of {', '.join(map(str, within))}")
+        elif origin in (list, Sequence) and within:
+            words.append(f"a list, each {in_words(within[0])}")
+        elif isinstance(origin, type) and issubclass(origin, BaseModel):
+            words.append(f"a mapping of {', '.join(origin.model_fields)}")
+        elif origin is not NoneType:
+            words.append(_WORDS.get(origin, getattr(origin, "__name__", str(origin))))
+    limits = [(sign, getattr(rule, key, None)) for rule in rules for key, sign in _BOUNDS.items()]
+    shown = [(sign, f"{limit:g}" if isinstance(limit, float) else limit) for sign, limit in limits if limit is not None]
+    bounds = " and ".join(f"{sign} {limit}" for sign, limit in shown)
+    return " ".join(filter(None, (" or ".join(dict.fromkeys(words)), bounds)))
 
 
 def _read_json(value: Any) -> Any:
@@ -226,11 +245,11 @@ def option(default: Any, help: str, *flags: str, about: Mapping[str, Any] | None
     return Field(default, description=help, json_schema_extra=further, **limits)
 
 
-class CommandSettings(Section):
+class CommandSettings(BaseModel):
     """What one command takes. Raises UserError, a line for each mistake, that names the flag."""
 
     # Its help needs no validator, and `gtpo eval --help` is to be quick.
-    model_config = ConfigDict(frozen=True, defer_build=True, use_attribute_docstrings=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
     COMMAND: ClassVar[str]
     """As it is typed: `gtpo eval`."""

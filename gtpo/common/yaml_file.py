@@ -1,19 +1,15 @@
-"""A YAML file that a user wrote, checked against a pydantic model: every mistake is named with file, line and key.
-
-And what a type takes, in words.
-"""
+"""A YAML file that a user wrote, checked against a pydantic model: every mistake is named with file, line and key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.settings import alternatives
 
 Model = TypeVar("Model", bound=BaseModel)
 # Line of each key, by its parts.
@@ -21,12 +17,6 @@ Lines = dict[tuple[str, ...], int]
 
 # Mappings in mappings that a file may have.
 DEEPEST = 8
-
-_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-_WORDS: dict[Any, str] = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", list: "a list",
-    dict: "a mapping",
-}  # fmt: skip
 
 
 def read_yaml(
@@ -102,31 +92,3 @@ def _fields(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:
             return []
         model = inner
     return list(model.model_fields)
-
-
-def alternatives(annotation: Any) -> list[Any]:
-    """Return the types that an annotation takes: the parts of a union, else the annotation itself."""
-    if get_origin(annotation) is Annotated:
-        return alternatives(get_args(annotation)[0])
-    if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
-        return [inner for part in get_args(annotation) for inner in alternatives(part)]
-    return [annotation]
-
-
-def in_words(annotation: Any, rules: Iterable[Any] = ()) -> str:
-    """Return in words which values an annotation takes beside None, e.g. "a number > 0"; rules: pydantic's bounds."""
-    words = []
-    for part in alternatives(annotation):
-        origin, within = get_origin(part) or part, get_args(part)
-        if origin is Literal:
-            words.append(f"one of {', '.join(map(str, within))}")
-        elif origin in (list, Sequence) and within:
-            words.append(f"a list, each {in_words(within[0])}")
-        elif isinstance(origin, type) and issubclass(origin, BaseModel):
-            words.append(f"a mapping of {', '.join(origin.model_fields)}")
-        elif origin is not NoneType:
-            words.append(_WORDS.get(origin, getattr(origin, "__name__", str(origin))))
-    limits = [(sign, getattr(rule, key, None)) for rule in rules for key, sign in _BOUNDS.items()]
-    shown = [(sign, f"{limit:g}" if isinstance(limit, float) else limit) for sign, limit in limits if limit is not None]
-    bounds = " and ".join(f"{sign} {limit}" for sign, limit in shown)
-    return " ".join(filter(None, (" or ".join(dict.fromkeys(words)), bounds)))

@@ -12,7 +12,20 @@ resolve     contradictions, and what follows from other keys: group-complete bat
 load        all of it: YAML and flags -> a resolved TrainConfig, or a sentence for each error; TRL's and peft's settings
 """
 
-from gtpo.config.load import load_config
-from gtpo.config.schema import BuiltModel, HealthSection, ModelSection, TrainConfig
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gtpo.config.load import load_config
+    from gtpo.config.schema import BuiltModel, HealthSection, ModelSection, TrainConfig
 
 __all__ = ["BuiltModel", "HealthSection", "ModelSection", "TrainConfig", "load_config"]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: the help of `gtpo train` needs none of it.
+    if name in __all__:
+        return getattr(import_module(f"gtpo.config.{'load' if name == 'load_config' else 'schema'}"), name)
+    raise AttributeError(f"module 'gtpo.config' has no attribute {name!r}")

@@ -8,8 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gtpo.common.settings import Key
-from gtpo.common.yaml_file import alternatives
+from gtpo.common.settings import Key, alternatives
 from gtpo.config.schema import PassedOn, TrainConfig
 from gtpo.presets import PRESETS
 

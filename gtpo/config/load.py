@@ -20,8 +20,7 @@ from pydantic.fields import FieldInfo
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.settings import Key
-from gtpo.common.yaml_file import alternatives
+from gtpo.common.settings import Key, alternatives
 from gtpo.config.document import Document, find_config, flag_layer, layers, merged, unknown_key
 from gtpo.config.keys import is_passed_on, keys, sections
 from gtpo.config.published import Findings, complete, translate

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gtpo.common.errors import UserError
-from gtpo.common.settings import CommandSettings, Key, option
-from gtpo.config.document import find_config
-from gtpo.config.keys import full_name, keys
+from gtpo.common.settings import CommandSettings, option
 
 # The config of ours that `gtpo train --model M --data D` starts from.
 START = "recipes/start"
@@ -51,20 +49,21 @@ def read_command(words: Iterable[str]) -> tuple[TrainOptions, dict[str, Any]]:
 
     Flags that are no key are among them: `load_config` reports them with the errors of the file.
     """
-    options, overrides = TrainOptions.split(words, _key_of, _is_config)
+    # Here, and not above: the help needs neither.
+    from gtpo.config.document import find_config
+    from gtpo.config.keys import full_name, keys
+
+    def is_config(word: str) -> bool:
+        return word.endswith((".yaml", ".yml")) or Path(word).is_file() or find_config(word) is not None
+
+    options, overrides = TrainOptions.split(words, lambda flag: keys().get(full_name(flag)), is_config)
     return TrainOptions(**options), overrides
-
-
-def _key_of(flag: str) -> Key | None:
-    return keys().get(full_name(flag))
-
-
-def _is_config(word: str) -> bool:
-    return word.endswith((".yaml", ".yml")) or Path(word).is_file() or find_config(word) is not None
 
 
 def from_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the overrides of START if no config is named, with a run name. UserError without a model or data."""
+    from gtpo.config.keys import full_name
+
     values = {full_name(flag): value for flag, value in overrides.items()}
     model, data = values.get("model.model_name"), values.get("dataset.name")
     if not model or not data:

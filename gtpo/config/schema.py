@@ -13,9 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field, PrivateAttr, create_model
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model
 
-from gtpo.common.settings import Section
 from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
 
@@ -39,6 +38,20 @@ class Setting(NamedTuple):
     def is_flag(self) -> bool:
         """Return whether the key was set on the command line."""
         return self.typed.startswith("-")
+
+
+class Section(BaseModel):
+    """A group of keys: unknown ones are errors, and defaults are validated."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        validate_default=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
+        defer_build=True,
+    )
 
 
 class PassedOn(Section):

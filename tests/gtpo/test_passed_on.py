@@ -16,7 +16,7 @@ from peft import LoraConfig
 from trl import GRPOConfig, SFTConfig
 
 from gtpo.common.errors import UserError
-from gtpo.common.yaml_file import in_words
+from gtpo.common.settings import in_words
 from gtpo.config import load_config
 from gtpo.dry_run.preflight import preflight
 from gtpo.inputs.model import lora_settings
