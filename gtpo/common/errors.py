@@ -42,8 +42,37 @@ def explained() -> Iterator[None]:
         sys.exit(2)
 
 
+# What other programs call an option -> what it is called here, whichever of these the command has.
+_ELSEWHERE = {
+    "lr": ("learning_rate",),
+    "epochs": ("num_train_epochs",),
+    "batch_size": ("per_device_train_batch_size",),
+    "seed": ("random_seed",),
+    "warmup": ("warmup_ratio",),
+    "gpu": ("cuda",),
+    "use_vllm": ("engine",),
+    "reward": ("reward_funcs",),
+    "tasks": ("benchmarks",),
+    "dataset": ("benchmarks",),
+    "n": ("samples", "num_generations"),
+    **dict.fromkeys(("out", "output", "output_dir", "save_dir"), ("out", "run-name", "run_name")),
+}
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `' Did you mean "x"?'` for the nearest of `known` in any case, or "" if none is near."""
-    folded = {entry.lower(): entry for entry in known}
-    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
-    return f' Did you mean "{folded[near[0]]}"?' if near else ""
+    """Return `' Did you mean "x"?'` for the nearest of `known` in any case, or "" if none is near.
+
+    Names are compared without dashes before them; the name of another program's option is known.
+    """
+    near = same_elsewhere(name, known := list(known))
+    if near is None:
+        folded = {entry.lower().lstrip("-"): entry for entry in known}
+        near = next((folded[n] for n in difflib.get_close_matches(name.lower().lstrip("-"), folded, 1, 0.5)), None)
+    return "" if near is None else f' Did you mean "{near}"?'
+
+
+def same_elsewhere(name: str, known: Iterable[str]) -> str | None:
+    """Return which of `known`, flags or dotted keys, other programs call by this name; None if there is none."""
+    leaves = {entry.lstrip("-").rpartition(".")[2]: entry for entry in known}
+    names = _ELSEWHERE.get(name.lstrip("-").rpartition(".")[2].lower().replace("-", "_"), ())
+    return next((leaves[leaf] for leaf in names if leaf in leaves), None)

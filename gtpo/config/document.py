@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError, did_you_mean, same_elsewhere
 from gtpo.common.settings import dashed
 from gtpo.common.yaml_file import Lines, read_yaml
 from gtpo.config.keys import SHORTCUTS, full_name, is_passed_on, keys, sections
@@ -87,11 +87,12 @@ def unknown_key(setting: Setting, likely: Iterable[str] = ()) -> str:
     # A right name, or nearly, in a wrong section is the most frequent mistake; one of its own section is nearer.
     own = [key for key in keys() if key.startswith(f"{section}.")]
     leaves = {key.rpartition(".")[2]: key for key in (*reversed(keys()), *own)}
+    elsewhere = same_elsewhere(leaf, [*likely, *keys(), *(SHORTCUTS if setting.is_flag else ())])
     close = difflib.get_close_matches(leaf.replace("-", "_"), leaves, n=1, cutoff=0.8)
     if name in keys() and section and not setting.is_flag:
         hint = f' A file nests its keys: put "{leaf}:" under "{section}:" (with dots it is a flag, --{name}).'
-    elif close:
-        hint = f' Did you mean "{leaves[close[0]]}"?'
+    elif elsewhere or close:
+        hint = f' Did you mean "{elsewhere or leaves[close[0]]}"?'
     else:
         near = did_you_mean(name, likely) or did_you_mean(name, (*SHORTCUTS, *sections(), *keys()))
         hint = near or " gtpo train --help-config lists the keys."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
@@ -22,7 +23,11 @@ from gtpo.runs.train_run import TrainFolder
 
 # Question -> (whether it is right, its tokens) of each scored sample whose length is known.
 Lengths = dict[str, list[tuple[bool, int]]]
-RESCORE = "write it again with gtpo eval --rescore"
+
+
+def rescore(folder: Path) -> str:
+    """Return what to do about a questions.parquet that is missing or lacks something."""
+    return f"write it again with: gtpo eval {shlex.quote(str(folder))} --rescore"
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class EvalRun:
         keys, every = _questions(file.resolve(), file.stat().st_mtime_ns if file.exists() else 0)
         rows = np.flatnonzero(keys == f"{scoring} {self.stored_name(benchmark)}")
         if not rows.size:
-            raise UserError(f"{file}: no {scoring} scores of {self.stored_name(benchmark)}; {RESCORE}")
+            raise UserError(f"{file}: no {scoring} scores of {self.stored_name(benchmark)}; {rescore(self.folder)}")
         found = every.take(rows[np.argsort(every.ids[rows])])
         k = slice(int(found.n.max()))
         lengths = cache(partial(self._lengths, benchmark, scoring))
@@ -127,7 +132,7 @@ def _questions(path: Path, changed: int) -> tuple[NDArray[np.object_], Questions
     Without filters and scalars of Arrow, which import pandas: a quarter of a second.
     """
     columns = [*_TEXTS, "question_id", *_COUNTS, *_BY_K]
-    table = read_table(path, columns, remedy=RESCORE, dictionary=_TEXTS).combine_chunks()
+    table = read_table(path, columns, remedy=rescore(path.parent), dictionary=_TEXTS).combine_chunks()
     benchmarks, scorings, subjects = (
         np.array([*column.dictionary.to_pylist(), ""], dtype=object)[_numbers(column.indices, -1)]
         for column in (table[name].combine_chunks() for name in _TEXTS)
@@ -137,7 +142,7 @@ def _questions(path: Path, changed: int) -> tuple[NDArray[np.object_], Questions
     by_k = {}
     for name in _BY_K:
         if np.any(_numbers(pc.list_value_length(table[name]), 0) < n):
-            raise UserError(f"{path}: {name} is shorter than n; {RESCORE}")
+            raise UserError(f"{path}: {name} is shorter than n; {rescore(path.parent)}")
         flat = pc.list_slice(table[name], 0, most, return_fixed_size_list=True).combine_chunks().flatten()
         by_k[name] = np.where(np.arange(most) < n[:, None], _numbers(flat, np.nan).reshape(-1, most), np.nan)
     ids = np.array(table["question_id"].to_pylist(), dtype=object)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.runs.eval_record import EvalRecord, read_record
-from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.eval_run import EvalRun, rescore
 from gtpo.runs.train_run import ENDED, RESULTS, TrainFolder, train_run_of
 
 # Files and folders by which a run's folder is known, however little it holds yet.
@@ -172,5 +172,5 @@ def _read_eval_run(folder: Path, allow_incomplete: bool, notes: list[str]) -> Ev
             raise UserError(f'{folder}: eval run "{name}" is incomplete; {resume}')
         notes.append(f"{name} is incomplete: compared as far as it got ({resume})")
     if not scored:
-        raise UserError(f"{folder}: questions.parquet is missing; write it again with gtpo eval --rescore")
+        raise UserError(f"{folder}: questions.parquet is missing; {rescore(folder)}")
     return EvalRun(name, folder, record, _train_run_of(record, folder))
