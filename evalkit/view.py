@@ -133,7 +133,7 @@ def samples(folder: Path, query: Query) -> dict[str, Any]:
         if sample.question_id in ids:
             judged = sample.verdict(record.scoring) or "UNSCORED"
             kinds = ["any", judged] + ["format"] * (not sample.format_ok)
-            kinds += ["truncated"] * (sample.finish_reason == "length")
+            kinds += ["truncated"] * bool(sample.cut_off)
             counts.update(kinds)
             found += [(judged, path, place, sample)] * (query.get("verdict", "any") in kinds)
     # The first sample of each question before a second of any.

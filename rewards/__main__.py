@@ -20,7 +20,7 @@ from typing import Any
 from gtpo.common.errors import UserError, explained
 from gtpo.rewards import Verifier, extract_answer
 from gtpo.rewards.adapters import audit, interval
-from gtpo.rewards.extract import Scoring
+from gtpo.rewards.extract import Scoring, choose_scoring
 from gtpo.rewards.loading import import_dotted
 
 PREDICTIONS, GOLDS = ("prediction", "pred", "completion"), ("gold", "answer", "ground_truth")
@@ -30,7 +30,7 @@ def main() -> int:
     """Judge the pairs of a file; 5 if the function beside the judge differs too often. Raises UserError."""
     parser = argparse.ArgumentParser(prog="python -m gtpo.rewards", description=__doc__)
     parser.add_argument("file", help="a .jsonl, .csv or .parquet file, or - for JSON lines on standard input")
-    parser.add_argument("--scoring", choices=("strict", "lenient"), default="strict")
+    parser.add_argument("--scoring", choices=("auto", "strict", "lenient"), default="auto")
     parser.add_argument("--workers", type=_count, help="processes at most; default: the CPUs, at most 16")
     parser.add_argument("--fields", nargs="*", default=[], metavar="NAME=COLUMN", help="gold=target completion=text")
     parser.add_argument("--explain", action="store_true", help="add how both answers were read and the rule")
@@ -45,13 +45,14 @@ def main() -> int:
     except (OSError, ValueError) as error:  # of pyarrow too
         raise UserError(f"{args.file}: {getattr(error, 'strerror', None) or error}") from None
     function = import_dotted(args.against, "reward function") if args.against else None
-    texts = [_prediction(row, args.scoring) for row in rows]
+    scoring = _scoring(rows) if args.scoring == "auto" else args.scoring
+    texts = [_prediction(row, scoring) for row in rows]
     golds = [next(row[name] for name in GOLDS if name in row) for row in rows]
     if function is not None:
-        return _against(function, rows, golds, texts, args.fail_above)
+        return _against(function, rows, golds, texts, scoring, args.fail_above)
     with Verifier(workers=args.workers) as verifier:
         problems = [row.get("problem") for row in rows]
-        verdicts = verifier.verify_many(list(zip(texts, golds, strict=True)), problems, scoring=args.scoring)
+        verdicts = verifier.verify_many(list(zip(texts, golds, strict=True)), problems, scoring=scoring)
         for row, text, gold, problem, verdict in zip(rows, texts, golds, problems, verdicts, strict=True):
             why = verifier.verify(text, gold, problem=problem, explain=True).why if args.explain else None
             print(json.dumps(row | {"verdict": str(verdict)} | ({"why": why} if why else {}), ensure_ascii=False))
@@ -67,11 +68,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _against(function: Any, rows: list[dict[str, Any]], golds: list[Any], texts: list[str | None], most: float) -> int:
+def _against(
+    function: Any,
+    rows: list[dict[str, Any]],
+    golds: list[Any],
+    texts: list[str | None],
+    scoring: Scoring,
+    most: float,
+) -> int:
     """Print how a reward function differs from the judge; 5 if by more than `most`."""
     raw = [str(next(row[name] for name in PREDICTIONS if name in row)) for row in rows]
     given = [row | {"completion": text, "gold": gold} for row, text, gold in zip(rows, raw, golds, strict=True)]
-    flips, total = audit(function, given, texts)
+    flips, total = audit(function, given, texts, scoring)
     low, high = interval(len(flips), total) if total else (0.0, 1.0)
     print(f"{len(flips)} of {total} differ ({100 * low:.2f} to {100 * high:.2f} %)")
     for (direction, verdict), count in Counter((flip.direction, flip.verdict) for flip in flips).most_common():
@@ -112,6 +120,12 @@ def _row(row: Any, names: dict[str, str], where: str) -> dict[str, Any]:
     if not isinstance(row, dict) or not any(n in row for n in PREDICTIONS) or not any(n in row for n in GOLDS):
         raise UserError(f"{where}: expected an object with {' or '.join(PREDICTIONS)}, and {' or '.join(GOLDS)}")
     return row
+
+
+def _scoring(rows: list[dict[str, Any]]) -> Scoring:
+    """Return what the completions of a file want, as `gtpo eval` does; answers alone are judged strictly."""
+    texts = [str(row["completion"]) for row in rows if "completion" in row]
+    return choose_scoring(map(extract_answer, texts)) if texts else "strict"
 
 
 def _prediction(row: dict[str, Any], scoring: Scoring) -> str | None:

@@ -9,20 +9,25 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gtpo.common.errors import UserError
 from gtpo.rewards.completions import completion_text, problem_text
-from gtpo.rewards.extract import Scoring, extract_answer
+from gtpo.rewards.extract import Scoring, choose_scoring, extract_answer
 from gtpo.rewards.verify import Verdict, default_verifier
 
 
-def correct(completion: Any, gold: Any, problem: str | None = None, scoring: Scoring = "lenient") -> float:
+def correct(
+    completion: Any, gold: Any, problem: str | None = None, scoring: Literal["auto", "strict", "lenient"] = "auto"
+) -> float:
     """Return 1.0 if a completion's answer is the gold's, else 0.0: the shape that most tools ask for.
 
+    scoring: auto is what the completion wants (`choose_scoring`), as of a whole file in `gtpo eval`.
     Raises UserError for a gold that can score nothing: a list, None, an empty text.
     """
-    verdict = default_verifier().verify(extract_answer(completion_text(completion), scoring), gold, problem=problem)
+    text = completion_text(completion)
+    chosen = choose_scoring([extract_answer(text)]) if scoring == "auto" else scoring
+    verdict = default_verifier().verify(extract_answer(text, chosen), gold, problem=problem, scoring=chosen)
     if verdict is Verdict.UNUSABLE_GOLD:
         raise UserError(f"the gold {gold!r} can score no answer: give its text or number, or leave the problem out")
     return float(verdict is Verdict.CORRECT)
@@ -78,7 +83,10 @@ class Flip(NamedTuple):
 
 
 def audit(
-    function: Callable[..., Sequence[Any]], rows: Sequence[dict[str, Any]], texts: Sequence[str | None]
+    function: Callable[..., Sequence[Any]],
+    rows: Sequence[dict[str, Any]],
+    texts: Sequence[str | None],
+    scoring: Scoring = "strict",
 ) -> tuple[list[Flip], int]:
     """Return the flips on rows with `completion`, `gold` and `problem`, and how many rows both could score.
 
@@ -89,7 +97,7 @@ def audit(
     columns = dict.fromkeys(("answer", "gold", "ground_truth", "solution"), golds)
     paid = function(prompts=[problem or "" for problem in problems], completions=raw, **columns)
     judge = default_verifier()
-    verdicts = judge.verify_many(list(zip(texts, golds, strict=True)), problems)
+    verdicts = judge.verify_many(list(zip(texts, golds, strict=True)), problems, scoring=scoring)
     scored = [at for at, (p, v) in enumerate(zip(paid, verdicts, strict=True)) if p is not None and v != "TIMEOUT"]
     moved = [at for at in scored if (paid[at] > 0) != (verdicts[at] is Verdict.CORRECT)]
     second = judge.math_verify_many([(raw[at], golds[at]) for at in moved])

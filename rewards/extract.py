@@ -9,6 +9,7 @@ Everything here is linear-time string work: no model text reaches a parser.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 from gtpo.rewards.completions import Phrases, words
@@ -295,6 +296,12 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     lines = visible[visible.rfind("\n", 0, max(0, len(visible) - 200)) + 1 :]
     bare = visible.strip().strip("*$").rstrip(".").strip()
     return _last_value(lines) or _last_value(visible) or (bare if _SAYS.only_answer.fullmatch(bare) else None)
+
+
+def choose_scoring(strict: Iterable[str | None]) -> Scoring:
+    """Return the scoring that completions want, by their strict answers: lenient if most hold no closed answer tag."""
+    answers = list(strict)
+    return "lenient" if 2 * answers.count(None) > len(answers) else "strict"
 
 
 def extract_both(text: str) -> tuple[str | None, str | None]:

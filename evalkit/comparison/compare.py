@@ -125,7 +125,7 @@ def compare(
     runs = name_alike(runs, notes)
     grouped = group(members_of(runs, trains), group_by, labels, notes)
     methods = [method for method in grouped if method.runs]
-    scoring = common_scoring(runs, scoring)
+    scoring = common_scoring(runs, scoring, notes)
     chosen, reason = choose_baseline(methods, baseline)
     shared_settings = check_settings(runs, scoring, allow_mismatch, notes)
     loaded = [

@@ -60,13 +60,19 @@ def by_run(values: Mapping[str, Any]) -> str:
     return "; ".join(f"{', '.join(runs)}: {value}" for value, runs in names.items())
 
 
-def common_scoring(runs: list[EvalRun], asked: str | None) -> str:
-    """The scoring to compare under: as asked, else the runs' headline. UserError if headlines differ."""
+def common_scoring(runs: list[EvalRun], asked: str | None, notes: list[str]) -> str:
+    """The one scoring that all runs are compared under: as asked, else their headline.
+
+    If completions chose different ones, it is the lenient one. UserError if flags or protocols did.
+    """
     headlines = {run.name: run.record.scoring for run in runs}
     if asked:
         return asked
     if len(set(headlines.values())) > 1:
-        raise UserError(f"scoring differs ({by_run(headlines)}); pass --scoring strict or --scoring lenient")
+        if any(run.record.scoring_by != "completions" for run in runs):
+            raise UserError(f"scoring differs ({by_run(headlines)}); pass --scoring strict or --scoring lenient")
+        notes.append(f"the headlines differ ({by_run(headlines)}); all runs are read by lenient scoring")
+        return "lenient"
     return next(iter(headlines.values()), "strict")  # no eval run: only training is shown
 
 

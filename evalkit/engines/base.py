@@ -25,6 +25,12 @@ class Prompt(NamedTuple):
     text: str | None = None
     ids: list[int] | None = None
 
+    @property
+    def size(self) -> int:
+        """The bytes of its texts, without what a template adds."""
+        texts = [message["content"] for message in self.messages] if self.messages else [self.text or ""]
+        return sum(len(text.encode()) for text in texts)
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -75,7 +81,8 @@ class Reading(NamedTuple):
         ends = [at for stop in self.stop if (at := text.find(stop, answer)) >= 0]
         if ends and not unfinished(text):
             text = text[: min(ends)]
-            sample.finish_reason = "stop" if sample.error is None else sample.finish_reason
+            if sample.error is None:
+                sample.finish_reason, sample.outcome = "stop", "complete"
         sample.completion = text
 
 
@@ -100,31 +107,23 @@ class Sampling:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("n", "seed", "reading")}
 
 
-# What the letters of a finish reason hold, in any server's spelling; the first that fits counts.
-_FINISHES = (
-    ("failed", r"error|abort|fail|cancel|timeout|timelimit|timedout|deadline|rateli|rateex|quota|resource|unavail"
-               r"|overload|malformed|unexpected|unspecified|unfinish|notfinish|interrupt|disconnect|killed"),
-    ("refused", r"filter|safety|recitation|blocklist|blocked|prohibited|spii|refus|sensitive|guardrail|policy|moderat"
-                r"|unsafe"),
-    ("length", r"length|limit|trunc|incomplete|cutoff|context|exceed|capped|numpredict"
-               r"|max(?:imum)?(?:new|output|completion|total|token|len)"),
-    ("stop", r"stop|^eo[smta]|^end|reachedend|finish|done|^complete|success|succeed|normal|natural|tool|function|^ok$"),
-)  # fmt: skip
+def same_model(one: str, other: str) -> bool:
+    """Return whether two names are of one model: spelled otherwise, with and without provider or date."""
+    plain, dated = zip(*map(_name_and_date, (one, other)), strict=True)
+    return plain[0] == plain[1] and (dated[0] == dated[1] or "" in dated)
 
 
-def finish_word(said: str) -> str:
-    """Return stop, length, refused or failed for how a server, or a file, says that a completion ended; else `said`.
-
-    By the letters only: `FinishReason.MAX_TOKENS`, `max-tokens` and `maxTokens` are one word.
-    """
-    word = "".join(filter(str.isalpha, said.rpartition(".")[2].lower())).removeprefix("finishreason")
-    return next((name for name, pattern in _FINISHES if re.search(pattern, word)), said)
+def _name_and_date(name: str) -> tuple[str, str]:
+    last = re.sub(r"(?::free|:latest|[-@:]latest|\.gguf)$", "", name.strip().lower().rstrip("/").rpartition("/")[2])
+    date = re.search(r"[-@:_](?:\d{4}-\d\d-\d\d|\d\d-\d\d(?:-\d{4})?|20\d{6}|[01]\d[0-3]\d)$", last)
+    return (last[: date.start()], date.group()[1:].replace("-", "")) if date else (last, "")
 
 
 class Engine(ABC):
     """A source of completions. Created before sampling starts, closed after it."""
 
     name: str
+    retried = 0  # Requests that failed and were sent again
     _stop_at: float | None = None  # When `generate` ends at the latest; None: nobody has asked it to
 
     @property

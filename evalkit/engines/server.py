@@ -1,10 +1,10 @@
 """The openai engine: one or many servers with OpenAI's chat completions (vLLM, SGLang, a cluster's endpoint).
 
 One streamed request per sample, each with the sample's seed; all servers take from one queue, at most `concurrency` at
-a time each. A request that fails in a way that may pass is sent again after a growing pause, to another server if there
-is one; a server that fails gets half as many at a time, and one that refuses for the rate (429) has a pause too. A
-sample that keeps failing is handed on with its error. A server that answers nothing is left out; without another the
-engine stops. The key comes from the environment, goes into the request header and nowhere else.
+a time each. A request that fails in a way that may pass, or brings no text, is sent again, at once and then after
+growing pauses, to another server if there is one. A server that is overloaded (429, 503, 529, timeouts) gets half as
+many at a time. A sample that keeps failing is handed on with its error. A server that answers nothing is left out;
+without another the engine stops. The key comes from the environment, goes into the request header and nowhere else.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ from gtpo.evalkit.engines.base import (
     EngineStopped,
     Sampling,
     Task,
-    finish_word,
     one_line,
+    same_model,
     sample_seed,
 )
 from gtpo.evalkit.engines.serve import ServerProcess
-from gtpo.evalkit.engines.server_request import Server, apart
+from gtpo.evalkit.engines.server_request import Server, apart, names_max_tokens
+from gtpo.runs.outcomes import Ending, Reply, Tokens, check_reply, read_usage, says_something, whole_number
 from gtpo.runs.tables import Sample
 
 # Between two looks at the queue.
 TICK_S = 0.1
 
-# Before another attempt; it doubles with each.
+# Before another attempt; it doubles with each. Only an overloaded server needs one before the second.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
+
+# What an HTTP status says of load: too many requests, or none answered in time.
+OVERLOAD = frozenset((408, 429, 503, 504, 524, 529))
 
 # Most that a Retry-After header is followed.
 LONGEST_WAIT_S = 120.0
@@ -62,13 +66,10 @@ CANARIES, CANARY_TOKENS, CANARIES_S = 2, 48, 20.0
 # How long a server that was started for the run may take to end once it answers nothing more.
 ENDING_S = 5.0
 
-# Share of the completions from which on something is worth a warning.
-SOME = 0.05
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 # Fields of a message that hold its thoughts; the first that holds any counts.
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_text")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_text", "reasoning_details")
 
 # Half of the time of json.loads, which was a third of a streamed completion's.
 _JSON = TypeAdapter(Any)
@@ -87,7 +88,7 @@ class RequestError(Exception):
     """A request without a completion.
 
     passing: another attempt may help. pause_s: what the server asks to wait. status: the HTTP status, if there was an
-    answer.
+    answer. overload: the server has too much to do. ending: of a reply that has no text to score.
     """
 
     message: str
@@ -95,6 +96,8 @@ class RequestError(Exception):
     passing: bool = False
     pause_s: float = 0.0
     status: int | None = None
+    overload: bool = False
+    ending: Ending = field(default_factory=Ending)
 
 
 class Answer:
@@ -103,9 +106,10 @@ class Answer:
     def __init__(self) -> None:
         self.deltas = 0  # Events that brought something: about as many as tokens
         self.model: str | None = None  # The model that answered, as the server names it
-        self.tokens: int | None = None
-        self.prompt_tokens: int | None = None
-        self.finish_reason = ""
+        self.usage: dict[str, Any] = {}  # As the server says it
+        self.ending = Ending()
+        self._word = ""  # For how it ended, as the server says it
+        self._tool_call = self._withheld = False
         self._rest = self._data = b""  # The line that has begun, and the data of the event that has begun
         self._whole: list[bytes] = []  # Lines that belong to no event: a whole body, whatever its content type says
         self._streamed = self._done = False
@@ -157,21 +161,29 @@ class Answer:
                     self._count(choice)
                     reason = choice.get("finish_reason") or choice.get("finishReason")
                     if (reason := reason or choice.get("native_finish_reason")) and reason != "null":
-                        self.finish_reason = str(reason.get("type") if isinstance(reason, dict) else reason)
+                        self._word = one_line(reason.get("type") if isinstance(reason, dict) else reason)
                     # The last event of some gateways has the whole message beside an empty delta.
                     repeated = "delta" in choice and self.deltas
-                    said = choice.get("delta") or (None if repeated else choice.get("message"))
-                    self._take(said or {"content": choice.get("text")})
+                    part = choice.get("delta") or (None if repeated else choice.get("message"))
+                    part = part or {"content": choice.get("text")}
+                    if error := choice.get("error") or part.get("error"):
+                        raise RequestError(f"the server broke off: {_message(error)}", passing=True)
+                    if filters := choice.get("content_filter_results"):
+                        found = filters.values() if isinstance(filters, dict) else ()
+                        self._withheld |= any(isinstance(one, dict) and bool(one.get("filtered")) for one in found)
+                    self._take(part)
         except (AttributeError, TypeError, ValueError) as error:
             raise _malformed(f"{type(error).__name__}: {error}") from None
 
     def _count(self, block: dict[str, Any]) -> None:
         if usage := block.get("usage"):
-            self.tokens = _number(usage.get("completion_tokens", usage.get("output_tokens")), self.tokens)
-            self.prompt_tokens = _number(usage.get("prompt_tokens", usage.get("input_tokens")), self.prompt_tokens)
+            self.usage |= {name: value for name, value in usage.items() if value is not None}
 
     def _take(self, message: dict[str, Any]) -> None:
-        content, thought = _parts(message.get("content") or message.get("refusal") or "")
+        refusal = message.get("refusal")
+        content, thought = _parts(message.get("content") or refusal or "")
+        self._withheld |= bool(refusal)
+        self._tool_call |= bool(message.get("tool_calls") or message.get("function_call"))
         if name := next(filter(message.get, _THOUGHTS), None):
             thought = "".join(_parts(message[name])) or thought
         self.deltas += bool(content or thought)
@@ -179,23 +191,23 @@ class Answer:
         self._thoughts.append(thought)
 
     @property
-    def only_thought(self) -> bool:
-        """Whether all of it came as `reasoning_content`, though it ended by itself."""
-        return self.finish_reason == "stop" and any(self._thoughts) and not "".join(self._texts).strip()
+    def tokens(self) -> Tokens:
+        """What it counts, so far."""
+        return read_usage(self.usage)
 
     def text(self) -> str:
         """Return what there is of the completion, thoughts in their tags."""
         text, thoughts = "".join(self._texts), "".join(self._thoughts)
         if thoughts:
-            ended = text or finish_word(self.finish_reason) == "stop"
+            ended = says_something(text) or self.ending.finish_reason == "stop"
             text = f"<think>{thoughts}</think>{text}" if ended else f"<think>{thoughts}"
         # A character may come as two events with half of it each.
         if _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return text
 
-    def end(self) -> None:
-        """Take the end of the body, and settle whether this is a completion."""
+    def end(self, max_tokens: int | None = None, context: int | None = None) -> None:
+        """Take the end of the body, and settle whether this is a completion (`check_reply`)."""
         self._line(self._rest)
         self._line(b"")
         if not self._streamed:
@@ -203,16 +215,16 @@ class Answer:
                 self._add(_parse(b"\n".join(self._whole) or b"{}"))
             except (ValueError, RecursionError) as error:
                 raise _malformed(error) from None
-        # Some servers never say how a completion ended: one whose stream ended as agreed is whole, and may be cut off.
-        if not self.finish_reason and (self._done or not self._streamed) and any(self._texts):
-            return
-        said, self.finish_reason = self.finish_reason, finish_word(self.finish_reason)
-        if self.finish_reason == "refused":
-            raise RequestError(f"the server withheld the completion (finish_reason {said})")
-        if not (self._streamed or self._texts):
-            raise _malformed("no choices")
-        if self.finish_reason not in ("stop", "length"):
-            raise RequestError(f"the completion was not finished (finish_reason {said or None})", passing=True)
+            if not (self._texts or self._word):
+                raise _malformed("no choices")
+        # Some servers never say how a completion ended: one whose stream ended as agreed is whole, or cut off.
+        elif not (self._word or self._done):
+            raise RequestError("the completion was not finished (finish_reason None)", passing=True)
+        text, thought = "".join(self._texts), "".join(self._thoughts)
+        reply = Reply(text, thought, self._word, self._tool_call, self._withheld, self.tokens)
+        self.ending = check_reply(reply, max_tokens, context)
+        if self.ending.why:
+            raise RequestError(self.ending.why, passing=True, ending=self.ending)
 
 
 def _malformed(why: object) -> RequestError:
@@ -238,11 +250,6 @@ def _parts(content: Any) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
-def _number(value: Any, before: int | None) -> int | None:
-    counted = isinstance(value, int | float) and value >= 0 and value == value // 1 and not isinstance(value, bool)
-    return int(value) if counted else before
-
-
 def refusal(status: int, headers: Any, body: str) -> RequestError:
     """Return the error in an HTTP answer whose status is not 200."""
     if 300 <= status < 400:
@@ -252,12 +259,15 @@ def refusal(status: int, headers: Any, body: str) -> RequestError:
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
         found = json.loads(body)
         text = _message(found.get("error", found))
+    blocked = re.search(r"(?i)content[_ ]filter|content management policy|responsibleai", body) is not None
     return RequestError(
         f"HTTP {status}: {text}",
         # Other client errors stay, and a used-up quota, which is a 429 too.
         passing=(status >= 500 or status in (408, 409, 425, 429)) and "insufficient_quota" not in body,
         pause_s=_retry_after(headers.get("retry-after", "")),
         status=status,
+        overload=status in OVERLOAD,
+        ending=Ending("blocked" if blocked else None, None),
     )
 
 
@@ -280,6 +290,7 @@ class _Request:
     attempts: int = 0  # Those that failed; a refusal for the rate is none
     failed_at: str = ""  # Where it failed last
     stop: tuple[str, ...] = ()  # The stop texts that are sent
+    unstopped: bool = False  # Whether it is sent none: they may have cut all that it wrote
     answer: Answer = field(default_factory=Answer)
 
 
@@ -306,18 +317,20 @@ class ServerEngine(Engine):
         self.servers, self.sampling, self.access, self._first = servers, sampling, servers[0].access, first[:1]
         self._concurrency, self._retries, self._body = concurrency, retries, body or {}
         self._stop = sampling.reading.stop  # What servers are sent of it
+        self._contexts = {server.url: server.context() for server in servers}
         for server in self.servers:
             server.limit = server.most = concurrency
-            if server.out is not None:
+            if server.out is not None and not server.told:
                 LOG.warning("no server answers at %s (%s): left out", server.url, server.out)
-            elif server.unlisted:
+            elif server.unlisted and not server.told:
                 LOG.warning("%s. It is asked all the same", server.unlisted)
+            server.told = True
         self._results: queue.SimpleQueue[list[Sample] | None] = queue.SimpleQueue()
         self._lot: list[Sample] = []  # What has come since the last of `_results`
         self._in_flight: set[_Request] = set()
         self._thread: threading.Thread | None = None
         self._fatal: Exception | None = None
-        self._completed = self._only_thought = 0
+        self._completed = 0
 
     # -- before sampling -----------------------------------------------------------------------------------------------
 
@@ -329,7 +342,7 @@ class ServerEngine(Engine):
         texts = apart(self._ask_first())
         versions = sorted({server.version for server in self.servers if server.version is not None})
         models = {server.url: server.model for server in self.servers if server.model is not None}
-        if len(set(models.values())) > 1:
+        if not all(same_model(one, other) for one in models.values() for other in models.values()):
             names = "; ".join(f"{url} answers as {model}" for url, model in models.items())
             raise UserError(f"the servers have different models: {names}. Samples of one run must be of one")
         asked = self.servers[0].ref.served_name
@@ -389,12 +402,25 @@ class ServerEngine(Engine):
             await asyncio.gather(*(try_out(server, task) for server in self._in() for task in self._first))
         return texts
 
+    def prompt_tokens(self, task: Task) -> int | None:
+        """Return how many tokens a server counts in a prompt; None if it does not say, or says what cannot be."""
+
+        async def ask() -> int | None:
+            async with self._connect() as self._session:
+                return (await self._ask(self._in()[0], _Request(task, 0), self.sampling)).tokens.prompt
+
+        with contextlib.suppress(RequestError):
+            return apart(ask())
+        return None
+
     # -- sampling ------------------------------------------------------------------------------------------------------
 
     def running(self) -> tuple[int, int]:
         """Return how many requests are in flight, and the tokens that have come of them."""
         requests = list(self._in_flight)
-        return len(requests), sum(request.answer.tokens or request.answer.deltas for request in requests)
+        # A usage may come with every event.
+        counts = (whole_number(request.answer.usage.get("completion_tokens")) for request in requests)
+        return len(requests), sum(n or request.answer.deltas for n, request in zip(counts, requests, strict=True))
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once no server is left."""
@@ -404,13 +430,6 @@ class ServerEngine(Engine):
         while (lot := self._results.get()) is not None:
             yield lot
         self._thread.join()
-        if self._only_thought > SOME * self._completed:
-            LOG.warning(
-                "%d of %d replies are thoughts only (reasoning_content) though they ended by themselves: the server's "
-                "reasoning parser takes answers for thoughts. Start it without one (vLLM: --reasoning-parser), or with "
-                "thinking on (--chat-template-kwargs '{\"enable_thinking\": true}')",
-                self._only_thought, self._completed,
-            )  # fmt: skip
         if self._fatal is not None:
             raise self._fatal
 
@@ -455,6 +474,10 @@ class ServerEngine(Engine):
                     self._hand_over()
             for worker in workers:
                 worker.cancel()
+        errors, first = [sample.error or "" for sample in self._lot], all(task.missing for task in tasks)
+        # Of a few questions too it is one mistake of the command's, if no sample of the run is there.
+        if first and not self._completed and errors and all(map(names_max_tokens, errors)):
+            raise self._in()[0].refuses_all(errors[0])
 
     def _hand_over(self) -> None:
         if self._lot:
@@ -481,32 +504,42 @@ class ServerEngine(Engine):
 
     async def _settle(self, server: Server, request: _Request) -> None:
         """Ask for one sample once: it is there, has failed, waits again, or the server is left out."""
-        sent = time.monotonic()
+        sent, reading = time.monotonic(), self.sampling.reading
         try:
             answer = await self._ask(server, request, self.sampling)
         except RequestError as error:
-            if error.passing:
-                server.note_failure(sent)
+            if error.ending.outcome == "empty" and request.stop:
+                # A stop text may have ended it before its first word, or in a thought that is not shown.
+                request.unstopped = True
+                self._waiting.appendleft(request)
+                return
+            if error.overload and error.passing:
+                server.note_overload(sent)
             self._settle_failure(server, request, error)
             return
         server.note_success()
-        stopped, reading = answer.finish_reason == "stop" and request.stop, self.sampling.reading
-        if stopped and reading.ends_in_thought(answer.text(), request.task.prompt.text):
-            # A stop text ended it in its thought: from now on they are applied here only.
-            self._stop = ()
-            self._waiting.appendleft(request)
-            return
+        if answer.ending.finish_reason == "stop" and request.stop:
+            only_thought = answer.ending.outcome == "empty"
+            if only_thought or reading.ends_in_thought(answer.text(), request.task.prompt.text):
+                # A stop text ended it in its thought: from now on they are applied here only.
+                self._stop = ()
+                self._waiting.appendleft(request)
+                return
         self._completed += 1
-        self._only_thought += answer.only_thought
-        self._hand_on(request, answer.finish_reason or None)
+        self._hand_on(request)
 
-    def _hand_on(self, request: _Request, finish_reason: str | None, error: str | None = None) -> None:
+    def _hand_on(self, request: _Request, error: RequestError | None = None) -> None:
         """Hand on a sample, completed or failed."""
         answer, task = request.answer, request.task
         sample = Sample(task.benchmark, task.question_id, request.index, self.access.redact(answer.text()))
-        sample.finish_reason, sample.seed, sample.error = finish_reason, request.seed, error
+        sample.seed, tokens = request.seed, answer.tokens
+        sample.settle((error.ending if error is not None else answer.ending)._replace(why=""))
         if error is None:
-            sample.tokens, sample.prompt_tokens = answer.tokens, answer.prompt_tokens
+            sample.tokens, sample.prompt_tokens = tokens.completion or None, tokens.prompt
+        else:
+            sample.error = self.access.redact(str(error))
+            blocked = error.ending.outcome == "blocked" or not error.passing
+            sample.finish_reason = "refused" if blocked else "error"
         self._lot.append(sample)
         self._left -= 1
 
@@ -532,18 +565,22 @@ class ServerEngine(Engine):
             return
         request.attempts += 1
         task = request.task
-        server.failures.add((request, request.attempts) if error.passing else (task.benchmark, task.question_id))
+        of_question = not error.passing or error.ending.outcome == "blocked"
+        server.failures.add((task.benchmark, task.question_id) if of_question else (request, request.attempts))
         if not server.served and (mistake := server.mistake(status, text)):
             self._halt(UserError(mistake))
         if error.passing and request.attempts <= self._retries:
             request.failed_at = server.url
-            pause = max(error.pause_s, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (request.attempts - 1)))
+            # Most failures are one replica's, or chance: the second attempt is made at once.
+            doubled = 2 ** (request.attempts - 1) - (not error.overload)
+            pause = max(error.pause_s, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * doubled))
+            self.retried += 1
             asyncio.get_running_loop().call_later(pause, self._waiting.appendleft, request)
         elif self._stop_at is None or not error.passing:
-            self._hand_on(request, "error" if error.passing else "refused", text)
+            self._hand_on(request, error)
         if len(server.failures) >= max(ALL_FAILED, self._concurrency):
             if not server.served and not error.passing:
-                self._halt(UserError(f"{server.url} refuses every request ({text})"))
+                self._halt(server.refuses_all(text))
             else:
                 self._leave_out(server, f"{len(server.failures)} requests in a row failed ({text})")
 
@@ -573,7 +610,7 @@ class ServerEngine(Engine):
         seed = sample_seed(s.seed, task.benchmark, task.question_id, request.index)
         while True:
             answer = request.answer = Answer()
-            request.stop = self._stop
+            request.stop = () if request.unstopped else self._stop
             sent = server.payload(task.prompt, s, seed, request.stop, self._body)
             request.seed = sent.get("seed")
             url = f"{server.url}/{'completions' if 'prompt' in sent else 'chat/completions'}"
@@ -587,17 +624,18 @@ class ServerEngine(Engine):
                         break
                     text = self.access.redact((await response.read())[:100_000].decode("utf-8", "replace"))
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                why = f"{type(error).__name__}: {error}"
+                why, late = f"{type(error).__name__}: {error}", isinstance(error, TimeoutError)
                 if isinstance(error, aiohttp.ServerTimeoutError):
                     why = f"nothing new within {self.access.timeout_s:g} s (--timeout)"
                 elif isinstance(error, TimeoutError):
                     why = f"not finished within {self.access.total_s:g} s (60 times --timeout)"
-                raise RequestError(one_line(why), passing=True) from None
+                raise RequestError(one_line(why), passing=True, overload=late) from None
             if status in (401, 403, 404, 429) or not server.learn(sent, text):
                 raise refusal(status, headers, text)
-        answer.end()
+        answer.end(s.max_tokens, self._contexts[server.url])
         model = one_line(answer.model or "")
-        if model and server.model not in (None, model):
+        if model and server.model is not None and not same_model(model, server.model):
             raise RequestError(f'another model answers: "{model}", no longer "{server.model}"', passing=True)
-        server.model = model or server.model
+        # The longer name says more: a date.
+        server.model = max(model, server.model or "", key=len) or None
         return answer

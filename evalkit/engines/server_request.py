@@ -140,6 +140,14 @@ def _context(card: Mapping[str, Any]) -> int | None:
     return next((int(text) for text in texts if text.isdecimal() and int(text) > 0), None)
 
 
+_LIMITS = re.compile(r"(?i)max_?(?:new_|completion_|output_)?tokens|context[ _](?:length|window|size)")
+
+
+def names_max_tokens(text: str) -> bool:
+    """Return whether a refusal is for --max-tokens, or what it leaves of the context."""
+    return _LIMITS.search(text) is not None
+
+
 # Parameters that are left out for a server that does not take them: those without an effect on what is sampled, or with
 # the value that has none (None: whatever the value).
 _NEUTRAL: dict[str, Any] = {
@@ -156,13 +164,14 @@ class Server:
     """One server: what it lists, which parameters it takes, and how it does.
 
     It is sent all parameters until it refuses one by its name; api.openai.com gets OpenAI's only. As many requests are
-    in flight as `limit` says, which failures halve and each round trip of answers raises by one, up to `most`.
+    in flight as `limit` says, which overload halves and each round trip of answers raises by one, up to `most`.
     """
 
     def __init__(self, url: str, ref: ModelRef, access: Access) -> None:
         self.url, self.ref, self.access = url, ref, access
         self.takes_tokens = False  # Whether it is sent prompts as tokens, rendered here
         self.out: str | None = None  # Why it gets no requests
+        self.told = False  # Whether its faults were told
         self.cards: list[dict[str, Any]] = []  # One for each model that it lists
         self.version: str | None = None  # Of its program, if that is vLLM
         self.model: str | None = None  # The model that answers, as it says itself
@@ -195,9 +204,15 @@ class Server:
             return told
         if status == 401:
             return self.access.refusal(self.url, status)
-        if status == 404:
-            return f"{self.url}/chat/completions is not there ({text})"
+        if status in (404, 405):
+            usual = "" if re.search(r"/v\d", self.url) else f"; most addresses end in /v1: --base-url {self.url}/v1"
+            return f"{self.url}/chat/completions is not there ({text}){usual}"
         return f"{self.url}: {text}" if status is not None and 300 <= status < 400 else ""
+
+    def refuses_all(self, text: str) -> UserError:
+        """Return what to tell if it refuses every request."""
+        remedy = ". Choose a smaller --max-tokens" if names_max_tokens(text) else ""
+        return UserError(f"{self.url} refuses every request ({text}){remedy}")
 
     def context(self) -> int | None:
         """Return the tokens that the model takes by its card, a LoRA by its parent's; None if neither says."""
@@ -260,7 +275,7 @@ class Server:
         self.served = True
         self.failures.clear()
 
-    def note_failure(self, sent: float) -> None:
+    def note_overload(self, sent: float) -> None:
         """Halve the limit, once for all requests that were on their way. sent: when this one was."""
         if sent >= self._halved_at:
             self.limit, self._halved_at = max(1.0, self.limit / 2), time.monotonic()
@@ -307,6 +322,9 @@ class Server:
         async def ask(prompt: Prompt) -> Prompt:
             said: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
             ids = [int(token) for token in (await post("tokenize", **said, **template))["tokens"]]
+            # llama.cpp has this address too, and other fields.
+            if not ids:
+                raise ValueError
             text = prompt.text if prompt.text is not None else (await post("detokenize", tokens=ids))["prompt"]
             return prompt._replace(text=str(text), ids=ids)
 

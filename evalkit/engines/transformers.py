@@ -8,6 +8,7 @@ those batches that it lacks, token for token.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ from gtpo.evalkit.engines.base import Engine, Sampling, Task, one_line, sample_s
 from gtpo.evalkit.engines.local import check_all_loaded, load_config
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.rewards.completions import decode_completion
+from gtpo.runs.outcomes import Reply, Tokens, check_reply
 from gtpo.runs.tables import Sample
 
 if TYPE_CHECKING:
@@ -106,6 +108,9 @@ class TransformersEngine(Engine):
         self.model = model.to(self.device).eval()
         self._watch: _Watch | None = None  # Of the batch that is sampled
         self.rows = rows or (CPU_ROWS if self.device.type == "cpu" else GPU_ROWS)
+        inner = model.get_base_model() if ref.adapter is not None else model
+        # Its name from transformers 5.24 on, where the older one warns with every batch.
+        self._cache = "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
         ends = getattr(self.model.generation_config, "eos_token_id", None)
         self.end_ids = sorted({*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None})
         # Else `generate` would fill in the defaults that it holds.
@@ -158,7 +163,8 @@ class TransformersEngine(Engine):
                 reason = "stop" if len(tokens) < s.max_tokens or tokens[-1] in self.end_ids else "length"
                 text = decode_completion(self.tokenizer, tokens, self.end_ids)
                 sample = Sample(task.benchmark, task.question_id, index, text)
-                sample.tokens, sample.finish_reason, sample.seed = len(tokens), reason, seed
+                sample.tokens, sample.seed = len(tokens), seed
+                sample.settle(check_reply(Reply(text, word=reason, tokens=Tokens(len(tokens)))), own=True)
                 samples.append(sample)
         return samples
 
@@ -177,10 +183,10 @@ class TransformersEngine(Engine):
         if size > 1 and width > 1:
             cache = DynamicCache(config=self.model.config)
             positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, :-1]
-            known = {"attention_mask": mask[:, :-1], "position_ids": positions, "past_key_values": cache}
+            known = {"attention_mask": mask[:, :-1], "position_ids": positions, self._cache: cache}
             self.model(input_ids=ids[:, :-1], **known, use_cache=True, logits_to_keep=1)
             cache.batch_repeat_interleave(size)
-            options["past_key_values"] = cache
+            options[self._cache] = cache
         s = self.sampling
         if s.presence_penalty:
             options["logits_processor"] = LogitsProcessorList([_presence_penalty(s, width)])

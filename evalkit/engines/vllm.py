@@ -20,6 +20,7 @@ from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vll
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Sampling, Task, one_line, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
+from gtpo.runs.outcomes import Reply, Tokens, check_reply
 from gtpo.runs.tables import Sample
 
 # Requests that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
@@ -113,10 +114,8 @@ class VLLMEngine(Engine):
                         self._waiting.appendleft((task, sample.sample_index))
                         continue
                     sample.completion, sample.tokens = completion.text, len(completion.token_ids)
-                    sample.finish_reason = completion.finish_reason
-                    if sample.finish_reason not in ("stop", "length"):
-                        sample.error = f"vLLM ended it: {sample.finish_reason}"
-                        sample.finish_reason = "error"
+                    reply = Reply(completion.text, word=completion.finish_reason or "", tokens=Tokens(sample.tokens))
+                    sample.settle(check_reply(reply), own=True)
                     finished.append(sample)
             return finished
         except EngineDeadError as error:

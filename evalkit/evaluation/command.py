@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from gtpo.common.errors import DISK_FULL
 from gtpo.common.log import LOG, start_logging
 from gtpo.common.terminal import stacked, stdout_console
 from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
+from gtpo.evalkit.evaluation.caveats import caveats
 from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import DEFINITIONS
@@ -24,12 +25,6 @@ from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, EvalRecord, Interva
 
 # Exit codes, beside 2 for a mistake of the user's.
 COMPLETE, INCOMPLETE, INTERRUPTED = 0, 3, 130
-
-# Share of completions cut off at max_tokens above which the user is warned.
-CUT_OFF = 0.05
-
-# Share of completions without an answer above which the likely cause is named.
-NO_ANSWER = 0.9
 
 # k up to which the overview says enough: beyond, a table shows how the metrics grow with k.
 FEW = 4
@@ -169,67 +164,8 @@ def warn(record: EvalRecord) -> None:
                 f"incomplete: {name} does not have its {entry.n_asked} samples of each question yet{so_far}. Finish it "
                 f"with: {entry.finish_with}"
             )
-        for caveat in _caveats(record, entry):
+        for caveat in caveats(record, entry):
             LOG.warning("%s: %s", name, caveat)
-
-
-def _caveats(record: EvalRecord, entry: BenchmarkRecord) -> Iterator[str]:
-    silent, unfinished, cut = (
-        rate or 0.0 for rate in (entry.no_answer_rate, entry.unfinished_rate, entry.truncation_rate)
-    )
-    if entry.trained_on:
-        yield (
-            f"{entry.trained_on} of {entry.questions} questions are in the data that this run was trained on. These "
-            "numbers say how well it knows them, not what it does with new ones"
-        )
-    if entry.unscored:
-        reason, count = next(iter(entry.unscored_reasons.items()), ("", 0))
-        left_out = f", {len(entry.unscored_questions)} questions are left out" if entry.unscored_questions else ""
-        yield (
-            f"{entry.unscored} samples have no completion and are unscored{left_out} ({count}: {reason}). The same "
-            "command tries them again"
-        )
-    if entry.lacking:
-        first = ", ".join(f"{question} ({n})" for question, n in list(entry.lacking.items())[:5])
-        yield (
-            f"{len(entry.lacking)} questions have fewer than {entry.n} samples and count up to the k that they have: "
-            f"{first}{', ...' if len(entry.lacking) > 5 else ''}. In braces: the figures if all missing samples were "
-            "wrong, and if all were right"
-        )
-    if unfinished > CUT_OFF:
-        yield f"unfinished thoughts {100 * unfinished:.0f} %: they have no answer"
-    # Completions that are cut off have no answer: the warning below says it.
-    if record.scoring == "strict" and silent > NO_ANSWER and cut <= NO_ANSWER / 2 and entry.lenient is not None:
-        lenient = 100 * (entry.lenient.no_answer_rate or 0.0)
-        yield (
-            f"no answer in {100 * silent:.0f} % of the completions under strict scoring, which reads the answer tags "
-            f"(lenient: {lenient:.0f} %). Likely cause: {_likely_cause(record, entry)}"
-        )
-    if cut > CUT_OFF:
-        limit, most = record.sampling.max_tokens, entry.cut_off_tokens or 0
-        if limit is not None and 0 < most < limit:
-            yield (
-                f"{100 * cut:.0f} % of the completions were cut off after at most {most} tokens, by the server's own "
-                "limit. Raise it (vLLM: --max-model-len, Ollama: OLLAMA_CONTEXT_LENGTH, llama.cpp: -c)"
-            )
-            return
-        at, advice = (f" at {limit} tokens", ": set a larger --max-tokens, with another --out") if limit else ("", "")
-        yield f"{100 * cut:.0f} % of the completions were cut off{at}, most before their answer{advice}"
-
-
-def _likely_cause(record: EvalRecord, entry: BenchmarkRecord) -> str:
-    """Say why most completions have no answer under strict scoring, from the shares of what else is the matter."""
-    none = entry.no_answer_rate or 0.0
-    if (entry.unfinished_rate or 0.0) > none / 2:
-        return "thoughts do not end within --max-tokens"
-    if entry.lenient is not None and (entry.lenient.no_answer_rate or 0.0) >= none / 2:
-        return (
-            "the completions hold no answer in any form. Look at one in samples/; a base model wants few-shot examples "
-            "and no chat template (--protocol lm-eval-gsm8k)"
-        )
-    # Recorded completions cannot be asked for in another way.
-    of_a_model = "" if record.engine.name == "recorded" else "--protocol boxed, or "
-    return f"the completions answer in another form: {of_a_model}--scoring lenient"
 
 
 def _line(headline: Scoring, entry: BenchmarkRecord) -> str:

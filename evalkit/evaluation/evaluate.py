@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import command_line, git_commit, now
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Prompt, Task
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Prompt, Task, same_model
 from gtpo.evalkit.engines.serve import IN_FLIGHT, ServerProcess, replicas, serve_vllm, serve_with
 from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
@@ -39,12 +40,13 @@ from gtpo.evalkit.evaluation.scoring import (
     ScoringPipeline,
     Tally,
     score,
-    settle_thoughts,
     verify_stored,
 )
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import summarise
+from gtpo.evalkit.evaluation.together import first_look, settle_prompts_and_limits, settle_thoughts
 from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.extract import choose_scoring
 from gtpo.rewards.verify import Verifier, usable_cpus
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import (
@@ -111,8 +113,11 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 folder.add_prompts(plan.rendered.prompts)
             tally = Tally(folder, verifier)
             sample_missing(settings, plan, folder, record, tally, scorer, plan.engine if engine is None else engine)
-            # Recorded completions, and servers that run already, may have thoughts apart.
-            settle_thoughts(folder, tally, plan.ref is None or plan.rendered.servers is not None, scorer)
+            # Recorded completions, and servers that run already, may have thoughts apart, and limits of their own.
+            elsewhere = plan.ref is None or plan.rendered.servers is not None
+            settle_thoughts(folder, tally, elsewhere, scorer)
+            if elsewhere:
+                settle_prompts_and_limits(folder, tally, plan.rendered.prompts)
             if plan.labels:
                 (name,) = plan.problems
                 record.benchmarks[name].labels = label_agreement(plan.labels, tally)
@@ -149,15 +154,31 @@ def sample_missing(
             done[name] += sum(i < n for i in tally.questions[name, question].scored)
         if done.total():
             LOG.info("%s: keeping %d stored samples", folder.path, done.total())
-        progress = EvalProgress(record.scoring, wanted, done, engine, record.sampling.max_tokens)
-        pipeline = ScoringPipeline(folder, plan.questions, plan.samples, tally, scorer, stack.enter_context(progress))
+        chosen = record.scoring if record.scoring_by else None
+        progress = EvalProgress(chosen, wanted, done, engine, record.sampling.max_tokens)
+        look = partial(first_look, record)
+        progress = stack.enter_context(progress)
+        pipeline = ScoringPipeline(folder, plan.questions, plan.samples, tally, scorer, progress, look)
         try:
             _sample(settings, plan, tasks, engine, pipeline, progress)
         finally:
             # Also after an error: the time was spent. A server may have refused a parameter by now.
             record.engine.parameters_left_out = sorted({*record.engine.parameters_left_out, *engine.left_out})
+            choose_headline(record, tally)
             record.wall_seconds = folder.seconds()
             record.write(folder.path)
+
+
+def choose_headline(record: EvalRecord, tally: Tally) -> None:
+    """Choose the headline by the completions, if nothing has chosen it: once for all sessions of a run."""
+    strict = [sample.answer_strict for sample in tally.scored()]
+    if record.scoring_by is None and strict:
+        record.scoring, record.scoring_by = choose_scoring(strict), "completions"
+        if record.scoring == "lenient":
+            LOG.info(
+                "scoring: lenient, since %d of %d completions hold no answer in answer tags; --scoring chooses",
+                strict.count(None), len(strict),
+            )  # fmt: skip
 
 
 def still_missing(tasks: Sequence[Task], tally: Tally) -> list[Task]:
@@ -252,6 +273,9 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
         entry.n_asked, entry.finish_with = n, command
     if old is None:
         return record
+    # Once chosen it is kept; versions that did not say by what had chosen it too.
+    if record.scoring_by is None and (old.scoring_by is not None or old.schema_version < 4):
+        record.scoring, record.scoring_by = old.scoring, old.scoring_by or "completions"
     stored, shown = folder.problems(everything=True), folder.problems()
     entries = dict(old.benchmarks)
     others: list[str] = []
@@ -314,7 +338,8 @@ def _engine_record(path: Path, settings: EvalSettings, engine: Engine, old: Engi
             f"this machine: repeat it with --dtype {old.compute_dtype}, or choose another --out"
         )
     before, after = old.canaries or {}, now.canaries or {}
-    if before.get("models") and after.get("models") and before["models"] != after["models"]:
+    pairs = itertools.product(before.get("models", ()), after.get("models", ()))
+    if not all(same_model(*pair) for pair in pairs):
         answer, did = (", ".join(canaries["models"]) for canaries in (after, before))
         raise UserError(f"{path} was sampled from another model: {answer} answers, and {did} did. Choose another --out")
     # A name may stay while the weights behind it change.
@@ -348,6 +373,8 @@ def _sample(
                 for sample in samples:
                     prompt = plan.rendered.prompts.get(sample.key[:2], Prompt([]))
                     if prompt.ids is not None:
+                        if (sample.prompt_tokens or sys.maxsize) < len(prompt.ids) - 16 and sample.error is None:
+                            sample.outcome = "prompt cut"
                         sample.prompt_tokens = len(prompt.ids)
                     plan.rendered.reading.read(sample, prompt.text)
                 pipeline.put(samples)
@@ -409,6 +436,7 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
     judged = VerifierRecord(version=RULES_VERSION, timeout_s=verifier.timeout_s)
     record = begun.model_copy(update={**known, "verifier": judged})
     record.benchmarks = dict(record.benchmarks)
+    choose_headline(record, tally)
     rows: list[dict[str, Any]] = []
     unscorable: UserError | None = None
     for name, entry in record.benchmarks.items():
@@ -459,7 +487,8 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         assert record is not None
         if record.status != "complete":
             raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
-        headline = settings.scoring if "scoring" in settings.given else record.scoring
+        asked = settings.scoring != "auto"
+        headline, by = (settings.scoring, "command") if asked else (record.scoring, record.scoring_by or "completions")
         stored = {name: entry.samples for name, entry in record.benchmarks.items()}
         with Verifier() as verifier, EvalProgress(headline, stored) as progress:
             scorer = partial(score, problems=folder.questions(), verifier=verifier)
@@ -470,7 +499,7 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
                         where = f"{new.benchmark} {new.question_id} #{new.sample_index}"
                         changes.append((change, f"{where} {change}  {new.answer(scoring)!r:.60}"))
                 progress.count(after)
-            record = write_results(folder, record, Tally(folder, verifier), verifier, scoring=headline)
+            record = write_results(folder, record, Tally(folder, verifier), verifier, scoring=headline, scoring_by=by)
     lines = [f"rescored: {len(changes) or 'no'} verdicts changed"]
     lines += [f"  {count:6d}  {change}" for change, count in Counter(change for change, _ in changes).most_common()]
     lines += [f"  {sample}" for _, sample in changes[:SHOWN]]

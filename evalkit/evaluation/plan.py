@@ -60,12 +60,16 @@ class Rendering:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt; an upper bound if a server tokenises."""
-        if any(prompt.ids is None for prompt in self.prompts.values()):
-            # A token is at least one byte; 64 for what a template adds to a message.
-            texts = ((p.text or "", *(m["content"] + 64 * " " for m in p.messages)) for p in self.prompts.values())
-            return max(sum(len(text.encode()) for text in each) for each in texts)
-        return max(len(prompt.ids or ()) for prompt in self.prompts.values())
+        """Tokens of the longest prompt, about as many if a server tokenises."""
+        return max(len(p.ids) if p.ids is not None else _about(p) for p in self.prompts.values())
+
+
+def _about(prompt: Prompt) -> int:
+    """Return about how many tokens a prompt has: three bytes of Latin text make one, as does another character."""
+    texts = [message["content"] for message in prompt.messages] or [prompt.text or ""]
+    ascii_only = sum(len(text.encode("ascii", "ignore")) for text in texts)
+    # 16 for what a template adds to a message.
+    return ascii_only // 3 + sum(map(len, texts)) - ascii_only + 16 * len(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,12 @@ def as_trained(settings: EvalSettings, protocol: Protocol) -> EvalSettings:
     return settings.filled({"chat_template_kwargs": kwargs})
 
 
+def headline(settings: EvalSettings) -> dict[str, Any]:
+    """Return the record's fields of the headline, as far as flag or protocol choose it."""
+    by = settings.scoring != "auto"
+    return {"scoring": settings.scoring, "scoring_by": "command"} if by else {"scoring": "strict", "scoring_by": None}
+
+
 def prompt_clock(settings: EvalSettings, ref: ModelRef) -> Clock:
     """Return what a template is told of the time: as this run began, else the run of --like, else the train run."""
     folders = [settings.out or EVAL_RUNS / ref.name, *([find_run(settings.like, "--like")] if settings.like else [])]
@@ -234,8 +244,8 @@ def plan_evaluation(
         model=model,
         engine=EngineRecord(name=engine, dtype=settings.dtype if engine != "openai" else None, **served),
         prompt=rendered.record,
-        scoring=settings.scoring,
         benchmarks=records,
+        **headline(settings),
     )
     return Plan(ref.name, record, problems, dict.fromkeys(asked, settings.n), rendered, ref)
 
@@ -310,6 +320,22 @@ def render_prompts(
     return Rendering(prompts, record, protocol.reading(thoughts), context, servers)
 
 
+def measured_longest(plan: Plan, settings: EvalSettings) -> int:
+    """Return the tokens of the longest prompt; if its server does not show them, by what it counts in that one."""
+    rendered, about = plan.rendered, plan.rendered.longest
+    if rendered.servers is None or all(prompt.ids is not None for prompt in rendered.prompts.values()):
+        return about
+    from gtpo.evalkit.engines.server import CANARY_TOKENS, ServerEngine
+
+    key, prompt = max(rendered.prompts.items(), key=lambda item: item[1].size)
+    values: dict[str, Any] = {name: getattr(settings, name) for name in settings.SAMPLING}
+    short = Sampling(max_tokens=CANARY_TOKENS, n=1, seed=settings.seed, reading=rendered.reading, **values)
+    engine = ServerEngine(rendered.servers, short, body=settings.request_body())
+    count = engine.prompt_tokens(Task(*key, prompt, (0,)))
+    # Others may have more tokens in fewer bytes. A count that cannot be is none.
+    return count + count // 20 + 16 if count is not None and prompt.size <= 12 * count <= 36 * prompt.size else about
+
+
 def with_sampling(plan: Plan, settings: EvalSettings, protocol: Protocol, old: EvalRecord | None = None) -> Plan:
     """Return the plan with how its model is sampled: as asked for, as the model recommends, else the defaults.
 
@@ -327,8 +353,12 @@ def with_sampling(plan: Plan, settings: EvalSettings, protocol: Protocol, old: E
             (SERVER_TOKENS, "the server does not say what its context allows"),
         )
         most, why = next((wish, said) for wish, said in wishes if wish)
-        if rendered.context is not None and 0 < (left := rendered.context - rendered.longest) < most:
-            most, why = left, f"what the context of {rendered.context} tokens leaves"
+        if rendered.context is not None:
+            left = rendered.context - measured_longest(plan, settings)
+            if left <= 0 and rendered.servers is not None:
+                LOG.warning("the longest prompt may not fit the context of %d tokens", rendered.context)
+            elif 0 < left < most:
+                most, why = left, f"what the context of {rendered.context} tokens leaves"
         LOG.info("--max-tokens is %d: %s", most, why)
     context, longest = rendered.context, rendered.longest
     # A server says so itself.

@@ -6,14 +6,16 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gtpo.common.log import LOG, duration, stderr_console
 from gtpo.evalkit.engines.base import Engine
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.verify import Verdict
+from gtpo.runs.eval_record import SCORINGS
 from gtpo.runs.tables import Sample
 
 LINE_EVERY_S = 10.0
@@ -26,19 +28,21 @@ class Counts:
     total: int
     done: int  # Samples scored, those of earlier sessions included
     scored: int = 0
-    correct: int = 0
+    tagged: int = 0  # Those with an answer in answer tags
+    correct: Counter[str] = field(default_factory=Counter)  # By scoring
     failed: int = 0
 
 
 class EvalProgress:
     """Progress of an eval run, shown while it is used as a context manager; safe to update from any thread.
 
-    wanted, done: benchmark -> samples that it will have, and those that are stored already. max_tokens: of a sample.
+    scoring: the headline; None if the completions choose it. wanted, done: benchmark -> samples that it will have, and
+    those that are stored already. max_tokens: of a sample.
     """
 
     def __init__(
         self,
-        scoring: Scoring,
+        scoring: Scoring | None,
         wanted: Mapping[str, int],
         done: Mapping[str, int] | None = None,
         engine: Engine | None = None,
@@ -84,7 +88,8 @@ class EvalProgress:
                     counts = self._counts[sample.benchmark]
                     counts.done += 1
                     counts.scored += 1
-                    counts.correct += sample.verdict(self._scoring) == Verdict.CORRECT
+                    counts.tagged += sample.answer_strict is not None
+                    counts.correct.update(s for s in SCORINGS if sample.verdict(s) == Verdict.CORRECT)
             if self._live is None and time.monotonic() - self._last_line >= LINE_EVERY_S:
                 self._last_line = time.monotonic()
                 lines = [f"{name}: {self._line(c)}" for name, c in self._counts.items() if c.scored]
@@ -95,7 +100,9 @@ class EvalProgress:
         running, written = self._engine.running() if self._engine is not None else (0, 0)
         elapsed = max(time.monotonic() - self._started, 1e-3)
         waiting, arrived, tokens = self._waiting, self._arrived, self._tokens
-        parts = [f"{running} running with {written:,} tokens"] if running else []
+        parts = [f"{running} in flight with {written:,} tokens"] if running else []
+        if self._engine is not None and self._engine.retried:
+            parts.append(f"{self._engine.retried} requests sent again")
         if sampled := tokens + written:
             parts.append(f"{sampled / elapsed:.0f} tokens/s")
             # The first to end are short: at the start this is too little time.
@@ -109,7 +116,8 @@ class EvalProgress:
 
     def _line(self, c: Counts) -> str:
         """Describe a benchmark."""
-        right = f", pass@1 ({self._scoring}) {100 * c.correct / c.scored:.1f} %" if c.scored else ""
+        scoring = self._scoring or ("strict" if 2 * c.tagged >= c.scored else "lenient")
+        right = f", pass@1 ({scoring}) {100 * c.correct[scoring] / c.scored:.1f} %" if c.scored else ""
         return f"{c.done}/{c.total} samples{right}{f', {c.failed} failed' if c.failed else ''}"
 
     def _table(self) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash
-from gtpo.evalkit.engines.base import Engine, Task, finish_word
+from gtpo.evalkit.engines.base import Engine, Task
 from gtpo.evalkit.evaluation.benchmarks import (
     BENCHMARKS,
     Benchmark,
@@ -26,7 +26,7 @@ from gtpo.evalkit.evaluation.benchmarks import (
     load_problems,
     select_problems,
 )
-from gtpo.evalkit.evaluation.plan import Plan, Rendering, drop_unverifiable
+from gtpo.evalkit.evaluation.plan import Plan, Rendering, drop_unverifiable, headline
 from gtpo.evalkit.evaluation.protocol import Protocol
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import Problem
@@ -34,6 +34,7 @@ from gtpo.rewards.data.problems import data_folder, math_gold, parse_level, read
 from gtpo.rewards.extract import gsm8k_gold
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, SamplingRecord
+from gtpo.runs.outcomes import Reply, Tokens, check_reply
 from gtpo.runs.prompt import PromptRecord
 from gtpo.runs.tables import Sample
 
@@ -124,17 +125,17 @@ def _sample(
 ) -> Sample:
     if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
         raise UserError(f"{where}: finish_reason is text and tokens are a number, found {reason!r:.40}, {tokens!r:.40}")
-    word = finish_word(reason or "")
-    # None: the row does not say in words that are known.
-    ended = word if word in ("stop", "length") else None
+    sample = Sample("", question, index, text or "", tokens=tokens)
     if not error and text is None and not thought:
         error = "no completion was recorded"
-    elif not error and word in ("refused", "failed"):
-        error = f"finish_reason {reason}"
+    if error:
+        sample.error, sample.finish_reason = str(error), "error"
+        return sample
+    sample.settle(check_reply(Reply(text or "", thought or "", reason or "", tokens=Tokens(tokens))))
     if thought:
-        text = f"<think>{thought}</think>{text or ''}" if text or ended == "stop" else f"<think>{thought}"
-    known = {"error": str(error), "finish_reason": "error"} if error else {"finish_reason": ended}
-    return Sample("", question, index, text or "", tokens=tokens, **known)
+        ended = text or sample.finish_reason == "stop"
+        sample.completion = f"<think>{thought}</think>{text or ''}" if ended else f"<think>{thought}"
+    return sample
 
 
 def _problem(where: str, row: Mapping[str, Any]) -> Problem | None:
@@ -233,7 +234,6 @@ class FileContent:
     labels: dict[tuple[str, int], bool] = field(default_factory=dict)  # (id, sample) -> the owner's verdict
     without_gold: Row | None = None  # The first that has no gold and does not say so
     no_gold: set[str] = field(default_factory=set)  # Questions whose rows say that there is no gold
-    tagged: bool = False  # Whether a completion has an answer tag
 
 
 def read_recorded(path: Path, fields: Mapping[str, str]) -> FileContent:
@@ -250,7 +250,6 @@ def read_recorded(path: Path, fields: Mapping[str, str]) -> FileContent:
             if label is not None:
                 found.labels[row.id, sample.sample_index] = label
             found.counts[row.id] += 1
-            found.tagged = found.tagged or "<answer>" in sample.completion
     return found
 
 
@@ -298,9 +297,6 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
     path = settings.completions
     assert path is not None
     found = read_recorded(path, settings.field_names())
-    scoring = settings.scoring if found.tagged or "scoring" in settings.given else "lenient"
-    if scoring != settings.scoring:
-        LOG.info("scoring: lenient, since no completion has an <answer> tag; --scoring chooses")
     benchmark, source, known = _identify(settings, path, found)
     every = [known[identifier] for identifier in found.counts if identifier in known]
     lacking = sorted(found.no_gold - known.keys())
@@ -312,10 +308,17 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
     fewest = min(found.counts[p.id] for p in chosen)
     if settings.k > fewest:
         short = next(p.id for p in chosen if found.counts[p.id] == fewest)
+        texts = {p.problem for p in chosen if p.problem}
+        # Rows without ids are questions of their own.
+        again = "; its rows repeat their problems: --fields id=problem makes these one question each"
         raise UserError(
             f'--k {settings.k} needs {settings.k} samples of every question; {path} has {fewest} of "{short}"'
+            f"{again if 0 < len(texts) < len(chosen) else ''}"
         )
     kept, entry = drop_unverifiable(benchmark, source, chosen, verifier)
+    whole = BENCHMARKS[benchmark].count if benchmark in BENCHMARKS else None
+    if whole is not None and not (settings.limit or settings.questions) and (absent := whole - len(found.counts)) > 0:
+        entry.absent = absent
     entry.excluded = [*entry.excluded, *lacking]
     prompt = PromptRecord(
         protocol=protocol.name, **protocol.model_dump(include={"thoughts", "begins_in_thought"}, exclude_defaults=True)
@@ -325,7 +328,7 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
         engine=EngineRecord(name=RecordedEngine.name, versions={}, hardware=None),
         sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept), stop=list(protocol.stop)),
         prompt=prompt,
-        scoring=scoring,
+        **headline(settings),
         benchmarks={benchmark: entry},
     )
     return Plan(

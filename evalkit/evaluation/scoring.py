@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from gtpo.common.log import LOG
@@ -18,14 +17,17 @@ from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both
-from gtpo.rewards.thoughts import closes_unopened, plain, unfinished
+from gtpo.rewards.thoughts import plain, unfinished
 from gtpo.rewards.verify import Verdict, Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import SCORINGS
 from gtpo.runs.tables import Key, QuestionKey, Sample
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
-RULES_VERSION = 18
+RULES_VERSION = 19
+
+# Completions of a session after which it is looked at whether they are read as they are meant.
+FIRST_LOOK = 32
 
 # A part is written when it has this many rows, this much text, or its first row is this old.
 PART_ROWS, PART_CHARACTERS, PART_SECONDS = 2048, 32_000_000, 20.0
@@ -62,55 +64,14 @@ def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], ve
 
 def verify_stored(folder: EvalFolder, scorer: Scorer) -> Iterator[tuple[list[Sample], list[Sample]]]:
     """Verify stored completions again, part by part, and yield each part's samples before and after."""
-    for part, _ in folder.tables(["error"]):
-        before = folder.part(part)
-        after = [replace(sample) for sample in before]
+    for part, table in folder.tables():
+        # As it was written: an older version did not say how samples ended.
+        before = [Sample(**row) for row in table.to_pylist()]
+        after = folder.part(part)
         scorer(after)
-        if before != after:
+        if before != after or "outcome" not in table.column_names:
             folder.replace_part(part, after)
         yield before, after
-
-
-def settle_thoughts(folder: EvalFolder, tally: Tally, apart: bool, scorer: Scorer) -> None:
-    """Decide from a run's other completions whether those that were cut off are thoughts, which have no answer.
-
-    apart: whether a completion that begins with `<think>` had its thought apart (a server's `reasoning_content`).
-    """
-    if not any(sample.finish_reason == "length" and not sample.unfinished for sample in tally.scored()):
-        return
-    hidden: dict[Path, list[int]] = {}  # part -> rows that may be thoughts: nothing in them says so
-    thought = spoke = 0  # completions that prove that the model thinks, and finished ones without any thought
-    for part, table in folder.tables(["completion", "finish_reason", "error"]):
-        columns = (table.column(name).to_pylist() for name in table.column_names)
-        for row, (text, reason, error) in enumerate(zip(*columns, strict=True)):
-            opens = text.startswith("<think>")
-            if error is not None:
-                continue
-            if (opens and apart) or closes_unopened(text):
-                thought += 1
-            elif reason == "length" and "<think>" not in text and "</think>" not in text:
-                hidden.setdefault(part, []).append(row)
-            else:
-                spoke += not opens
-    count = sum(map(len, hidden.values()))
-    if not count or not thought:
-        return
-    if thought <= spoke:
-        LOG.warning(
-            "%d completions were cut off and may be thoughts: %d others have one that the prompt opened, %d have none. "
-            "They are read as answers; a protocol with begins_in_thought: true reads them as thoughts",
-            count, thought, spoke,
-        )  # fmt: skip
-        return
-    LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", count)
-    for part, places in hidden.items():
-        samples = folder.part(part)
-        for place in places:
-            samples[place].completion = f"<think>{samples[place].completion}"
-        changed = [samples[place] for place in places]
-        scorer(changed)
-        folder.replace_part(part, samples)
-        tally.add(changed, again=True)
 
 
 def verify(
@@ -263,7 +224,7 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
     batches. An error in the thread comes out of the next `put` or of `close`.
 
     `wanted` holds how many samples a question will have: its votes are counted with the last one. That may take the
-    workers a while; at the end of the run it would be time to wait.
+    workers a while; at the end of the run it would be time to wait. `look` is called once, with the first completions.
     """
 
     def __init__(
@@ -274,9 +235,10 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
         tally: Tally,
         scorer: Scorer,
         progress: EvalProgress,
+        look: Callable[[Sequence[Sample]], None] | None = None,
     ) -> None:
         self._folder, self._problems, self._wanted, self.tally = folder, problems, wanted, tally
-        self._scorer, self._progress = scorer, progress
+        self._scorer, self._progress, self._look = scorer, progress, look
         self._queue: queue.SimpleQueue[list[Sample]] = queue.SimpleQueue()
         # Characters of all that was put, and of all that was taken: each counted by one thread.
         self._put = self._taken = 0
@@ -311,6 +273,7 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
 
     def _work(self) -> None:
         rows: list[Sample] = []
+        first: list[Sample] = []
         characters, oldest, last = 0, 0.0, False
         try:
             while not last:
@@ -325,6 +288,11 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
                     self._folder.append(rows)
                     rows, characters = [], 0
                 self._progress.count(new)
+                if self._look is not None:
+                    first += [sample for sample in new if sample.error is None]
+                    if len(first) >= FIRST_LOOK:
+                        self._look(first)
+                        self._look, first = None, []
                 # After storing, since counting votes may take a while.
                 self.tally.add(new)
                 touched, of = dict.fromkeys(sample.key[:2] for sample in new), self.tally.questions

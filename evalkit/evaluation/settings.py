@@ -121,10 +121,10 @@ class EvalSettings(CommandSettings):
     )
     seed: int = _sampling(0, "Seed of the run; every sample's own seed is derived from it.")
 
-    scoring: Literal["strict", "lenient"] = _scoring(
-        "strict",
-        "Headline scoring; both are stored (default: strict; of --completions without answer tags lenient; with "
-        "--rescore the run's own).",
+    scoring: Literal["auto", "strict", "lenient"] = _scoring(
+        "auto",
+        "Headline scoring; both are stored. auto: the protocol's; else lenient if most completions hold no answer "
+        "tags, chosen when the run first ends or stops; with --rescore the run's own.",
     )
     fail_on_error: float = _scoring(
         0.05, "Stop when more than this share of the samples fails.", modes=("model",), ge=0.0, le=1.0

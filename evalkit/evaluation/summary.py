@@ -97,7 +97,7 @@ def _metrics(
             "pass_at_k": tables["pass"][i, : v.total].tolist(),
             "maj_at_k": tables["maj"][i, : v.total].tolist(),
             "format_ok": sum(samples.column("format_ok")),
-            "truncated": _cut_off(samples.column("finish_reason")),
+            "truncated": _cut_off(samples.column("cut_off")),
             "mean_tokens": _mean(samples.column("tokens")),
         }
         for i, ((problem, samples), v) in enumerate(zip(questions, votes, strict=True))
@@ -109,9 +109,9 @@ def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _cut_off(ended: Sequence[str]) -> int | None:
+def _cut_off(known: Sequence[bool]) -> int | None:
     """Count the samples that were cut off; None if it is not known how any of them ended."""
-    return ended.count("length") if ended else None
+    return sum(known) if known else None
 
 
 def summarise(
@@ -131,20 +131,24 @@ def summarise(
     asked = [(p, tally.questions[name, p.id].first(most)) for p in problems]
     questions = [(p, s) for p, s in asked if s.scored]
     if not questions:
-        raise UserError(f"{name}: no sample could be scored; the same command tries again")
+        reasons = Counter(str(sample.error) for _, s in asked for sample in s.failed.values()).most_common(1)
+        why = "".join(f" ({count}: {reason})" for reason, count in reasons)
+        raise UserError(f"{name}: no sample could be scored{why}; the same command tries again")
     tally.count_votes(questions)
     clusters = clusters_of([p.problem for p, _ in questions], [p.cluster for p, _ in questions])
     lost = [p.id for p, s in asked if not s.scored]
     scored = {scoring: _metrics(name, scoring, questions, n, len(lost), clusters) for scoring in SCORINGS}
-    tokens, read, ended, in_thought, in_format = (
+    tokens, read, ended, words, outcomes, in_thought, in_format = (
         [value for _, s in questions for value in s.column(field)]
-        for field in ("tokens", "prompt_tokens", "finish_reason", "unfinished", "format_ok")
+        for field in ("tokens", "prompt_tokens", "cut_off", "finish_reason", "outcome", "unfinished", "format_ok")
     )
     total = sum(len(s.scored) for _, s in questions)
     failed = [sample for _, s in asked for sample in s.failed.values()]
     errors = Counter(str(sample.error) for sample in failed)
-    cut = [s.tokens or 0 for _, of in questions for s in of.scored.values() if s.finish_reason == "length"]
+    cut = [s.tokens or 0 for _, of in questions for s in of.scored.values() if s.cut_off]
     rare: dict[str, Any] = {
+        "outcomes": dict(sorted(Counter(outcomes).items())),
+        "unknown_endings": dict(Counter(word for word in words if word not in ("stop", "length")).most_common(10)),
         "texts": 0 if clusters is None else int(clusters.max()) + 1,
         "unscored": errors.total(),
         "unscored_reasons": dict(errors.most_common(10)),

@@ -155,8 +155,14 @@ class EvalFolder(AbstractContextManager["EvalFolder"]):
             yield part, read_table(part, columns)
 
     def part(self, path: Path) -> list[Sample]:
-        """Return the samples of a part."""
-        return [Sample(**row) for row in read_table(path).to_pylist()]
+        """Return the samples of a part; how they ended, if its version did not store that, by what it stored."""
+        table = read_table(path)
+        samples = [Sample(**row) for row in table.to_pylist()]
+        if "outcome" not in table.column_names:
+            record = _header(path)
+            for sample in samples:
+                sample.settle_as_stored(record.sampling.max_tokens, own=record.engine.name in ("vllm", "transformers"))
+        return samples
 
     def problems(self, *, everything: bool = False) -> dict[str, list[Problem]]:
         """Return the problems that the last command asked for, by benchmark; everything: all that have samples."""

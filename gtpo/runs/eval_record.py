@@ -19,8 +19,8 @@ from gtpo.rewards.extract import Scoring
 from gtpo.runs.prompt import DERIVED, PromptRecord
 
 # 2: samples that failed are stored with their error; parts carry their run's record. 3: the prompt's record is a train
-# run's too.
-EVAL_SCHEMA_VERSION = 3
+# run's too. 4: samples have an outcome, and the record says who chose the headline.
+EVAL_SCHEMA_VERSION = 4
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
 
 
@@ -82,6 +82,9 @@ class BenchmarkRecord(ScoringMetrics):
     samples: int = Field(0, description="Scored samples; the metrics are theirs.")
     unscored: int = Field(0, description="Samples without a completion.")
     unscored_reasons: dict[str, int] = Field({}, description="Why: the server's word -> count.")
+    outcomes: dict[str, int] = Field({}, description="What is known of the ends of all samples -> count.")
+    unknown_endings: dict[str, int] = Field({}, description="Words for an end that are not known -> samples.")
+    absent: int | None = Field(None, description="Questions of the benchmark that the file of completions lacks.")
     refused: int = Field(0, description="Of these, those that the server refused, e.g. by a content filter.")
     unscored_questions: list[str] = []
     """Ids of questions without a scored sample: left out of the metrics."""
@@ -103,7 +106,7 @@ class BenchmarkRecord(ScoringMetrics):
     def before_samples(self) -> BenchmarkRecord:
         """Return the record without what its samples brought."""
         fields = {"source", "questions", "checksum", "content_checksum", "excluded", "trained_on", "n_asked"}
-        fields.add("finish_with")
+        fields |= {"finish_with", "absent"}
         return BenchmarkRecord(**self.model_dump(include=fields, exclude_unset=True))
 
 
@@ -198,6 +201,8 @@ class EvalRecord(_Block):
     sampling: SamplingRecord = Field(SamplingRecord(), description="How completions were drawn.")
     prompt: PromptRecord = Field(PromptRecord(), description="What came before the question.")
     scoring: Scoring = Field("strict", description="The headline.")
+    scoring_by: Literal["command", "completions"] | None = None
+    """What chose it: flag or protocol, or what most completions hold; null until the run first ends or stops."""
     verifier: VerifierRecord = Field(VerifierRecord(), description="How answers were judged.")
     created: str | None = Field(None, description="Time of the start, UTC.")
     wall_seconds: float | None = Field(None, description="Wall time of all sessions.")

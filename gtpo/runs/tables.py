@@ -23,6 +23,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import check_schema_version
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION
+from gtpo.runs.outcomes import Ending, Reply, Tokens, check_reply
 
 # (benchmark, question id)
 QuestionKey = tuple[str, str]
@@ -61,7 +62,9 @@ class Sample:
     format_ok: bool | None = _column(pa.bool_(), "Whether the completion has the full layout.")
     tokens: int | None = _column(pa.int32(), "Its tokens; null for recorded completions that do not say.")
     finish_reason: str | None = _column(
-        pa.string(), "stop; length if it was cut off; error or refused if it failed; null as above."
+        pa.string(),
+        "stop; length if it was cut off; a word that is not known as it was said; error or refused if it failed; null "
+        "as above.",
     )
     seed: int | None = _column(pa.int64(), "Seed of this sample, with engine transformers of its batch; null as above.")
     error: str | None = _column(pa.string(), "Why there is no completion. Such a sample is unscored, never wrong.")
@@ -69,11 +72,37 @@ class Sample:
     unfinished: bool | None = _column(
         pa.bool_(), "Whether it ends inside a thought, so that it has no answer; null if it failed."
     )
+    outcome: str | None = _column(
+        pa.string(),
+        "What is known of its end: complete, cut off, empty, blocked, prompt cut, unknown; null if the server failed.",
+    )
 
     @property
     def key(self) -> Key:
         """Return its benchmark, question and index."""
         return self.benchmark, self.question_id, self.sample_index
+
+    @property
+    def cut_off(self) -> bool | None:
+        """Return whether it was cut off; None if that is not known."""
+        return None if self.finish_reason is None else self.finish_reason not in ("stop", "error", "refused")
+
+    def settle(self, ending: Ending, *, own: bool = False) -> None:
+        """Take how it ended. own: of an engine in this process, whose empty text is what the model wrote."""
+        self.outcome, self.finish_reason = ending.outcome, ending.finish_reason
+        if own and ending.outcome == "empty":
+            self.finish_reason = "stop"
+        elif ending.why:
+            self.error, self.finish_reason = ending.why, "refused" if ending.outcome == "blocked" else "error"
+            self.answer_strict = self.answer_lenient = self.verdict_strict = self.verdict_lenient = None
+            self.format_ok = self.unfinished = self.tokens = None
+
+    def settle_as_stored(self, max_tokens: int | None, *, own: bool) -> None:
+        """Do the same for a sample of a version that did not store how it ended."""
+        tokens = Tokens(self.tokens, self.prompt_tokens, self.tokens)
+        if self.error is None:
+            reply = Reply(self.completion, word=self.finish_reason or "", tokens=tokens)
+            self.settle(check_reply(reply, None if own else max_tokens), own=own)
 
     def answer(self, scoring: str) -> str | None:
         """Return the answer under one scoring."""

@@ -16,12 +16,13 @@ from servers import DONE, USAGE, Clock, Reply, Server, collect, completion, delt
 
 import gtpo.evalkit.engines.server as engine_module
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import EngineStopped, Prompt, Reading, Sampling, finish_word, sample_seed
+from gtpo.evalkit.engines.base import EngineStopped, Prompt, Reading, Sampling, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.server import refusal
 from gtpo.evalkit.engines.server_request import Access
 from gtpo.evalkit.engines.server_request import Server as AskedServer
 from gtpo.runs.eval_record import read_record
+from gtpo.runs.outcomes import finish_word
 from gtpo.runs.tables import Sample
 
 Serve = Callable[..., Server]
