@@ -37,6 +37,7 @@ Bars to Evals" (arXiv 2411.00640). scipy.special carries the distributions: scip
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -61,6 +62,9 @@ METHODS, WEIGHTS, OUTPUTS = "methods", "weights", "outputs"
 # The prior of V_Q above: the least that keeps wrong equivalence at 6 % if one model loses a few of many questions. It
 # shows a difference of 0/1 scores from 6 questions to none on, as McNemar's exact test does.
 UNSEEN = 2.25
+# Texts apart from their numbers from which on they are families of questions.
+FAMILIES = 5
+_NUMBER = re.compile(r"\d+([.,]\d+)*")
 # c above: it keeps a mean's interval honest if all scores agree.
 _PRIOR = 0.25
 # Questions that stand apart, up to which Wilson's interval is mended.
@@ -353,17 +357,22 @@ def by_cluster(x: Array, clusters: ArrayLike | None) -> tuple[Array, Array]:
     return total / size.mean(), weight
 
 
-def clusters_of(texts: Sequence[str], families: Sequence[str]) -> NDArray[np.int64] | None:
+def clusters_of(texts: Sequence[str], families: Sequence[str], source: str = "") -> NDArray[np.int64] | None:
     """Return a number for each question [Q]: the same for one family, or for texts that differ in white space only.
 
-    families: "" is none. None if every question is its own.
+    Texts that differ in their numbers too are one, if there are FAMILIES of them or more: fewer are the templates of a
+    generator, which every set of its questions has in common. families: "" is none; if any is known, texts that differ
+    are not compared. source: of the questions; `generated` ones are no families. None if every question is its own.
     """
     names = [
         f"\1{family}" if family else " ".join(text.split()) or f"\0{i}"
         for i, (text, family) in enumerate(zip(texts, families, strict=True))
     ]
-    found = np.unique(names, return_inverse=True)[1]
-    return None if found.max(initial=-1) + 1 == len(texts) else found
+    stems = [name if name[0] == "\0" else _NUMBER.sub("#", name) for name in names]
+    if not any(families) and not source.startswith("generated") and len(set(stems)) >= FAMILIES:
+        names = stems
+    numbers = np.unique(names, return_inverse=True)[1]
+    return None if numbers.max(initial=-1) + 1 == len(texts) else numbers
 
 
 def mean_interval(values: ArrayLike, *, clusters: ArrayLike | None = None) -> ScoreInterval:

@@ -159,7 +159,7 @@ def _evaluate_with_base(settings: EvalSettings) -> int:
             return code
     runs = [str(base_out), str(out)]
     form = "json" if settings.json_output else "table"
-    return run_compare(CompareSettings(runs=runs, baseline=runs[0], group_by="none", format=form), runs)
+    return run_compare(CompareSettings(runs=runs, baseline=runs[0], group_by="none", format=form))
 
 
 @app.command(**_BY_DECLARATION)
@@ -173,8 +173,7 @@ def compare(context: typer.Context) -> None:
 
     settings = CompareSettings.from_words(_words(context, compare, CompareSettings))
     recorded = settings.recorded()
-    names = _score_files(recorded, settings.fields) if recorded else {}
-    raise typer.Exit(run_compare(settings, [names.get(word, word) for word in settings.runs]))
+    raise typer.Exit(run_compare(settings, _score_files(recorded, settings.fields) if recorded else {}))
 
 
 def _score_files(recorded: dict[str, tuple[str, Path]], fields: str | None) -> dict[str, str]:

@@ -65,6 +65,8 @@ class MethodComparison:
     margin: float | None = None
     # Whether the metrics were asked for.
     metrics_chosen: bool = False
+    # Comparisons planned in all as seeds are added; each is at its share of ALPHA.
+    looks: int = 1
 
     @property
     def benchmarks(self) -> list[Table]:
@@ -108,6 +110,8 @@ def compare(
     baseline: str | None = None,
     group_by: str = "config",
     labels: Sequence[str] = (),
+    seeds: Sequence[str] = (),
+    looks: int = 1,
     metrics: Sequence[Column] | None = None,
     ks: Sequence[int] | None = None,
     scoring: str | None = None,
@@ -119,11 +123,12 @@ def compare(
 ) -> MethodComparison:
     """Compare eval runs. Raises UserError if they cannot be compared, naming the setting that differs.
 
-    details: every k and the format rate; without, the columns of the table for a paper only.
+    details: every k and the format rate; without, the columns of the table for a paper only. labels: names of outputs;
+    seeds: declared trainings of one recipe, both NAME=RUN,RUN. looks: planned in all, as seeds are added.
     """
     notes = list(notes)
     runs = name_alike(runs, notes)
-    grouped = group(members_of(runs, trains), group_by, labels, notes)
+    grouped = group(members_of(runs, trains), group_by, labels, seeds, notes)
     methods = [method for method in grouped if method.runs]
     scoring = common_scoring(runs, scoring, notes)
     chosen, reason = choose_baseline(methods, baseline)
@@ -151,10 +156,10 @@ def compare(
         if per_subject:
             parts += [(part, [c for c in columns if c.k <= part.samples]) for part in shared.groups()]
     tables = [_table(shared, columns, chosen) for shared, columns in parts]
-    tables = _correct_all(tables, shown[0], margin)
+    tables = _correct_all(tables, shown[0], margin, looks)
     trained = [method for method in grouped if method.trains]
     return MethodComparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin,
-                      bool(metrics))  # fmt: skip
+                      bool(metrics), looks)  # fmt: skip
 
 
 def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | None, str]:
@@ -195,11 +200,20 @@ def _table(shared: Shared, columns: list[Column], baseline: str | None) -> Table
     if baseline is not None:
         for name in names:
             if name != baseline:
-                for column, paired in zip(tested, differ(shared, name, baseline, tested), strict=True):
-                    moved = _missing_shift(cells[name, column], cells[baseline, column])
-                    cells[name, column] = replace(cells[name, column], paired=paired, moved=moved)
-                note = pairing_note(shared.by_name[name], shared.by_name[baseline], shared.benchmark)
+                pair = shared.pair(name, baseline)
+                for column, paired in zip(tested, differ(pair, name, baseline, tested), strict=True):
+                    one, other = (
+                        cells[side, column] if pair is shared else mean_cell(pair, side, column)
+                        for side in (name, baseline)
+                    )
+                    cells[name, column] = replace(
+                        cells[name, column], paired=paired, missing=_missing_shift(one, other),
+                        selected=one.to_mean - other.to_mean,
+                    )  # fmt: skip
+                note = pairing_note(pair, name, baseline)
                 notes += [note] if note and not shared.group else []
+                if pair.questions != shared.questions and not shared.group:
+                    notes.append(f"{name} against {baseline}: on all {pair.questions} questions that these two share")
     of_shared = {f.name: getattr(shared, f.name) for f in fields(Shared)} | {"notes": notes}
     return Table(**of_shared, columns=columns, cells=cells, baseline=baseline)
 
@@ -220,7 +234,8 @@ def mean_cell(shared: Shared, name: str, column: Column) -> Cell:
         medians = shared.medians(name, column)
         return Cell(MethodMean(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
     value = method_mean(shared.scores(name, column), clusters=shared.clusters_at(column.k))
-    return Cell(value, bounds=shared.bounds(name, column))
+    checkpoints, to_mean = shared.checkpoints(name, column)
+    return Cell(value, bounds=shared.bounds(name, column), checkpoints=checkpoints, to_mean=to_mean)
 
 
 def with_baseline(comparison: MethodComparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
@@ -229,10 +244,10 @@ def with_baseline(comparison: MethodComparison, baseline: str, columns: Sequence
         replace(_table(table, chosen, baseline), notes=table.notes)
         for table, chosen in zip(comparison.tables, columns, strict=True)
     ]
-    return _correct_all(tables, comparison.metrics[0], comparison.margin)
+    return _correct_all(tables, comparison.metrics[0], comparison.margin, comparison.looks)
 
 
-def _correct_all(tables: list[Table], primary: Column, margin: float | None) -> list[Table]:
+def _correct_all(tables: list[Table], primary: Column, margin: float | None, looks: int) -> list[Table]:
     """The tables with each method's primary comparisons corrected jointly over the benchmarks, and marked."""
     cells = [dict(table.cells) for table in tables]
     for method in dict.fromkeys(name for table in tables for name in table.methods):
@@ -241,6 +256,7 @@ def _correct_all(tables: list[Table], primary: Column, margin: float | None) -> 
             for table in tables
             if not table.group and (cell := table.cells.get((method, primary))) is not None and cell.paired is not None
         ]
-        for table, cell in zip(at, correct_family([table.cells[method, primary] for table in at], margin), strict=True):
+        family = correct_family([table.cells[method, primary] for table in at], margin, looks)
+        for table, cell in zip(at, family, strict=True):
             cells[tables.index(table)][method, primary] = cell
     return [replace(table, cells=new) for table, new in zip(tables, cells, strict=True)]

@@ -1,9 +1,13 @@
-"""Methods: train runs that differ in nothing but their seed, taken as one.
+"""Methods: what a comparison is about; and the one rule of what is one draw of training.
 
-A method is what a comparison is about. Runs are grouped by their resolved config (config.yaml of the train run): equal
-in every key but the seeds, the name and where it ran, and evaluated with weights of one kind (best, final). What
-differs beyond that is never merged without a word: runs of one preset with other settings stay apart, and the note says
-which setting; `--group-by` and `--label` merge what they are told to, and the note says what differs inside.
+Runs are grouped by their resolved config (config.yaml of the train run): equal in every key but the seeds, the name and
+where it ran, and evaluated with weights of one kind (best, final). Runs of one preset with other settings stay apart,
+and a note says which setting. `--group-by` and `--label` merge what they are told to, and a note says what differs.
+
+**A draw of training.** Equal weights, or one train folder, are one draw, whatever a run is called: their scores are
+averaged. Other weights prove nothing, as the checkpoints of one training differ too. Runs are independent draws, seeds,
+only if their train folders say so (`trained_apart`), or if `--seeds NAME=RUN,RUN,RUN` declares it and nothing
+contradicts it. What is neither is not known; and `--label` names outputs, which never count as seeds.
 """
 
 from __future__ import annotations
@@ -11,14 +15,18 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import read_json_object
+from gtpo.evalkit.comparison.like_for_like import by_run
+from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.find import evaluations, training_folder
 from gtpo.runs.train_run import TrainFolder
 
 SEED_KEY = "model.random_seed"
@@ -27,6 +35,8 @@ NAME_KEYS = ("run_name",)
 WHERE_KEYS = ("env.CUDA_VISIBLE_DEVICES", "rollout.server_host", "rollout.server_port")
 # Rows of one preset are called alike, and why they stay apart is said, up to so many settings that differ.
 NEAR = 3
+# Who says which runs are one method. LABEL names outputs, DECLARED independent trainings of one recipe.
+CONFIG, KEYS, SINGLE, LABEL, DECLARED = "config", "keys", "run", "label", "seeds"
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,8 @@ class Member:
     train: TrainFolder | None
     # Flattened config.yaml of the train run; None if there is none.
     config: dict[str, Any] | None = field(repr=False)
+    # Records of all evaluations of its training, its own included.
+    evaluations: tuple[EvalRecord, ...] = field(default=(), repr=False)
 
     @cached_property
     def preset(self) -> str:
@@ -56,13 +68,14 @@ class Member:
         """Which weights of its train run were evaluated: best, final or a checkpoint; None if unknown."""
         return self.run.record.model.checkpoint if self.run is not None else None
 
-    def same_training(self, other: Member) -> bool:
-        """Return whether two members of known seeds are of one train run, or of a copy of it."""
-        if self.train is None or other.train is None:
-            return False
-        alike = self.seed == other.seed and self.settings() == other.settings()
-        return alike or self.train.root.resolve() == other.train.root.resolve()
+    @cached_property
+    def folder(self) -> Path | None:
+        """The folder of its training: its train run's, else the one that its checkpoint lies in; None if unknown."""
+        if self.run is not None and self.train is None:
+            return training_folder(self.run.record, self.run.folder)
+        return None if self.train is None else self.train.root.resolve()
 
+    @cached_property
     def settings(self) -> dict[str, Any] | None:
         """What must be equal within a method; None if it is unknown."""
         if self.config is None:
@@ -71,18 +84,64 @@ class Member:
         return {key: value for key, value in self.config.items() if key not in skipped}
 
 
+def one_training(a: Member, b: Member) -> str:
+    """Say what shows that two runs are of one training; empty if nothing does."""
+    if a.folder is not None and a.folder == b.folder:
+        return f"one train folder, {a.folder.name}"
+    if a.train is not None and b.train is not None:
+        ids = [train.run().get("id") for train in (a.train, b.train)]
+        if all(ids) and ids[0] == ids[1]:
+            return "one id in run.json: a folder and its copy"
+        # Without ids a copy of a folder shows by what it says of itself.
+        if not all(ids) and a.seed == b.seed and a.settings is not None and a.settings == b.settings:
+            return "equal settings and seed"
+    if a.run is None or b.run is None or (_is_untrained(a) and _is_untrained(b)):
+        return ""
+    one, other = a.run.record, b.run.record
+    for what in ("weights", "fingerprint"):
+        if getattr(one.model, what) is not None and getattr(one.model, what) == getattr(other.model, what):
+            return "equal " + ("files" if one.engine.name == "recorded" else "weights")
+    if _first_texts(one) & _first_texts(other):
+        return "a server that wrote the same first texts"
+    # A Hub name or a path stands for one model; the name that a server gives may be that of the next weights.
+    same = all(getattr(one.model, key) == getattr(other.model, key) for key in ("source", "adapter", "weights"))
+    if same and a.train is b.train is None and one.engine.name in ("vllm", "transformers"):
+        return f"one model, {one.model.source}"
+    return ""
+
+
+def _is_untrained(member: Member) -> bool:
+    """Return whether best/ is the untrained model, in which several trainings may end."""
+    path = None if member.train is None else member.train.best / "best.json"
+    return member.checkpoint == "best" and path is not None and path.is_file() and read_json_object(path)["step"] == 0
+
+
+def _first_texts(record: EvalRecord) -> set[tuple[str, ...]]:
+    """What servers wrote first, by hashes; nothing if it is too little to tell weights apart."""
+    texts = (record.engine.canaries or {}).get("texts", {}).values()
+    # Greedy decoding, and a policy that always begins alike, give other weights the same text.
+    return {tuple(of) for of in texts if of and len(set(of)) == len(of) and record.sampling.temperature != 0}
+
+
+def trained_apart(a: Member, b: Member) -> bool:
+    """Return whether two runs that are not of one training are known to be trained apart, by their train folders."""
+    if a.train is None or b.train is None or a.seed is None or b.seed is None:
+        return False
+    # Trained twice with one seed: the same order of data, and on some machines the same weights.
+    return a.seed != b.seed or a.settings != b.settings
+
+
 @dataclass(frozen=True)
 class Method:
-    """One row of every table: runs trained alike, each with its own seed."""
+    """One row of every table: runs trained alike, each with its own seed; or outputs under one name."""
 
     name: str
     members: tuple[Member, ...]
-    # Whether every other method began from its weights: differences to it are of this base, not of its own seed.
-    is_base: bool = False
+    chosen_by: str = CONFIG
 
     @property
     def runs(self) -> list[EvalRun]:
-        """Its eval runs, one per training seed."""
+        """Its eval runs."""
         return [member.run for member in self.members if member.run is not None]
 
     @property
@@ -91,137 +150,177 @@ class Method:
         return list({m.train.root.resolve(): m.train for m in self.members if m.train is not None}.values())
 
     @cached_property
+    def evaluated(self) -> list[Member]:
+        """The members with an eval run; all if there are none."""
+        return [member for member in self.members if member.run is not None] or list(self.members)
+
+    @property
+    def declared(self) -> bool:
+        """Return whether `--seeds` declares that its runs are independent trainings."""
+        return self.chosen_by == DECLARED
+
+    @cached_property
     def doubt(self) -> str:
-        """Why its runs are not known to be trained apart; empty if they are, and for a single run."""
-        members = [member for member in self.members if member.run is not None] or list(self.members)
-        if len(members) < 2:
+        """Why it is not known which of its runs are draws of training; empty if it is, and for a single run."""
+        pairs = list(itertools.combinations(self.evaluated, 2))
+        if self.declared or not pairs:
             return ""
-        for what, unknown in (("train run", [m for m in members if m.train is None]),
-                              ("seed", [m for m in members if m.seed is None])):  # fmt: skip
-            if unknown:
-                return f"no {what} is known of {', '.join(member.name for member in unknown)}"
-        for one, other in itertools.combinations(members, 2):
-            if one.same_training(other):
-                return f"{one.name} and {other.name} are of one training"
-        return ""
+        if self.chosen_by == LABEL:
+            return "--label names outputs (--seeds declares independent trainings)"
+        unknown = [pair for pair in pairs if not one_training(*pair) and not trained_apart(*pair)]
+        names = dict.fromkeys(m.name for pair in unknown for m in pair if m.train is None or m.seed is None)
+        if names:
+            return f"no train run with a seed is known of {', '.join(names)} (--seeds declares independent trainings)"
+        return " and ".join(m.name for m in unknown[0]) + " have the same settings and seed" if unknown else ""
+
+    @cached_property
+    def draws(self) -> dict[str, int]:
+        """Number of the draw of training that each run is of; of all the same if it is not known."""
+        numbers: dict[str, int] = {}
+        for i, member in enumerate(self.evaluated):
+            earlier = (one for one in self.evaluated[:i] if self.doubt or one_training(one, member))
+            numbers[member.name] = next((numbers[one.name] for one in earlier), i)
+        return numbers
+
+    def by_draw(self, runs: Sequence[EvalRun]) -> list[list[int]]:
+        """Return the places of some of its runs, those of one draw of training together."""
+        places: dict[int, list[int]] = {}
+        for i, run in enumerate(runs):
+            places.setdefault(self.draws[run.name], []).append(i)
+        return list(places.values())
+
+    def seeds(self, runs: Sequence[EvalRun]) -> list[str | None]:
+        """Return the training seed of each draw that some of its runs are of; None if unknown."""
+        known = {member.name: member.seed for member in self.members}
+        return [known[runs[places[0]].name] for places in self.by_draw(runs)]
 
     @property
     def counted(self) -> str:
-        """`3 seeds`, or `3 runs` if they are not known to be trained apart; empty for one."""
-        count = len(self.runs) or len(self.trains)
-        return f"{count} {'runs' if self.doubt else 'seeds'}" if count > 1 else ""
+        """`3 seeds`, `3 seeds, declared`, `6 runs of 3 seeds`, `3 runs` if it is not known; empty for a single run."""
+        runs, draws = len(self.evaluated), len(set(self.draws.values()))
+        if runs < 2:
+            return ""
+        seeds = f"{draws} seed{'s' * (draws > 1)}"
+        if self.doubt or runs > draws:
+            return f"{runs} runs" + f" of {seeds}" * (not self.doubt)
+        return seeds + ", declared" * self.declared
 
     @property
     def preset(self) -> str:
         """The preset or method of its runs; empty for models that no train run made, or of several presets."""
-        found = {member.preset for member in self.members}
-        return found.pop() if len(found) == 1 else ""
+        presets = {member.preset for member in self.members}
+        return presets.pop() if len(presets) == 1 else ""
 
     @property
     def trained(self) -> bool:
         """Return whether training made it, so that another seed could have come out otherwise."""
-        return not self.is_base and any(member.train is not None or member.preset for member in self.members)
+        return self.declared or any(member.train is not None or member.preset for member in self.members)
 
-    def is_named(self, asked: str) -> bool:
-        """Return whether `asked` is its name, its preset, or one of its runs by name or folder."""
-        if asked in (self.name, self.preset):
+    def is_base_of(self, other: Method) -> bool:
+        """Return whether every run of another method began from its weights, which are then as they are."""
+        trains = [member.train for member in other.members]
+        bases = [None if train is None else train.base_run() for train in trains]
+        return len(self.members) == 1 and all(
+            base is not None and base.root.resolve() == self.evaluated[0].folder for base in bases
+        )
+
+    def is_named(self, word: str) -> bool:
+        """Return whether a word is its name, its preset, or one of its runs by name or folder."""
+        if word in (self.name, self.preset):
             return True
-        path = Path(os.path.abspath(asked))
+        path = Path(os.path.abspath(word))
         return any(
-            asked == member.name
+            word == member.name
             or (member.run is not None and Path(os.path.abspath(member.run.folder)) == path)
             or (member.train is not None and Path(os.path.abspath(member.train.root)) == path)
             for member in self.members
         )
 
 
-def members_of(runs: Iterable[EvalRun], trains: Iterable[TrainFolder]) -> list[Member]:
+def members_of(runs: Sequence[EvalRun], trains: Iterable[TrainFolder]) -> list[Member]:
     """Eval runs with the train run behind each, then the train runs that no eval run stands for."""
     members = [Member(run.name, run, run.train, run.train.config() if run.train else None) for run in runs]
-    evaluated = {run.train.root.resolve() for run in (m.run for m in members) if run is not None and run.train}
+    known = evaluations(runs) if any(member.folder for member in members) else {}
+    members = [replace(m, evaluations=tuple(known.get(m.folder, ())) if m.folder else ()) for m in members]
+    evaluated = {member.folder for member in members}
     rest = [train for train in trains if train.root.resolve() not in evaluated]
     return members + [Member(train.name, None, train, train.config()) for train in rest]
 
 
-def group(members: list[Member], group_by: str, labels: Sequence[str], notes: list[str]) -> list[Method]:
+def group(
+    members: list[Member], group_by: str, labels: Sequence[str], declared: Sequence[str], notes: list[str]
+) -> list[Method]:
     """The methods, in the order of their first runs. Adds to `notes` what a reader must know. Raises UserError.
 
-    group_by: `config`, `none`, or config keys (and `method`) separated by commas; labels: NAME=RUN[,RUN...].
+    group_by: `config`, `none`, or config keys (and `method`) separated by commas; labels, declared: NAME=RUN[,RUN...].
     """
-    labelled = _read_labels(members, labels)
-    rest = [member for member in members if member.name not in labelled]
-    if group_by == "config":
+    named = _read_names(members, {LABEL: labels, DECLARED: declared})
+    rest = [member for member in members if member.name not in named]
+    if group_by == CONFIG:
         keys = {member.name: _config_group(member, rest) for member in rest}
     elif group_by == "none":
-        keys = {member.name: ("run", member.name) for member in rest}
+        keys = {member.name: (SINGLE, member.name) for member in rest}
     else:
         wanted = [key.strip() for key in group_by.split(",") if key.strip()]
         keys = {member.name: _key_group(member, wanted, rest) for member in rest}
-    keys |= {name: ("label", label) for name, label in labelled.items()}
+    keys |= named
     groups: dict[tuple[str, str], list[Member]] = {}
     for member in members:
         groups.setdefault(keys[member.name], []).append(member)
     names = _names(groups)
-    methods = [Method(names[key], tuple(found)) for key, found in groups.items()]
-    for key, method in zip(groups, methods, strict=True):
-        _note_inside(method, chosen=key[0] != "config", notes=notes)
-    if group_by == "config":
+    methods = [Method(names[key], tuple(group), key[0]) for key, group in groups.items()]
+    for method in methods:
+        notes += _notes_inside(method)
+    if group_by == CONFIG:
         _note_near(methods, notes)
-    return [_mark_common_base(method, methods) for method in methods]
+    return methods
 
 
-def _mark_common_base(method: Method, methods: list[Method]) -> Method:
-    """The method, marked if it is the one run from whose weights all others were trained."""
-    others = [member for other in methods if other is not method for member in other.members]
-    trained = [member.train for member in others if member.train is not None]
-    if len(method.members) > 1 or method.trains == [] or not trained or len(trained) < len(others):
-        return method
-    folder = method.trains[0].root.resolve()
-    bases = [train.base_run() for train in trained]
-    return replace(method, is_base=all(base is not None and base.root.resolve() == folder for base in bases))
+def named_by(word: str, members: Iterable[Member]) -> list[Member]:
+    """Return the runs that a word names: by name, pattern or folder."""
+    return [m for m in members if fnmatch.fnmatchcase(m.name, word) or Method("", (m,)).is_named(word)]
 
 
-def _read_labels(members: list[Member], labels: Sequence[str]) -> dict[str, str]:
-    """Run name -> label."""
-    found: dict[str, str] = {}
-    for text in labels:
-        label, equals, given = text.partition("=")
-        patterns = [part.strip() for part in given.split(",") if part.strip()]
-        if not equals or not label.strip() or not patterns:
-            raise UserError(f'--label "{text}": expected NAME=RUN[,RUN...], e.g. --label GTPO=gtpo-s1,gtpo-s2')
-        for pattern in patterns:
-            matching = [
-                m.name for m in members if fnmatch.fnmatchcase(m.name, pattern) or Method("", (m,)).is_named(pattern)
-            ]
-            if not matching:
+def _read_names(members: list[Member], options: dict[str, Sequence[str]]) -> dict[str, tuple[str, str]]:
+    """Run -> (option, name) of those that an option names. UserError if what is declared is not so."""
+    named: dict[str, tuple[str, str]] = {}
+    for option, text in ((option, text) for option, texts in options.items() for text in texts):
+        name, _, words = text.partition("=")
+        for word in words.split(","):
+            if not (matching := named_by(word, members)):
                 names = [member.name for member in members]
                 raise UserError(
-                    f'--label "{text}": "{pattern}" is not among the runs compared: {", ".join(names)}.'
-                    f"{did_you_mean(pattern, names)}"
+                    f'--{option} "{text}": "{word}" is not among the runs compared: {", ".join(names)}.'
+                    f"{did_you_mean(word, names)}"
                 )
-            for name in matching:
-                if found.setdefault(name, label.strip()) != label.strip():
-                    raise UserError(f'run "{name}" is given to two labels, "{found[name]}" and "{label.strip()}"')
-    return found
+            for member in matching:
+                if named.setdefault(member.name, (option, name)) != (option, name):
+                    other = " ".join(named[member.name])
+                    raise UserError(f'run "{member.name}" is given to two names, --{other} and --{option} {name}')
+        together = [m for m in members if named.get(m.name) == (DECLARED, name) and m.run is not None]
+        for one, other in itertools.combinations(together, 2):
+            if why := one_training(one, other):
+                raise UserError(
+                    f"--seeds {name}: {one.name} and {other.name} are one training ({why}); name one run of each"
+                )
+    return named
 
 
 def _config_group(member: Member, members: list[Member]) -> tuple[str, str]:
-    """One key for members of equal settings, weights of one kind (best, final), and different seeds."""
-    settings = member.settings()
-    if settings is None:
-        return ("config", f"run {member.name}")
-    alike = [other for other in members if other.settings() == settings and other.preset == member.preset]
+    """One key for members of equal settings, weights of one kind (best, final), and different trainings."""
+    alone = (CONFIG, f"run {member.name}")
+    if member.settings is None or member.seed is None:
+        return alone
+    alike = [other for other in members if other.settings == member.settings and other.preset == member.preset]
     kinds = [other.checkpoint for other in alike if other.run is not None]
 
     def kind(one: Member) -> str | None:  # a train run that was not evaluated has none: it goes with the first
         return one.checkpoint if one.run is not None else next(iter(kinds), None)
 
-    alike = [other for other in alike if kind(other) == kind(member)]
-    seeds = [other.seed for other in alike]
-    # The same seed twice is no second draw of training.
-    if seeds.count(member.seed) > 1 or member.seed is None:
-        return ("config", f"run {member.name}")
-    return ("config", alike[0].name)
+    alike = [other for other in alike if kind(other) == kind(member) and other.seed is not None]
+    # What is of the same training, or seed, as an earlier run is shown apart: it may be compared with it.
+    seeds = [other.seed for other in alike[: alike.index(member)]]
+    return alone if member.seed in seeds else (CONFIG, alike[0].name)
 
 
 def _key_group(member: Member, wanted: list[str], members: list[Member]) -> tuple[str, str]:
@@ -235,16 +334,16 @@ def _key_group(member: Member, wanted: list[str], members: list[Member]) -> tupl
             )
         value = member.preset if key == "method" else (member.config or {}).get(key)
         if value in (None, ""):
-            return ("run", member.name)
+            return (SINGLE, member.name)
         values.append(str(value) if key == "method" else f"{key.rpartition('.')[2]} {value}")
-    return ("keys", ", ".join(values))
+    return (KEYS, ", ".join(values))
 
 
 def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str], str]:
     """A name for each group: as told, else the run's own, else what its runs' names begin with, else the preset."""
     names: dict[tuple[str, str], str] = {}
     for key, found in groups.items():
-        if key[0] in ("label", "keys"):
+        if key[0] in (LABEL, DECLARED, KEYS):
             name = key[1]
         elif len(found) == 1:
             name = found[0].name
@@ -270,30 +369,35 @@ def _config_differences(members: Sequence[Member], ignored: Iterable[str] = ()) 
     return {key: values for key, values in found.items() if key not in skipped and len(set(map(str, values))) > 1}
 
 
-def _note_inside(method: Method, *, chosen: bool, notes: list[str]) -> None:
-    """Say what differs between the runs of one method, beside the seed."""
+def _notes_inside(method: Method) -> Iterator[str]:
+    """Say what differs between the runs of one method, beside the seed, and which of them are seeds."""
     if len(method.members) < 2:
         return
-    differing = _config_differences(method.members)
-    if differing:
+    name, members = method.name, method.members
+    if differing := _config_differences(members):
         listed = "; ".join(f"{key}: {', '.join(map(str, values))}" for key, values in differing.items())
-        notes.append(f"{method.name}: its runs differ in more than the seed ({listed})")
-    if not method.doubt and any(member.config is None for member in method.members):
-        notes.append(f"{method.name}: not every run has a config.yaml, so what else differs in it is unknown")
-    packages = [member.train.run().get("packages") if member.train else None for member in method.members]
-    versions = [found if isinstance(found, dict) else {} for found in packages]
-    moved = sorted({k for found in versions for k in found if len({str(v.get(k)) for v in versions}) > 1})
+        yield f"{name}: its runs differ in more than the seed ({listed})"
+    if not method.doubt and any(m.config is None for m in members) and any(m.config for m in members):
+        yield f"{name}: not every run has a config.yaml, so what else differs in it is unknown"
+    packages = [member.train.run().get("packages") if member.train else None for member in members]
+    versions = [of_run if isinstance(of_run, dict) else {} for of_run in packages]
+    moved = sorted({k for of_run in versions for k in of_run if len({str(v.get(k)) for v in versions}) > 1})
     if moved:
-        notes.append(f"{method.name}: its runs were trained with different versions of {', '.join(moved)}")
-    weights = {m.name: m.checkpoint or "unknown" for m in method.members if m.run is not None}
+        yield f"{name}: its runs were trained with different versions of {', '.join(moved)}"
+    weights = {m.name: m.checkpoint or "unknown" for m in members if m.run is not None}
     if len(set(weights.values())) > 1:
-        listed = ", ".join(f"{name}: {kind}" for name, kind in weights.items())
-        notes.append(f"{method.name}: its runs are of different checkpoints ({listed})")
+        yield f"{name}: its runs are of different checkpoints ({by_run(weights)})"
     if method.doubt:
-        notes.append(f"{method.name}: {method.doubt}, so its runs are no seeds: their mean is shown as one run")
-    seeds = [member.seed for member in method.members if member.seed is not None]
-    if chosen and len(set(seeds)) < len(seeds):
-        notes.append(f"{method.name}: a training seed occurs twice ({', '.join(seeds)})")
+        yield f"{name}: {method.doubt}, so its runs are no seeds: their mean is shown as one run"
+    elif method.declared:
+        yield f"{name}: --seeds declares that its {len(set(method.draws.values()))} runs were trained independently"
+    for one, other in itertools.combinations(method.evaluated, 2):
+        if not method.doubt and (why := one_training(one, other)):
+            yield f"{name}: {one.name} and {other.name} are one training ({why}): their mean counts as one seed"
+            break
+    seeds = [member.seed for member in members if member.seed is not None]
+    if method.chosen_by != CONFIG and len(set(seeds)) < len(seeds):
+        yield f"{name}: a training seed occurs twice ({', '.join(seeds)})"
 
 
 def _note_near(methods: list[Method], notes: list[str]) -> None:
@@ -316,7 +420,7 @@ def _note_near(methods: list[Method], notes: list[str]) -> None:
             else:
                 reason = "they have the same seed"
             mend = "which is one training and not two seeds"
-            if not Method("", (first, second)).doubt:
-                mend = "--label NAME=RUN,RUN takes them as one method"
+            if not one_training(first, second):
+                mend = "--seeds NAME=RUN,RUN takes them as one method"
             notes.append(f"{other.name} and {method.name} are both {first.preset} and shown apart: {reason}. {mend}")
             break

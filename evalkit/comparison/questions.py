@@ -17,6 +17,7 @@ from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.statistics import clusters_of
 from gtpo.rewards.data.problem import Problem
+from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, Interval
 from gtpo.runs.eval_run import EvalRun, Questions
 
 # Name of a benchmark that several recorded files have in common.
@@ -38,6 +39,8 @@ class Shared:
     scoring: str = "strict"
     # [Q] Questions of the same text have the same number; None if there are none.
     clusters: NDArray[np.int64] | None = field(default=None, repr=False)
+    # Whether every run has all samples of all questions that any run has.
+    even: bool = True
 
     @property
     def methods(self) -> list[str]:
@@ -64,19 +67,20 @@ class Shared:
         return least
 
     def scores(self, method: str, column: Column) -> NDArray[np.float64]:
-        """[S, Q] A method's scores in one column, one row per training seed, of the questions that have k samples.
-
-        Runs that are not known to be trained apart are one row, their mean.
-        """
+        """[S, Q] A method's scores in one column, one row per draw of training, of the questions with k samples."""
         rows = self.having(max(column.k, 1))
         scores = np.stack([column.metric.values(part, column.k)[rows] for part in self.parts[method]])
-        return scores.mean(axis=0, keepdims=True) if self.by_name[method].doubt else scores
+        return np.stack([scores[places].mean(axis=0) for places in self.draws(method)])
+
+    def draws(self, method: str) -> list[list[int]]:
+        """Return the places of a method's runs by draw of training."""
+        return self.by_name[method].by_draw(self.runs[method])
 
     def medians(self, method: str, column: Column) -> list[float]:
-        """The median of a method's values of a metric that is not tested, of each training seed; NaN without values."""
+        """The median of a method's values of a metric that is not tested, of each draw; NaN without values."""
         values = [column.metric.values(part, column.k) for part in self.parts[method]]
-        medians = [float(np.median(of)) if of.size else math.nan for of in values]
-        return [sum(medians) / len(medians)] if self.by_name[method].doubt else medians
+        medians = np.array([np.median(of) if of.size else math.nan for of in values])
+        return [float(medians[places].mean()) for places in self.draws(method)]
 
     def clusters_at(self, k: int) -> NDArray[np.int64] | None:
         """[Q] The cluster of each question in `scores`; None if every question is its own."""
@@ -87,13 +91,51 @@ class Shared:
         if self.group or not column.metric.by_k:
             return None
         entries = [run.entry(self.benchmark) for run in self.runs[method]]
-        stored = column.metric.name.replace("@", "_at_")
-        curves = [getattr(getattr(entry, self.scoring) or entry, stored) for entry in entries]
-        ends = [(at_k.mean, at_k.worst, at_k.best) for curve in curves if (at_k := curve.get(column.k)) is not None]
+        ends = [(at.mean, at.worst, at.best) for entry in entries if (at := self._stored(entry, column)) is not None]
         if len(ends) < len(entries) or all(worst is None for _, worst, _ in ends):
             return None
         worst, best = ([mean if end[i] is None else end[i] for mean, *end in ends] for i in (0, 1))
         return float(np.mean(worst)), float(np.mean(best))
+
+    def _stored(self, entry: BenchmarkRecord, column: Column) -> Interval | None:
+        """What a record says of a column that has a k."""
+        of_k: dict[int, Interval] = getattr(
+            getattr(entry, self.scoring) or entry, column.metric.name.replace("@", "_at_")
+        )
+        return of_k.get(column.k)
+
+    def checkpoints(self, method: str, column: Column) -> tuple[int, float]:
+        """Return how many checkpoints of one of a method's trainings were evaluated here, and how far above its figure
+        their mean lies.
+
+        best/ was chosen on other questions: 1, 0.0.
+        """
+        members, most, gaps = {m.name: m for m in self.by_name[method].members}, 1, []
+        for run in self.runs[method]:
+            means: dict[str | None, list[float]] = {}
+            for record in members[run.name].evaluations if column.metric.by_k and not self.group else ():
+                if at := self._stored(record.benchmarks.get(self.benchmark, BenchmarkRecord()), column):
+                    means.setdefault(_weights_of(record), []).append(at.mean)
+            by_checkpoint = {name: float(np.mean(of)) for name, of in means.items()}
+            own = by_checkpoint.get(_weights_of(run.record))
+            if own is None or run.record.model.checkpoint == "best":
+                by_checkpoint, own = {}, 0.0
+            most = max(most, len(by_checkpoint))
+            gaps.append(float(np.mean(list(by_checkpoint.values()))) - own if by_checkpoint else 0.0)
+        return most, float(np.mean([np.mean([gaps[i] for i in places]) for places in self.draws(method)]))
+
+    def cut_off(self, method: str) -> float | None:
+        """Return the share of a method's samples that were cut off at the token limit; None if unknown."""
+        rates = [run.entry(self.benchmark).truncation_rate for run in self.runs[method]]
+        known = [rate for rate in rates if rate is not None]
+        return float(np.mean(known)) if len(known) == len(rates) else None
+
+    def pair(self, a: str, b: str) -> Shared:
+        """Return the same of two methods only: what a third one lacks changes nothing between them."""
+        if self.even:
+            return self
+        pair = share_questions(self.benchmark, [self.by_name[a], self.by_name[b]], self.scoring, allow=True)
+        return next(part for part in pair.groups() if part.group == self.group) if self.group else pair
 
     def check_k(self, k: int) -> None:
         """UserError if a run has fewer than k samples."""
@@ -115,6 +157,11 @@ class Shared:
             taken = {method: [part.take(rows) for part in parts] for method, parts in self.parts.items()}
             kept = None if self.clusters is None else self.clusters[rows]
             yield replace(self, group=name, parts=taken, notes=[], clusters=kept)
+
+
+def _weights_of(record: EvalRecord) -> str | None:
+    """Return which weights of its training a run evaluated."""
+    return record.model.checkpoint or record.model.adapter or record.model.source
 
 
 def name_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
@@ -163,6 +210,7 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
             notes.append(f"{run.name} was trained on {seen} of these questions: its figures say little of others")
     first = loaded[0][2]
     same_ids = all(np.array_equal(first.ids, part.ids) for _, _, part in loaded)
+    even = same_ids and len({n for _, _, part in loaded for n in part.n.tolist()}) == 1
     if not same_ids and _only_unscored(benchmark, [(run, part) for _, run, part in loaded]):
         every = set.intersection(*(set(part.ids) for _, _, part in loaded))
         loaded = [(name, run, part.take(np.isin(part.ids, list(every)))) for name, run, part in loaded]
@@ -193,11 +241,13 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
         parts[name].append(part if part.ids.size == common.size else part.take(np.isin(part.ids, common)))
     known, unknown = loaded[0][1].problems(benchmark), Problem("", "", "")
     asked = [known.get(question, unknown) for question in next(iter(parts.values()))[0].ids.tolist()]
-    clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked])
-    shared = Shared(benchmark, "", {m.name: m for m in methods}, parts, runs, notes, scoring, clusters)
+    source = loaded[0][1].entry(benchmark).source
+    clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
+    shared = Shared(benchmark, "", {m.name: m for m in methods}, parts, runs, notes, scoring, clusters, even)
     if clusters is not None:
         notes.append(
-            f"{clusters.size} questions have {clusters.max() + 1} texts or clusters: those of one count as one question"
+            f"{clusters.size} questions have {clusters.max() + 1} texts (apart from their numbers) or clusters: those "
+            "of one count as one question (a `cluster` column says otherwise)"
         )
     short = int((~shared.having(shared.samples)).sum())
     if short:

@@ -3,8 +3,9 @@
 The family of primary comparisons is declared beforehand: one method against the baseline, in the primary metric, on
 every benchmark, and with a margin also the equivalence of each. Holm's correction covers that family jointly, and every
 interval in it is given at the level at which Holm's procedure tests it: a difference is marked exactly if its interval
-excludes 0. If samples are missing, a verdict must also hold at both extremes of what they could have been. A family
-belongs to one method. Every other difference is exploratory: shown with its own 95 % interval, and never marked.
+excludes 0. If samples are missing, a verdict must also hold at both extremes of what they could have been; and if the
+checkpoint of a training was chosen among several that were evaluated on these questions, also for the mean of them. A
+family belongs to one method. Every other difference is exploratory: shown with its own 95 % interval, and never marked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gtpo.evalkit.comparison.columns import Column
-from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.comparison.questions import Shared
 from gtpo.evalkit.statistics import PAIRS_NEEDED, MethodMean, PairedDifference, differences, holm_factors
 
@@ -34,13 +34,24 @@ class Cell:
     # The mean if every missing sample were wrong, and if it were right; None if none is missing.
     bounds: tuple[float, float] | None = None
     # How far missing samples of this method and of the baseline could move the difference, down and up.
-    moved: tuple[float, float] = (0.0, 0.0)
+    missing: tuple[float, float] = (0.0, 0.0)
+    # Checkpoints of one of its trainings that were evaluated on these questions, the most of any; 1 if none was chosen
+    # among them. And how far their mean lies above `value`.
+    checkpoints: int = 1
+    to_mean: float = 0.0
+    # How far the difference would move if both sides scored as their checkpoints do in the mean.
+    selected: float = 0.0
     primary: bool = False
     # Holm's, within the method's primary comparisons; None for an exploratory difference, and if too few seeds are
     # known to judge.
     p_corrected: float | None = None
     # The same, of equivalence within the margin; None without a margin.
     p_equivalent: float | None = None
+
+    @property
+    def moved(self) -> tuple[float, float]:
+        """How far the difference could move, down and up: a verdict holds at both ends."""
+        return self.missing[0] + min(self.selected, 0.0), self.missing[1] + max(self.selected, 0.0)
 
     @property
     def direction(self) -> int:
@@ -57,14 +68,12 @@ class Cell:
         return EQUIVALENT if self.p_equivalent is not None and self.p_equivalent <= ALPHA else UNDECIDED
 
 
-def pairing(a: Method, b: Method, benchmark: str) -> tuple[list[int], list[int]] | None:
-    """The places of the runs that trained the same seeds, in both; None if seeds do not pair.
+def pairing(shared: Shared, a: str, b: str) -> tuple[list[int], list[int]] | None:
+    """The rows of two methods' scores that trained the same seeds; None if seeds do not pair.
 
     They do if at least PAIRS_NEEDED seeds are common, each once, and these are at least half of either method's.
     """
-    if a.doubt or b.doubt:
-        return None
-    of_a, of_b = ([m.seed for m in method.members if m.run and benchmark in m.run.benchmarks] for method in (a, b))
+    of_a, of_b = (shared.by_name[name].seeds(shared.runs[name]) for name in (a, b))
     if any(None in of or len(set(of)) < len(of) for of in (of_a, of_b)):
         return None
     # Runs of one seed saw the same problems in the same order: a difference within the pair varies less.
@@ -74,28 +83,27 @@ def pairing(a: Method, b: Method, benchmark: str) -> tuple[list[int], list[int]]
     return [of_a.index(seed) for seed in common], [of_b.index(seed) for seed in common]
 
 
-def pairing_note(a: Method, b: Method, benchmark: str) -> str | None:
+def pairing_note(shared: Shared, a: str, b: str) -> str | None:
     """Which runs a comparison leaves out because the other method has not trained their seeds."""
-    pair = pairing(a, b, benchmark)
+    pair = pairing(shared, a, b)
     if pair is None:
         return None
     unpaired = []
-    for method, places in zip((a, b), pair, strict=True):
-        seeds = [m.seed for m in method.members if m.run and benchmark in m.run.benchmarks]
+    for name, places in zip((a, b), pair, strict=True):
+        seeds = shared.by_name[name].seeds(shared.runs[name])
         out = [str(seed) for i, seed in enumerate(seeds) if i not in places]
-        unpaired += [f"{method.name} seed{'s' * (len(out) > 1)} {', '.join(out)}"] if out else []
+        unpaired += [f"{name} seed{'s' * (len(out) > 1)} {', '.join(out)}"] if out else []
     if not unpaired:
         return None
-    return (
-        f"{a.name} against {b.name}: the {len(pair[0])} seeds that both trained are compared, without "
-        f"{' and '.join(unpaired)}"
-    )
+    return f"{a} against {b}: the {len(pair[0])} seeds that both trained are compared, without {' and '.join(unpaired)}"
 
 
 def differ(shared: Shared, a: str, b: str, columns: Sequence[Column]) -> list[PairedDifference]:
     """Return the differences of two methods in several columns, each as its own 95 % comparison."""
     first, second = shared.by_name[a], shared.by_name[b]
-    pair = pairing(first, second, shared.benchmark) if first.trained and second.trained else None
+    # Weights from which all runs of the other side began are as they are, whatever their own training seed.
+    trained = first.trained and not first.is_base_of(second), second.trained and not second.is_base_of(first)
+    pair = pairing(shared, a, b) if all(trained) else None
     out = []
     for column in columns:
         of_a, of_b = shared.scores(a, column), shared.scores(b, column)
@@ -103,15 +111,18 @@ def differ(shared: Shared, a: str, b: str, columns: Sequence[Column]) -> list[Pa
             of_a, of_b = of_a[pair[0]], of_b[pair[1]]
         out.append(
             differences(
-                of_a[None], of_b[None], paired=pair is not None, trained=(first.trained, second.trained),
+                of_a[None], of_b[None], paired=pair is not None, trained=trained,
                 known=not (first.doubt or second.doubt), clusters=shared.clusters_at(column.k),
             ).at(0)
         )  # fmt: skip
     return out
 
 
-def correct_family(family: list[Cell], margin: float | None) -> list[Cell]:
-    """One method's primary comparisons, corrected jointly. margin: of equivalence, as a fraction; None: not asked."""
+def correct_family(family: list[Cell], margin: float | None, looks: int = 1) -> list[Cell]:
+    """One method's primary comparisons, corrected jointly. margin: of equivalence, as a fraction; None: not asked.
+
+    looks: planned in all as seeds are added; each has its share of ALPHA.
+    """
     judged = [i for i, cell in enumerate(family) if cell.paired is not None and cell.paired.judged]
     out = [replace(cell, primary=True) for cell in family]
     p = [float(found.p_value) for i in judged if (found := family[i].paired)]
@@ -122,7 +133,7 @@ def correct_family(family: list[Cell], margin: float | None) -> list[Cell]:
     if not values.size:
         return out
     # Of one comparison only one hypothesis can be true, so its two p-values share an owner (Shaffer 1986).
-    factors = holm_factors(values, judged * 2 if alike else judged)
+    factors = holm_factors(values, judged * 2 if alike else judged) * looks
     adjusted = np.minimum(values * factors, 1.0)
     for place, i in enumerate(judged):
         cell, equal = out[i], float(adjusted[len(judged) + place]) if alike else None

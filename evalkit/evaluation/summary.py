@@ -135,7 +135,7 @@ def summarise(
         why = "".join(f" ({count}: {reason})" for reason, count in reasons)
         raise UserError(f"{name}: no sample could be scored{why}; the same command tries again")
     tally.count_votes(questions)
-    clusters = clusters_of([p.problem for p, _ in questions], [p.cluster for p, _ in questions])
+    clusters = clusters_of([p.problem for p, _ in questions], [p.cluster for p, _ in questions], record.source)
     lost = [p.id for p, s in asked if not s.scored]
     scored = {scoring: _metrics(name, scoring, questions, n, len(lost), clusters) for scoring in SCORINGS}
     tokens, read, ended, words, outcomes, in_thought, in_format = (

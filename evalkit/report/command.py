@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -16,6 +16,7 @@ from gtpo.common.terminal import stdout_console, visible
 
 if TYPE_CHECKING:
     from gtpo.evalkit.comparison.compare import MethodComparison
+    from gtpo.runs.find import FoundRuns
 
 # Exit codes of --fail-if-worse: it fails, or nothing can be said because training is not known.
 WORSE, UNKNOWN = 5, 6
@@ -28,7 +29,7 @@ class CompareSettings(CommandSettings):
     ARGUMENT: ClassVar[str] = "runs"
 
     runs: Sequence[str] = option(
-        ..., "Eval or train runs: folders, or names under results/eval and results/train; or files of completions, "
+        (), "Eval or train runs: folders, or names under results/eval and results/train; or files of completions, "
         "[NAME=]FILE.jsonl, which are scored and stored in results/eval/NAME.",
     )  # fmt: skip
     baseline: str | None = option(
@@ -39,7 +40,16 @@ class CompareSettings(CommandSettings):
         "What makes runs one method: config (equal but for the seed), none, or config keys, e.g. "
         "method,training.num_generations.",
     )
-    label: Sequence[str] | None = option(None, "NAME=RUN[,RUN...]: these runs are one row of that name (repeatable).")
+    seeds: Sequence[str] | None = option(
+        None, "NAME=RUN[,RUN...]: these runs are independent trainings of one recipe, wherever they were trained "
+        "(repeatable). They need not be named again.",
+    )  # fmt: skip
+    label: Sequence[str] | None = option(
+        None, "NAME=RUN[,RUN...]: these outputs are one row of that name, and no seeds (repeatable)."
+    )
+    looks: int = option(
+        1, "Comparisons planned in all, if seeds are added after a look: each gets its share of the 5 %.", ge=1, le=20
+    )
     metric: Sequence[str] | None = option(
         None,
         "Metrics of the table, e.g. pass@1 or maj@64 (repeatable); the first is the primary one. Default: pass@1 and "
@@ -73,15 +83,28 @@ class CompareSettings(CommandSettings):
 
     def check_together(self) -> None:
         """Check what more than one option decides, and that the outputs can be written."""
+        for flag, texts in (("--seeds", self.seeds), ("--label", self.label)):
+            for text in texts or ():
+                if not all(names_of(text)):
+                    example = f"e.g. {flag} GTPO=gtpo-s1,gtpo-s2"
+                    raise UserError(f'{flag} "{text}": expected NAME=RUN[,RUN...], {example}')
+        if not self.runs and not self.seeds:
+            raise UserError(f"{self.COMMAND} needs RUNS; {self.COMMAND} --help says what they may be")
         if self.html is not None:
             check_writable("--html", self.html, folder=False)
         if self.figures is not None:
             check_writable("--figures", self.figures, folder=True)
 
+    @property
+    def words(self) -> list[str]:
+        """Every word that names a run to compare: the arguments, and what only --seeds names."""
+        declared = (word for text in self.seeds or () for word in names_of(text)[1])
+        return [*self.runs, *(word for word in declared if word not in self.runs)]
+
     def recorded(self) -> dict[str, tuple[str, Path]]:
         """Return the files of completions among the runs: word -> (name of its run, file). UserError on a mistake."""
         found: dict[str, tuple[str, Path]] = {}
-        for word in self.runs:
+        for word in self.words:
             before, equals, file = word.partition("=")
             name, file = ("", word) if not equals or Path(word).is_file() else (before, file)
             match = re.fullmatch(r"(.+?)(\.jsonl(\.gz)?|\.parquet|\.eval)", Path(file).name)
@@ -111,16 +134,39 @@ def parse_ks(text: str | None) -> list[int] | None:
     return ks
 
 
-def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
-    """Run the command and return its exit code. The comparison goes to stdout, everything else to stderr.
+def names_of(text: str) -> tuple[str, list[str]]:
+    """Split NAME=RUN,RUN; without a name or a run it is empty."""
+    name, _, runs = text.partition("=")
+    return name.strip(), [part.strip() for part in runs.split(",") if part.strip()]
 
-    runs: those of the settings, with the run of each file of completions in its place. Raises UserError.
-    """
-    from gtpo.evalkit.comparison.columns import parse_columns
+
+def _every_run(settings: CompareSettings, scored: Mapping[str, str], seeds: Sequence[str]) -> FoundRuns:
+    """Return the runs of the arguments, and those that only --seeds names."""
+    from gtpo.evalkit.comparison.methods import members_of, named_by
     from gtpo.runs.find import find_runs
 
+    words = [scored.get(word, word) for word in settings.runs]
+    runs, trains, notes = find_runs(words, allow_incomplete=settings.allow_mismatch) if words else ([], [], [])
+    members = members_of(runs, trains)
+    further = [word for text in seeds for word in names_of(text)[1] if not named_by(word, members)]
+    if not further:
+        return runs, trains, notes
+    return find_runs([*words, *dict.fromkeys(further)], allow_incomplete=settings.allow_mismatch)
+
+
+def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = None) -> int:
+    """Run the command and return its exit code. The comparison goes to stdout, everything else to stderr.
+
+    scored: the eval run of each word that names a file of completions. Raises UserError.
+    """
+    from gtpo.evalkit.comparison.columns import parse_columns
+
+    def runs_of(texts: Sequence[str] | None) -> list[str]:
+        named = map(names_of, texts or ())
+        return [f"{name}={','.join((scored or {}).get(word, word) for word in words)}" for name, words in named]
+
     ks, metrics = parse_ks(settings.k), parse_columns(settings.metric or ())
-    evals, trains, notes = find_runs(list(runs), allow_incomplete=settings.allow_mismatch)
+    evals, trains, notes = _every_run(settings, scored or {}, runs_of(settings.seeds))
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
     from gtpo.evalkit.report.summary import TRAINING_UNKNOWN, answer
@@ -132,7 +178,9 @@ def run_compare(settings: CompareSettings, runs: Sequence[str]) -> int:
         trains,
         baseline=settings.baseline,
         group_by=settings.group_by,
-        labels=settings.label or (),
+        labels=runs_of(settings.label),
+        seeds=runs_of(settings.seeds),
+        looks=settings.looks,
         metrics=metrics,
         ks=ks,
         scoring=settings.scoring,

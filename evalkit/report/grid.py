@@ -210,6 +210,7 @@ def records(comparison: MethodComparison) -> list[dict[str, Any]]:
                 "seeds_paired": d and d.seeds_paired, "covers": d and covers(d), "p": d and d.p_value,
                 "p_holm": cell.p_corrected, "margin": comparison.margin if cell.primary else None,
                 "p_equivalent": cell.p_equivalent, "significant": bool(cell.direction) if d and cell.primary else None,
+                "checkpoints": cell.checkpoints, "checkpoints_move": cell.selected if d else None,
                 "only_method": d and d.only_a, "only_baseline": d and d.only_b,
             }  # fmt: skip
             out.append({key: plain(value) for key, value in record.items()})

@@ -68,7 +68,7 @@ def _difference(comparison: MethodComparison, table: Table, name: str, column: C
         "d": float(d.difference), "low": float(d.low), "high": float(d.high), "p": float(d.p_value),
         "holm": cell.p_corrected, "level": _short(d.level, 4), "covers": covers(d), "verdict": cell.verdict,
         "pe": cell.p_equivalent, "judged": d.judged, "about": d.scope,
-        **({"sentence": [sentence.head, f"{sentence.rest}.", sentence.advice]} if sentence else {}),
+        **({"sentence": [sentence.head, f"{sentence.rest}.", sentence.further]} if sentence else {}),
     }  # fmt: skip
 
 

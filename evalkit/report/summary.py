@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gtpo.common.terminal import visible
-from gtpo.evalkit.comparison.columns import METRICS
+from gtpo.evalkit.comparison.columns import METRICS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell
 from gtpo.evalkit.report.grid import covers, difference, join_names, p_text, points
 from gtpo.evalkit.statistics import METHODS, OUTPUTS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 # What is said if a side has several runs that are not known to be trained apart.
 TRAINING_UNKNOWN = "training is not known, so this says nothing about methods"
+# Difference of the shares of answers that were cut off from which on it is said beside the verdict.
+CUT_OFF = 0.1
 # Without a margin: the half width of an interval that an undecided comparison is told how to reach.
 TARGET = 0.02
 
 
 class Sentence(NamedTuple):
-    """The verdict on one primary comparison: `head` says it, `rest` gives the figures, `advice` what is missing."""
+    """The verdict on one primary comparison: `head` says it, `rest` gives the figures, `advice` what is missing.
+
+    remarks: what else bears on it.
+    """
 
     method: str
     benchmark: str
@@ -29,11 +35,17 @@ class Sentence(NamedTuple):
     head: str
     rest: str
     advice: str
+    remarks: tuple[str, ...]
+
+    @property
+    def further(self) -> str:
+        """The remarks and the advice."""
+        return " ".join(filter(None, (*self.remarks, self.advice)))
 
     @property
     def text(self) -> str:
         """The whole sentence."""
-        return f"{self.head}: {self.rest}.{f' {self.advice}' * bool(self.advice)}"
+        return f"{self.head}: {self.rest}. {self.further}".rstrip()
 
 
 def verdict_sentence(comparison: MethodComparison, table: Table, method: str) -> Sentence | None:
@@ -51,7 +63,28 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
     rest += f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
     if cell.verdict == EQUIVALENT and cell.p_equivalent is not None:
         rest += f", of equivalence {p_text(cell.p_equivalent)}"
-    return Sentence(method, table.benchmark, cell.verdict, head, rest, _advice(comparison, cell, a, b, where))
+    return Sentence(
+        method, table.benchmark, cell.verdict, head, rest, _advice(comparison, cell, a, b, where),
+        tuple(_remarks(table, method, table.baseline, comparison.metrics[0])),
+    )  # fmt: skip
+
+
+def _remarks(table: Table, method: str, baseline: str, column: Column) -> Iterator[str]:
+    """What bears on a verdict beside the figures: how checkpoints were chosen, and what the token limit cut off."""
+    where, cells = visible(table.benchmark), [table.cells[side, column] for side in (method, baseline)]
+    ours, base = (cell.checkpoints for cell in cells)
+    if ours > 1 or base > 1:
+        count = f"{ours} checkpoints of its training" if ours > 1 else f"{base} checkpoints of the baseline's"
+        count += f" and {base} of the baseline's" * (ours > 1 and base > 1)
+        yield (
+            f"{count} were evaluated on {where}, so the verdict must also hold for their mean; questions on which only "
+            "the chosen one was evaluated need no such bound."
+        )
+    rates = [table.cut_off(side) for side in (method, baseline)]
+    known = [rate for rate in rates if rate is not None]
+    if known and (max(known) - min(known) >= CUT_OFF or (len(known) == 1 and known[0] >= CUT_OFF)):
+        of_us, of_base = ("an unknown share" if rate is None else f"{100 * rate:.0f} %" for rate in rates)
+        yield f"{of_us} of its answers on {where} were cut off at the token limit, and {of_base} of the baseline's."
 
 
 def _what_it_is_about(found: Iterable[tuple[str, str, PairedDifference]]) -> list[str]:
@@ -85,7 +118,8 @@ def _advice(comparison: MethodComparison, cell: Cell, a: str, b: str, where: str
     if cell.verdict != UNDECIDED:
         return ""
     if d.shown():
-        return "Its missing samples could reverse the difference."
+        by_choice = d.shown(cell.missing)
+        return f"{'The choice of its checkpoint' if by_choice else 'Its missing samples'} could reverse the difference."
     target = comparison.margin or TARGET
     narrow = f"would narrow the interval on {where} to about ±{points(target)} points"
     if d.scope == METHODS and (seeds := d.seeds_for(target)) is not None:
@@ -134,16 +168,31 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
              for method in table.methods if (method, comparison.metrics[0]) in table.cells]  # fmt: skip
     about = _what_it_is_about([(visible(method), base, d) for method, d in cells if d is not None])
     lines += [("", text) for text in about]
-    advice: dict[str, list[str]] = {}
-    for one in found:
-        if one.advice and not re.search(" is about these (weights|outputs)", one.advice):
-            advice.setdefault(one.advice, []).append(visible(one.method))
-    several = len({one.method for one in found}) > 1
-    for text, names in advice.items():
-        lines.append(("", f"{join_names(dict.fromkeys(names))}: {text[0].lower()}{text[1:]}" if several else text))
+    own = (text for text in (one.advice for one in found) if not re.search(" is about these (weights|outputs)", text))
+    remarks = [(one, text) for one in found for text in one.remarks]
+    advice = [(one, one.advice) for one in found if one.advice in set(own)]
+    lines += [("", text) for text in _one_line_each([*remarks, *advice])]
     if len(comparison.methods) > 2:
         lines.append(("", "The others are not compared with each other (--baseline NAME)."))
     return lines
+
+
+def _one_line_each(texts: Sequence[tuple[Sentence, str]]) -> Iterator[str]:
+    """One line for texts that differ in numbers and benchmarks only: all benchmarks, and the range of each number."""
+    alike: dict[str, list[tuple[Sentence, str]]] = {}
+    for one, text in texts:
+        if text:
+            text = text.replace(f" on {visible(one.benchmark)}", " on \0")
+            alike.setdefault(_NUMBER.sub("#", text), []).append((one, text))
+    several = len({one.method for one, _ in texts}) > 1
+    for skeleton, group in alike.items():
+        first, *between = skeleton.split("#")
+        for after, column in zip(between, zip(*(_NUMBER.findall(text) for _, text in group), strict=True), strict=True):
+            ordered = sorted(set(column), key=lambda number: float(number.replace(",", "")))
+            first += " to ".join(dict.fromkeys((ordered[0], ordered[-1]))) + after
+        line = first.replace("\0", join_names(dict.fromkeys(visible(one.benchmark) for one, _ in group)))
+        names = dict.fromkeys(visible(one.method) for one, _ in group)
+        yield f"{join_names(names)}: {line[0].lower()}{line[1:]}" if several else line
 
 
 def short_legend(comparison: MethodComparison) -> str:
@@ -194,6 +243,9 @@ def legend(comparison: MethodComparison) -> list[str]:
         f"p <= {ALPHA} after correction{equal}; the intervals are at the level of that correction. Everything else is "
         "undecided: neither shown nor excluded. Other differences are not tested: their own 95 % interval, and no mark."
     )
-    if any(method.is_base for method in comparison.methods):
-        lines[-1] += " All other runs began from the baseline, so that its own training seed does not matter."
+    if comparison.looks > 1:
+        lines[-1] += f" Each of {comparison.looks} planned looks has its share of the 5 %."
+    base = next(method for method in comparison.methods if method.name == comparison.baseline)
+    if any(base.is_base_of(method) for method in comparison.methods if method is not base):
+        lines[-1] += " For runs that began from the baseline, its own training seed does not matter."
     return lines

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtpo.common.terminal import stacked, visible
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.methods import Member
+from gtpo.evalkit.comparison.methods import Member, Method
 from gtpo.evalkit.comparison.training_curves import end_of_training
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
 from gtpo.evalkit.report.grid import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
-JSON_SCHEMA_VERSION = 7
+JSON_SCHEMA_VERSION = 8
 
 
 def _text(entry: Entry) -> str:
@@ -280,9 +280,10 @@ def as_json(comparison: MethodComparison, *, details: bool = False) -> str:
 
 
 def _document(comparison: MethodComparison) -> dict[str, Any]:
-    def run(member: Member) -> dict[str, Any]:
+    def run(method: Method, member: Member) -> dict[str, Any]:
         return {
-            "name": member.name, "seed": member.seed, "folder": str(member.run.folder) if member.run else None,
+            "name": member.name, "training": method.draws.get(member.name), "seed": member.seed,
+            "folder": str(member.run.folder) if member.run else None,
             "train_run": member.train and member.train.name, "collapsed": member.train and member.train.collapsed,
         }  # fmt: skip
 
@@ -296,12 +297,14 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
         "baseline_reason": comparison.baseline_reason,
         "alpha": ALPHA,
         "margin": comparison.margin,
+        "looks": comparison.looks,
         "metrics": [column.label for column in comparison.metrics],
         "primary_metric": comparison.metrics[0].label,
         "notes": comparison.notes,
         "settings": comparison.shared_settings,
         "methods": [
-            {"name": method.name, "preset": method.preset or None, "runs": [run(member) for member in method.members]}
+            {"name": method.name, "preset": method.preset or None, "seeds_declared": method.declared,
+             "seeds_unknown": method.doubt or None, "runs": [run(method, member) for member in method.members]}
             for method in comparison.methods
         ],
         "tables": [

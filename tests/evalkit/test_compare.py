@@ -433,7 +433,7 @@ def test_weights_of_another_kind_are_no_seed(tmp_path: Path) -> None:
     assert [[run.name for run in m.runs] for m in four.methods] == [["best-s0", "best-s1"], ["final-s0", "final-s1"]]
     merged = compared("best-s0", "final-s1", labels=["GTPO=best-s0,final-s1"])
     assert [len(method.runs) for method in merged.methods] == [2]
-    wanted = "GTPO: its runs are of different checkpoints (best-s0: best, final-s1: final)"
+    wanted = "GTPO: its runs are of different checkpoints (best-s0: best; final-s1: final)"
     assert any(note.startswith(wanted) for note in merged.notes)
     assert not any("checkpoint" in note for note in compared("best-s0", "best-s1").notes)
 
@@ -579,12 +579,16 @@ def test_equal_methods_of_unknown_training_are_never_marked(tmp_path: Path) -> N
     assert apart, "in none of these pairs would the outputs have looked like methods"
 
 
-def test_runs_that_are_known_to_be_trained_apart_keep_their_verdict_under_a_label(seeds_home: Path) -> None:
-    plain = json.loads(gtpo("compare", *ALL, "--format", "json", cwd=seeds_home).stdout)
-    labelled = ("--label", "gtpo=gtpo-s*", "--label", "grpo=grpo-s*")
-    again = json.loads(gtpo("compare", *ALL, *labelled, "--format", "json", cwd=seeds_home).stdout)
-    assert again["records"] == plain["records"]
-    assert {r["speaks_of"] for r in again["records"] if r["verdict"]} == {METHODS}
+def test_a_label_names_outputs_and_seeds_declares_trainings(seeds_home: Path) -> None:
+    """Of runs that are known to be trained apart: the declaration changes nothing, a label takes the verdict away."""
+
+    def records(option: str) -> list[dict[str, Any]]:
+        words = ("--format", "json", option, "gtpo=gtpo-s[0-4]", option, "grpo=grpo-s[0-4]")
+        return json.loads(gtpo("compare", *ALL, *words[: 2 + 4 * bool(option)], cwd=seeds_home).stdout)["records"]
+
+    assert records("--seeds") == records("")
+    assert {r["speaks_of"] for r in records("") if r["verdict"]} == {METHODS}
+    assert {(r["speaks_of"], r["verdict"]) for r in records("--label") if r["verdict"]} == {(OUTPUTS, UNDECIDED)}
 
 
 def test_no_note_recommends_a_label_for_runs_of_one_training(tmp_path: Path) -> None:
@@ -694,7 +698,7 @@ def test_no_common_question(tmp_path: Path) -> None:
 
 
 def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
-    """Its own training seed is no part of the differences; where one run began elsewhere, it is again."""
+    """Its own training seed is no part of a difference; if one run began elsewhere, it is again, of its method only."""
     write_train(tmp_path / "results/train/base", method="sft", seed=9)
     write_eval(tmp_path / "results/eval/base", method="sft", train_run="results/train/base", skill=0.0, seed=9)
     names = ["base"]
@@ -707,15 +711,22 @@ def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
                        skill=1.5 + 0.1 * seed, seed=seed)  # fmt: skip
             names.append(name)
     found = compared(tmp_path, *names, baseline="base")
-    assert [method.is_base for method in found.methods] == [True, False, False]
-    assert "All other runs began from the baseline" in legend(found)[-1]
+    assert [found.methods[0].is_base_of(method) for method in found.methods] == [False, True, True]
+    assert "For runs that began from the baseline" in legend(found)[-1]
     column = Column(PASS, 1)
     given = found.tables[0].cells["gtpo", column].paired
     assert (given.seeds, given.scope, given.judged, given.missing_seeds) == ((3, 0), WEIGHTS, True, (0, 0))
+    # A third model that began elsewhere, with a question missing, changes nothing between the two.
+    write_eval(tmp_path / "results/eval/hub", method=None, skill=0.0, failed=tuple((7, j) for j in range(8)))
+    more = compared(tmp_path, *names, "hub", baseline="base")
+    assert (found.tables[0].questions, more.tables[0].questions) == (60, 59)
+    for name in ("grpo", "gtpo"):
+        assert more.tables[0].cells[name, column].paired == found.tables[0].cells[name, column].paired
+        assert more.tables[0].cells[name, column].verdict == found.tables[0].cells[name, column].verdict == BETTER
     path = tmp_path / "results/train/gtpo-s3/run.json"
     path.write_text(path.read_text().replace("results/train/base", "another/base"))
     found = compared(tmp_path, *names, baseline="base")
-    assert not any(method.is_base for method in found.methods)
     apart = found.tables[0].cells["gtpo", column].paired
     assert apart.difference == given.difference
     assert (apart.seeds, apart.judged) == ((3, 1), False)
+    assert found.tables[0].cells["grpo", column].verdict == BETTER
