@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import secrets
 import socket
 import webbrowser
@@ -24,6 +25,7 @@ from aiohttp import web
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
+from gtpo.evalkit.comparison.methods import members_of
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2
 from gtpo.evalkit.report.excerpts import choose_groups, shorten
 from gtpo.evalkit.report.page import SHARED, render, segments
@@ -69,8 +71,11 @@ def training(folder: Path) -> dict[str, Any]:
     rewards = {key for row in rows.values() for key in row if key.startswith("rewards/") and key.endswith("/mean")}
     lost = {step: ", ".join(row["nonfinite"]) for step, row in rows.items() if row.get("nonfinite")}
     file = run.metrics_file()
+    settings = members_of([], [run])[0].settings
     return {
         "method": run.preset,
+        # Equal for the seeds of one method, which share a colour.
+        "recipe": json.dumps(settings, sort_keys=True, default=str) if settings else None,
         "status": run.status if about else "starting",
         "step": max(rows, default=about.get("step")),
         "steps": about.get("steps"),

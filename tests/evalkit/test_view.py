@@ -105,6 +105,8 @@ def test_sections_are_drawn_at_every_width_and_nothing_is_written(page: Any, hom
     rows = page("return [...document.querySelectorAll('#list tbody tr')].map((row) => row.textContent)")
     assert [re.match(r"(.+?)(?:gtpo|grpo)\d", row)[1] for row in rows[:3]] == ["<b>x<i>", "grpo", "gtpo"]
     assert len(rows) == 3 + 2 * len(SIZES)
+    first, other, twin = page("return [...document.querySelectorAll('#list tbody .swatch')].map((n) => n.className)")
+    assert first == twin != other, "seeds of one method share a colour"
     assert 3 <= page("return document.querySelectorAll('#training .lead svg path.line').length") <= 12
     page("document.querySelector('#training details').open = true")
     assert page("return document.querySelectorAll('#training h3').length") >= 8

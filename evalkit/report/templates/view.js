@@ -15,10 +15,12 @@ const lastOf = (run, key) => run.curves?.[key]?.y.at(-1) ?? null;
 const clock = (s) => (s === null || s === undefined ? "–" : s >= 3600 ? `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min` : s >= 60 ? `${Math.floor(s / 60)} min` : `${Math.round(s)} s`);
 const BAD = new Set(["collapsed", "failed"]);
 
-/** Give a run its colour, by the order in which runs were first seen, and its chip. */
+/** Give a run its colour, by the order in which runs were first seen; seeds of one method share one; and its chip. */
+let colours = 1;  // the first colour is the grey of baselines
 function meet(key, run) {
   if (index.has(key) || run.kind !== "train") return;
-  index.set(key, index.size + 1);  // the first colour is the grey of baselines
+  const twin = trains().find((other) => other.recipe && other.recipe === run.recipe);
+  index.set(key, twin ? index.get(twin.key) : colours++);
   if (trains().length >= COLOURS) state.hidden.add(key);
   const chip = el("button", { type: "button", class: `chip ${colour(key)}`, "aria-pressed": String(!state.hidden.has(key)), title: "Show or hide in the curves", onclick: () => {
     if (!state.hidden.delete(key)) state.hidden.add(key);
