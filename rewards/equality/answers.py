@@ -8,6 +8,7 @@ Nothing is computed here; `arithmetic` gives terms their values. A term is a tup
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -210,27 +211,31 @@ class Based:
 
 
 class Kind:
-    """A type of answer that is one file of `types`: how it is read, what equals it, and what work it leaves.
+    """A type of answer that is one file of `types`: how it is known, read and compared, and what work it leaves.
 
     The reader, the comparison and the count of work run over the table of types; none of them knows a type by name.
     """
 
+    marks: re.Pattern[str]  # What each text of this type has somewhere
+
     @classmethod
-    def read(cls, text: str, part: Callable[[str], Answer]) -> Answer | None:
+    def read(cls, text: str, part: Part) -> Answer | None:
         """Return what a cleaned text is, None if it is none of this type; `part` reads a text within it."""
         raise NotImplementedError
 
     @classmethod
-    def same(cls, p: Answer, g: Answer, equal: Callable[[Answer, Answer], bool], problem: Any) -> bool:
+    def same(cls, p: Answer, g: Answer, equal: Same, problem: Any) -> bool:
         """Return whether prediction `p` equals gold `g`, one of which is of this type; `equal` compares parts."""
-        raise NotImplementedError
+        return p == g
 
     def parts(self) -> Sequence[Answer]:
         """Return the answers within it, whose work is its work."""
-        raise NotImplementedError
+        return ()
 
 
 Answer = Scalar | Listing | Union | Relation | Named | Words | Based | Kind
+Part = Callable[[str], Answer]
+Same = Callable[[Answer, Answer], bool]
 
 
 def parts_of(answer: Answer | None) -> Sequence[Answer]:
@@ -242,6 +247,17 @@ def parts_of(answer: Answer | None) -> Sequence[Answer]:
     if isinstance(answer, Union):
         return [part for _, part in answer.parts]
     return answer.parts() if isinstance(answer, Kind) else []
+
+
+def one_to_one(first: Sequence[Any], second: Sequence[Any], same: Callable[[Any, Any], bool]) -> bool:
+    """Return whether each item has a partner of its own among the others, and none is left over."""
+    left = list(second)
+    for item in first:
+        match = next((i for i, other in enumerate(left) if same(item, other)), None)
+        if match is None:
+            return False
+        del left[match]
+    return not left
 
 
 def leaves(answer: Answer | None, divided: bool = False) -> Iterator[Scalar]:

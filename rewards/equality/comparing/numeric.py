@@ -8,7 +8,7 @@ rounded: the last functions say when one stands for a number with more digits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -108,17 +108,6 @@ def is_real_value(value: Value) -> bool:
         return all(is_real_value(cell) for row in value for cell in row)
     tolerance = mp.mpf(10) ** (GUARD_DIGITS - mp.dps)
     return not isinstance(value, mpmath.mpc) or bool(abs(value.imag) <= tolerance * (1 + abs(value.real)))
-
-
-def one_to_one(first: Sequence[Any], second: Sequence[Any], same: Callable[[Any, Any], bool]) -> bool:
-    """Return whether each item has a partner of its own among the others, and none is left over."""
-    left = list(second)
-    for item in first:
-        match = next((i for i, other in enumerate(left) if same(item, other)), None)
-        if match is None:
-            return False
-        del left[match]
-    return not left
 
 
 def point_for(names: set[str], index: int) -> dict[str, Value]:

@@ -31,6 +31,7 @@ from gtpo.rewards.equality.answers import (
     contains,
     is_literal,
     leaves,
+    one_to_one,
     parts,
     quotient_of,
     ratios,
@@ -40,7 +41,7 @@ from gtpo.rewards.equality.answers import (
 )
 from gtpo.rewards.equality.arithmetic import Budget, NoValue, Value, evaluate, negative, noise, number_of, whole_root
 from gtpo.rewards.equality.comparing.comparison import rename
-from gtpo.rewards.equality.comparing.numeric import close, one_to_one
+from gtpo.rewards.equality.comparing.numeric import close
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
 from gtpo.rewards.equality.reading.problem import ProblemText
 

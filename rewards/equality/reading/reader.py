@@ -47,7 +47,7 @@ def read(text: str, depth: int = 0) -> Answer:
     if depth > MAX_DEPTH:
         return read_quantity(text)
     for kind in TYPES if SAYS.composed.search(text) else ():
-        if (typed := kind.read(text, lambda part: read(part, depth + 1))) is not None:
+        if kind.marks.search(text) and (typed := kind.read(text, lambda part: read(part, depth + 1))) is not None:
             return typed
     # In the order in which they bind: `x = 1, y = 2` is a list of equations, `x \in A \cup B` says in what x is.
     for reader in (_read_words, _read_list, _read_relation, _read_set_operation, _read_bracketed, _read_ratio):

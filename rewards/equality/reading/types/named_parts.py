@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from gtpo.rewards.equality.answers import Answer, Kind, Listing
+from gtpo.rewards.equality.answers import Answer, Kind, Listing, Part, Same
 
 _LABEL = re.compile(r"(?:^|(?<=[\s,;.]))(?:\\text\s*\{\s*)?(?:Part\s+)?\(?([a-f]|i{1,3}v?|[1-6])\)[:.]?(?:\s*\})?\s*")
 
@@ -17,20 +17,22 @@ _LABEL = re.compile(r"(?:^|(?<=[\s,;.]))(?:\\text\s*\{\s*)?(?:Part\s+)?\(?([a-f]
 class NamedParts(Kind):
     """The answer to each part, in their order."""
 
+    marks = re.compile(r"^[^=]{0,12}\)")
     answers: tuple[Answer, ...]
 
     @classmethod
-    def read(cls, text: str, part: Callable[[str], Answer]) -> Answer | None:
-        """Return the parts of a text that begins with the first label and has the next ones in order."""
-        labels = list(_LABEL.finditer(text)) if ")" in text[:12] else []
-        if len(labels) < 2 or labels[0].start() or [m[1] for m in labels] not in _in_order(len(labels)):
-            return None
+    def read(cls, text: str, part: Part) -> Answer | None:
+        """Return the parts of a text that begins with a label and has each of the first ones, joined by no `or`."""
+        labels = list(_LABEL.finditer(text))
         ends = [*(after.start() for _, after in pairwise(labels)), len(text)]
-        texts = [text[m.end() : end].strip(" ,;.") for m, end in zip(labels, ends, strict=True)]
-        return cls(tuple(part(re.sub(r"[\s,;]*(?:\\text\s*\{\s*)?and\s*\}?$", "", each)) for each in texts))
+        texts = {m[1]: text[m.end() : end].strip(" ,;.") for m, end in zip(labels, ends, strict=False)}
+        order = next((order for order in _in_order(len(labels)) if order == sorted(texts)), [])
+        if len(order) < 2 or labels[0].start() or any(re.search(r"\bor\s*\}?$", each) for each in texts.values()):
+            return None
+        return cls(tuple(part(re.sub(r"[\s,;]*(?:\\text\s*\{\s*)?and\s*\}?$", "", texts[name])) for name in order))
 
     @classmethod
-    def same(cls, p: Answer, g: Answer, equal: Callable[[Answer, Answer], bool], problem: Any) -> bool:
+    def same(cls, p: Answer, g: Answer, equal: Same, problem: Any) -> bool:
         """Return whether each part equals the gold's; a list in the same order has its parts without labels."""
         first, second = (
             each.answers if isinstance(each, NamedParts) else each.items

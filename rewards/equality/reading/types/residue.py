@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from gtpo.rewards.equality.answers import Answer, Kind, Listing, Named, Scalar, Term, symbols
+from gtpo.rewards.equality.answers import Answer, Kind, Listing, Named, Part, Same, Scalar, Term, symbols
 from gtpo.rewards.equality.arithmetic import NoValue, evaluate
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 
@@ -20,11 +20,12 @@ _MODULUS = re.compile(r"\s*\\text\s*\{ mod ([^{}]+)\}\s*$")
 class Residue(Kind):
     """A class of integers: `3 \\pmod 5` is `8 \\pmod 5`, and not 3."""
 
+    marks = _MODULUS
     value: Scalar
     modulus: Term
 
     @classmethod
-    def read(cls, text: str, part: Callable[[str], Answer]) -> Answer | None:
+    def read(cls, text: str, part: Part) -> Answer | None:
         """Return the residue, or the several or the named ones (`x = 1, 3 \\pmod 5`), that a text ends in."""
         match = _MODULUS.search(text)
         if match is None or " mod " in text[: match.start()]:
@@ -36,7 +37,7 @@ class Residue(Kind):
         return _within(part(text[: match.start()]), modulus)
 
     @classmethod
-    def same(cls, p: Answer, g: Answer, equal: Callable[[Answer, Answer], bool], problem: Any) -> bool:
+    def same(cls, p: Answer, g: Answer, equal: Same, problem: Any) -> bool:
         """Return whether two residues are one class, or a residue the number that the gold is."""
         if isinstance(p, Residue) and isinstance(g, Residue):
             return equal(Scalar(p.modulus), Scalar(g.modulus)) and (equal(p.value, g.value) or _congruent(p, g))

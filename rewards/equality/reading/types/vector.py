@@ -3,9 +3,9 @@ r"""Sums of vectors: `4\mathbf{i} - 10\mathbf{j}`, `5i - 9j + 2k`, `(3, 6, 7) + 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from gtpo.rewards.equality.answers import ONE, Answer, Kind, Listing, Scalar, Term
+from gtpo.rewards.equality.answers import ONE, Answer, Kind, Listing, Part, Scalar, Term
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.equality.reading.units import mixed
 
@@ -17,8 +17,10 @@ _SUM = re.compile(r"\\unitvector|[)}]\s*[-+]|[-+][^()]*\(.*,|[-+].*\\begin")
 class Vector(Kind):
     """A sum of multiples of unit vectors, tuples or columns; its normal form is a tuple, which others compare."""
 
+    marks = re.compile(f"{_SUM.pattern}|{_LETTERS.pattern}")
+
     @classmethod
-    def read(cls, text: str, part: Callable[[str], Answer]) -> Answer | None:
+    def read(cls, text: str, part: Part) -> Answer | None:
         """Return the tuple that a sum is."""
         if _LETTERS.search(text) and "," not in text:
             text = re.sub(f"{_APART}([ijk]){_ENDS}", r"\\unitvector{\1}", text)
