@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
@@ -12,6 +12,7 @@ import mpmath
 
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.answers import (
+    NO_UNIT,
     ZERO,
     Answer,
     Based,
@@ -262,8 +263,10 @@ class Comparison:
                 free = self.problem.is_known and "angles" not in self.problem.topics and not self.contract.units
                 radians = ("mul", degrees.term, ("div", ("const", "pi"), ("num", Fraction(180))))
                 return free and equal_terms(radians, plain.term)
-        if not self._units_agree(p.unit, g.unit) or (p.percent and g.unit.name) or (g.percent and p.unit.name):
+        if not self._units_agree(p.unit, g.unit) or (p.percent and g.unit.name):
             return False
+        if g.percent and (p.unit.name or (p.unit != NO_UNIT and not p.percent)):
+            return False  # `3 students` for 3 %
         if p.unscaled is not None and self.problem.counted.issuperset(map(singular, p.scales)):
             p = replace(p, term=p.unscaled)  # `5 dozen` if the problem asks how many dozen
         if p.percent == g.percent:
@@ -280,6 +283,8 @@ class Comparison:
             return False
         if p.things and not g.things and p.things <= vocabulary - counted and any(map(is_noun, counted)):
             return False  # `5 boys` if the problem asks how many girls
+        if self.contract.counts and p.nouns - g.nouns and self.problem.asked_nouns.isdisjoint(p.nouns | p.things):
+            return False  # `5 ladders` if it asks how many violins
         if not g.name:
             return self.has_asked_unit(p)
         if not p.name or p.name == g.name:
@@ -305,8 +310,9 @@ class Comparison:
             if given == "degree" and wanted in ("celsius", "fahrenheit"):
                 return True
             money = contract.currencies == {"sterling"} and {head, wanted} >= {"sterling", "pound"}
-            # `5 hours` is an answer to how many hours a week, and `5 hours a week` to how many hours.
-            if money or (head == wanted and (per == below or not per or not below)):
+            # `$5` for dollars an hour, and `5 hours a week` for hours, if weeks are spoken of.
+            apart = head in _MONEY if per else below in self.problem.vocabulary
+            if money or (head == wanted and (per == below or (apart and not (per and below)))):
                 return True
         return False
 
@@ -348,7 +354,7 @@ class Comparison:
             similar = indexed(p_names or g_names or [])
             return self._unordered(*values) if similar else self._ordered(*values)
         if kinds <= {"list", "set"} and self.contract.order and self.in_asked_order(g):
-            return self._ordered(p.items, g.items)
+            return p.joint != "or" and self._ordered(p.items, g.items)
         if "ratio" in kinds:
             return kinds == {"ratio"} and self._ratios(p, g)
         if kinds == {"tuple"}:
@@ -385,14 +391,16 @@ class Comparison:
         return ordered.get(self.contract.order, values) == values
 
     def _in_order(self, listing: Listing) -> Listing:
-        """Return a list of named values in the order the problem names them, else the alphabet's."""
+        """Return a list of named values in the order the problem names them, else that of x, y, z, else its own."""
         named = assigned(listing)
         if named is None or not all(len(name) == 1 for name in named):
             return listing
         return replace(listing, items=tuple(named[name] for name in self._order(named)))
 
-    def _order(self, names: Collection[str]) -> Sequence[str]:
-        return self.problem.order if set(self.problem.order) == set(names) else sorted(names)
+    def _order(self, names: Iterable[str]) -> Sequence[str]:
+        if set(self.problem.order) == set(names):
+            return self.problem.order
+        return sorted(names) if set("uvwxyz").issuperset(names) else tuple(names)
 
     def _ordered(self, p: Sequence[Answer], g: Sequence[Answer]) -> bool:
         return len(p) == len(g) and all(self.equal(a, b) for a, b in zip(p, g, strict=True))
@@ -431,7 +439,8 @@ class Comparison:
             return False
         spoken = self.problem.vocabulary
         # `7:30` is no 7/30 if the problem speaks of times, or is not known.
-        is_time = re.fullmatch(r"\d{1,2}:\d{2}", whole.brackets) and (not spoken or not _TIMES.isdisjoint(spoken))
+        time = time_of_day(whole)
+        is_time = time is not None and (bool(time[1]) or not spoken or not _TIMES.isdisjoint(spoken))
         if whole.kind == "ratio" and len(whole.items) == 2 and not is_time:
             quotient = Scalar(("div", *_terms(whole)))
             return self._values(quotient, part) if whole is p else self._values(part, quotient)

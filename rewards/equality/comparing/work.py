@@ -211,7 +211,8 @@ def _root_of(factor: Term) -> tuple[Term, Term] | None:
 def _product(term: Term, found: Count, whole: bool) -> None:
     above, below, signs, nested = factors(term)
     found[Work.SIGN] += max(0, signs - 1)
-    found[Work.PRODUCT] += nested
+    # `a/b^{-1}` too: a number with a negative exponent is one below a line.
+    found[Work.PRODUCT] += nested + sum(f[0] == "pow" and f[2][0] == "neg" for f in map(_unsigned, below))
     tops, bottoms = ([f for f in side if is_rational(f)] for side in (above, below))
     others = [[f for f in side if not is_rational(f)] for side in (above, below)]
     alone = len(above) + len(below) == 1

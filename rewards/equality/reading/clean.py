@@ -458,11 +458,13 @@ def _is_of_the_question(before: str, after: str, asked: frozenset[str]) -> bool:
     foreign = not set(re.findall(r"[^\W\d_]+", before.lower())[-1:]) <= WORDS.verbs | set(spoken)
     foreign |= bool(spoken) and spoken[-1] in WORDS.copulas - WORDS.verbs
     of = [word for word in spoken if word not in _STATING and not re.search(rf"\b{word.upper()}\b", before)]
+    if (multiple := SAYS.multiple.search(before)) is not None and not asked.issuperset(
+        multiple.group().lower().split()
+    ):
+        return False  # `Half the width is 12`
     if not of or foreign or asked <= _STATING or SAYS.named.search(before.strip()):
         return True
     known = {_stem(word) for word in asked}
-    if _stem(of[0]) in known:
-        return True
     # `She gave away 32 cookies` is not of what is left, `The farm has 32 cows` is of how many there are.
     verbs = (w for last, w in pairwise(["the", *spoken]) if w in of and last not in WORDS.articles | {"total"})
     done = any((word in WORDS.verbs or word.endswith("ed")) and _stem(word) not in known for word in verbs)

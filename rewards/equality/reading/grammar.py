@@ -206,7 +206,9 @@ class Parser:
         if kind == "num":
             # `2 3` may be a list or 23, and is refused; `(x)2`, `2^{25} 26!` and `n^2 2^n` can be nothing but products.
             before, before_that = self._tokens[self._at - 1][1], self._tokens[self._at - 2][1]
-            return before in (")", "}", "!", "\\rfloor", "\\rceil") or before_that in ("^", "**")
+            # So is the `n 2^n` of `3n 2^n`.
+            power = self._tokens[self._at - 1][0] == "let" and self._peek(1) in ("^", "**")
+            return power or before in (")", "}", "!", "\\rfloor", "\\rceil") or before_that in ("^", "**")
         if kind == "let" or token in STARTS or (token == "|" and not self._bars):
             return True
         return kind == "cmd" and token[1:] in STARTING_COMMANDS

@@ -124,7 +124,7 @@ def _units(prose: str) -> set[str]:
                     per = SAYS.per.search(prose) if "/" not in unit.name else None
                     below = read_unit(per[1]) if per and is_unit_word(per[1]) else None
                     asked = below.name if below is not None and below.name != unit.name else ""
-                    found.add(f"{unit.name}/{asked}" if asked else unit.name)
+                    found |= {unit.name, f"{unit.name}/{asked}"} if asked else {unit.name}
                     break
     return found
 
@@ -209,6 +209,11 @@ class ProblemText:
     def asking(self) -> frozenset[str]:
         """Words of its questions and instructions, in lower case."""
         return frozenset(re.findall(r"[a-z]+", self._asked_prose.lower()))
+
+    @cached_property
+    def asked_nouns(self) -> frozenset[str]:
+        """Words of its questions, in the singular and as they stand."""
+        return self.asking | frozenset(map(singular, self.asking))
 
     @cached_property
     def counted(self) -> frozenset[str]:
@@ -342,7 +347,8 @@ def name_in(gold: str, problem: ProblemText) -> str | None:
     others = {word for word in spoken if word[0].isupper() and word.lower() not in _OPENING} - named
     # Another's name, `or`, or a verb that is not the question's (`Jorge lost`) tell of somebody else.
     verbs = {word for word in lowered - problem.asking if is_verb(word)} - WORDS.copulas - {n.lower() for n in named}
-    unsaid = (WORDS.negations | WORDS.denials).isdisjoint(lowered)
+    strange = lowered - problem.vocabulary - _OPENING - WORDS.stating - WORDS.copulas - {n.lower() for n in named}
+    unsaid = (WORDS.negations | WORDS.denials).isdisjoint(lowered) and all(word.endswith("er") for word in strange)
     return named.pop() if unsaid and len(named) == 1 and not others and not verbs else None
 
 

@@ -106,7 +106,7 @@ def _read_words(text: str, depth: int) -> Answer | None:
     pieces = split_top(SAYS.text.sub(r" \1 ", text), re.compile(r"(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|,|;"))
     parts = [part.strip() for _, part in pieces if part.strip()]
     words = (Scalar(("sym", part)) if len(part) == 1 and part.isalpha() else Words(part) for part in parts)
-    return Listing("list", tuple(words)) if len(parts) > 1 else Words(plain)
+    return Listing("list", tuple(words), joint=_joint(pieces)) if len(parts) > 1 else Words(plain)
 
 
 def _read_list(text: str, depth: int) -> Answer | None:
@@ -132,8 +132,12 @@ def _read_list(text: str, depth: int) -> Answer | None:
         # `x = 1, 2`: one name, several values
         rest = [first.value, *items[1:]]
         return Named(first.name, Listing("list", tuple(rest)), None, first.variables)
+    return Listing("list", tuple(items), joint=_joint(pieces))
+
+
+def _joint(pieces: Sequence[tuple[str, str]]) -> str:
     joints = {found.group() for separator, _ in pieces[1:] if (found := re.search(r"and|or", separator))}
-    return Listing("list", tuple(items), joint=joints.pop() if len(joints) == 1 else "")
+    return joints.pop() if len(joints) == 1 else ""
 
 
 def _branches(item: Answer) -> Sequence[Answer]:
@@ -246,7 +250,7 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
     if is_name(left) or is_name(parts[-2]):
         name = left if is_name(left) else parts[-2]
         value = read(parts[-1], depth + 1)
-        call = re.fullmatch(r"([a-zA-Z]['a-zA-Z]*)\s*\(\s*([a-zA-Z])\s*\)", name)
+        call = re.fullmatch(r"([a-zA-Z]['a-zA-Z]*(?:\^\{?-1\}?)?)\s*\(\s*([a-zA-Z])\s*\)", name)
         relation = Relation(("=",), (terms[0], terms[-1])) if terms else None
         if relation is not None and relation.terms[0] in [("sym", own) for own in symbols(relation.terms[1])]:
             return relation  # `x = 2x + 1` gives x no value

@@ -8,6 +8,8 @@ counted) or the problem uses it: any other word may say something else about the
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 
 from gtpo.rewards.completions import words
@@ -184,10 +186,19 @@ def read_unit(text: str) -> Unit | None:
     # `degrees Celsius` is one unit in two words.
     if len(above) == 2 and above[0] == "degree" and above[1] in ("celsius", "fahrenheit", "kelvin"):
         above = above[1:]
-    name = "*".join(sorted(above))
+    name = _product(above)
     if below:
-        name = f"{name}/{'*'.join(sorted(below))}" if above else ""
+        name = f"{name}/{_product(below)}" if above else ""
     return Unit(name, frozenset(nouns), frozenset(amounts), frozenset(things))
+
+
+def _product(units: Sequence[str]) -> str:
+    """Return the name of a product of units: `m s s` is `meter*second^2`."""
+    powers: Counter[str] = Counter()
+    for unit in units:
+        base, _, power = unit.partition("^")
+        powers[base] += int(power or 1)
+    return "*".join(base if power == 1 else f"{base}^{power}" for base, power in sorted(powers.items()))
 
 
 def spoken_quantity(text: str) -> tuple[Fraction, Unit] | None:
@@ -333,13 +344,14 @@ def _typed_unit(match: re.Match[str], text: str) -> bool:
         return False
     if scale_of(phrase[0]) is not None:
         return True
-    if phrase[0] in ("m", "s", "g", "h", "l", "L") and len(phrase) == 1:  # `12 m`; but `12m` and `\\pi m` are products
+    if phrase[0] in tuple("msghlLNJWVK") and len(phrase) == 1:  # `12 m`; but `12m` and `\\pi m` are products
         return bool(match["space"]) and SAYS.plain.fullmatch(text[: match.start()]) is not None
     if not match["space"]:
         return is_unit_word(phrase[0])
     if text[: match.start()].endswith("\\pi"):  # `4\pi abc` is a volume
         return all(is_unit_word(word) or word in POWER_WORDS for word in phrase)
+    known = {"of", "a", "an", "in"} | POWER_WORDS.keys()
     return all(
-        len(word) >= 3 or is_unit_word(word) or word in POWER_WORDS or word.lower() in ("of", "a", "an", "in")
-        for word in phrase
+        len(word) >= 3 or is_unit_word(word) or word.lower() in known or (last in POWER_WORDS and _measure(word))
+        for last, word in zip(["", *phrase], phrase, strict=False)
     )
