@@ -92,7 +92,8 @@ def train(context: typer.Context) -> None:
 
         print_reference()
         return
-    config = load_config(options.config or START, overrides if options.config else from_flags(overrides))
+    flags = overrides if options.config else from_flags(overrides)
+    config = load_config(options.config or START, flags, world_size=options.processes)
     if options.check_loss and config.method != "gtpo":
         raise UserError(
             f"--check-loss compares GTPO's fused loss with its reference; method {config.method} has neither"
@@ -105,7 +106,8 @@ def train(context: typer.Context) -> None:
 
         quiet_libraries()
         trainer_arguments(config, Path("results"), "float32")  # what TRL would refuse
-        describe(config, overrides, json_output=options.json_output, verbose=options.verbose)
+        how: Any = {"verbose": options.verbose, "processes": options.processes, "shard": options.shard}
+        describe(config, overrides, json_output=options.json_output, **how)
         return
     from gtpo.runs.train_run import TrainFolder
     from gtpo.train.command import train as run

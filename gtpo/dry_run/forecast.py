@@ -11,6 +11,9 @@ own architecture, made on torch's meta device. D: hidden size; Q, K: widths of q
     loss         a tile of logits, dlogp/dh and the gradient of the hidden states; for a trained head its weights in 16
                  bits, one more gradient, and what is kept for it
     KV cache     of the completions that transformers samples at once; vLLM takes its share of the GPU instead
+
+FSDP2 and ZeRO-3 divide weights, gradients and optimizer by the processes. Gathered are then two layers, the embedding
+and the head, in their computing type, and the gradient of a layer; all weights while ZeRO-3's policy samples.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from gtpo.common.packages import install_command, installed
 from gtpo.common.terminal import columns_of_stdout, folded
 from gtpo.config.resolve import launched_processes
 from gtpo.config.schema import TrainConfig
-from gtpo.dry_run.preflight import check_inputs, is_local, needed_packages
+from gtpo.dry_run.preflight import check_inputs, check_lora, is_local, needed_packages
 from gtpo.inputs.dataset import DatasetReport, check_ids
 from gtpo.inputs.model_shape import find_weights
 from gtpo.runs.train_run import RESULTS
@@ -68,8 +71,13 @@ def model_on_meta(config: TrainConfig, source: str) -> Any:
         return AutoModelForCausalLM.from_config(settings, trust_remote_code=section.trust_remote_code)
 
 
-def memory(config: TrainConfig, model: Any) -> list[Item]:
-    """Return what one training process holds on a GPU, by item. model: from `model_on_meta`."""
+def memory(config: TrainConfig, model: Any, shard: str | None = None, processes: int = 1) -> list[Item]:
+    """Return what one training process holds on a GPU, by item.
+
+    model: from `model_on_meta`. shard: fsdp2 or zero3, which divide over the processes.
+    """
+    from torch.nn import ModuleList
+
     from gtpo.head import GPU
     from gtpo.inputs.model import ALL_LINEAR
 
@@ -83,24 +91,36 @@ def memory(config: TrainConfig, model: Any) -> list[Item]:
         name: layer for name, layer in model.named_modules() if hasattr(layer, "in_features") and layer is not head
     }
 
-    def item(name: str, count: float, basis: str) -> None:
-        items.append(Item(name, count / GIB, basis))
+    # How packed weights would be divided is not known here: they count whole.
+    parts = processes if shard and not section.load_in_4bit else 1
+
+    def item(name: str, count: float, basis: str, parts: int = 1) -> None:
+        items.append(Item(name, count / parts / GIB, f"{basis}, divided by {parts}" if parts > 1 else basis))
 
     packed = sum(layer.weight.numel() for layer in linear.values()) if section.load_in_4bit else 0
     kind = f"linear layers in 4 bits, the rest in {8 * size}" if packed else f"{8 * size}"
-    item("weights", packed * NF4_BYTES + (parameters - packed) * size, f"{parameters:,} parameters, {kind} bits")
+    item("weights", packed * NF4_BYTES + (parameters - packed) * size, f"{parameters:,} parameters, {kind} bits",
+         parts)  # fmt: skip
     trained = parameters
     if frozen:
         ends = tuple("" if target == ALL_LINEAR else f".{target}" for target in section.target_modules)
         adapted = [layer for name, layer in linear.items() if f".{name}".endswith(ends)]
         trained = section.lora_rank * sum(layer.in_features + layer.out_features for layer in adapted)
-        item("adapters", 4 * trained, f"{trained:,} parameters, rank {section.lora_rank}, float32")
-    item("gradients", 4 * trained, "float32")
+        item("adapters", 4 * trained, f"{trained:,} parameters, rank {section.lora_rank}, float32", parts)
+    item("gradients", 4 * trained, "float32", parts)
     name = training.optimizer
     state = 0 if name in ("sgd", "adafactor") else 2 if "8bit" in name else 8
     # Paged states may lie in the memory of the host.
     if not name.startswith("paged"):
-        item("optimizer", state * trained, f"{name}, {state} bytes per trained parameter")
+        item("optimizer", state * trained, f"{name}, {state} bytes per trained parameter", parts)
+    sampled_here = config.method != "sft" and config.rollout.engine in ("auto", "transformers")
+    if parts > 1:
+        blocks = [sum(p.numel() for p in each.parameters()) for each in model.modules() if isinstance(each, ModuleList)]
+        layer = max(blocks, default=parameters) // text.num_hidden_layers
+        ends = sum(p.numel() for p in {id(e.weight): e.weight for e in (head, model.get_input_embeddings())}.values())
+        item("gathered", 2 * (2 * layer + ends) + (0 if frozen else 4 * layer), "two layers, embedding, head")
+        if shard == "zero3" and sampled_here:
+            item("sampling", 2 * parameters, "ds3_gather_for_generation gathers all weights in 16 bits")
 
     length = section.max_seq_length
     if config.method != "sft":
@@ -121,7 +141,7 @@ def memory(config: TrainConfig, model: Any) -> list[Item]:
     item("loss", loss, "a tile of logits, gradients of the hidden states and of a trained head, powers kept for it")
     if not frozen and ((config.method == "grpo" and training.beta > 0) or training.log_kl_steps):
         item("untrained model", parameters * size, "beta or log_kl_steps, with all weights trained")
-    if config.method != "sft" and config.rollout.engine in ("auto", "transformers"):
+    if sampled_here:
         sampled = training.per_device_train_batch_size * training.micro_batches_per_rollout
         item("KV cache", 4 * keys * layers * sampled * length, f"transformers samples {sampled} x {length:,} tokens")
     return items
@@ -153,9 +173,9 @@ def optimizer_steps(config: TrainConfig, rows: int, world_size: int) -> int:
     return math.ceil(training.num_train_epochs * math.ceil(micro / training.gradient_accumulation_steps))
 
 
-def _steps(config: TrainConfig, rows: int | None) -> dict[str, Any]:
+def _steps(config: TrainConfig, rows: int | None, processes: int) -> dict[str, Any]:
     """Count completions, prompts and steps; rows is None if the dataset could not be counted."""
-    training, processes = config.training, launched_processes()
+    training = config.training
     examples = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
     steps: dict[str, Any] = {"processes": processes, "examples_per_step": examples}
     if config.method != "sft":
@@ -167,12 +187,21 @@ def _steps(config: TrainConfig, rows: int | None) -> dict[str, Any]:
 
 
 def dry_run(
-    config: TrainConfig, flags: Mapping[str, Any] | None = None, *, json_output: bool = False, verbose: bool = False
+    config: TrainConfig,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    json_output: bool = False,
+    verbose: bool = False,
+    processes: int | None = None,
+    shard: str | None = None,
 ) -> None:
     """Print the resolved run on stdout, as text or as one JSON object. Raises UserError on what would refuse it.
 
-    flags: those typed, which the text repeats. verbose: the text has every key and every item of memory.
+    flags: those typed, which the text repeats. verbose: the text has every key and every item of memory. processes:
+    of the run, by default those that a launcher started. shard: as in `memory`.
     """
+    processes = processes or launched_processes()
+    check_lora(config)
     problems, name, runs = check_inputs(config), config.model.model_name, RESULTS / "train"
     tokenizer, items, rows = None, list[Item](), 0
     with nullcontext() if name is None or Path(name).exists() else cache_if_unreachable():
@@ -181,7 +210,11 @@ def dry_run(
             tokenizer, why = _tokenizer(config, weights)
             try:
                 meta = model_on_meta(config, weights.source)
-                items, rows, unknown = memory(config, meta), meta.get_input_embeddings().num_embeddings, ""
+                items, rows, unknown = (
+                    memory(config, meta, shard, processes),
+                    meta.get_input_embeddings().num_embeddings,
+                    "",
+                )
             except (OSError, ValueError, AttributeError) as error:
                 unknown = f"not known: {str(error).splitlines()[0]}"
         except UserError as error:
@@ -207,7 +240,7 @@ def dry_run(
         for purpose, package, extra in needed_packages(config)
         if not installed(package)
     ]
-    steps = _steps(config, report.kept if report else None)
+    steps = _steps(config, report.kept if report else None, processes)
     if json_output:
         json.dump(
             {
@@ -225,7 +258,9 @@ def dry_run(
         return
     unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
     if not verbose:
-        forecast = f"{scale * total:.1f} {unit} a process on a GPU (forecast; --verbose: by item)" if items else unknown
+        divided = f", {shard} over {processes}" if shard else ""
+        forecast = f"{scale * total:.1f} {unit} a process on a GPU{divided} (forecast; --verbose: by item)"
+        forecast = forecast if items else unknown
         _print_short(config, flags or {}, report, note, steps, forecast, missing)
         return
     print(config.to_yaml(width=min(100, columns_of_stdout(120) - 20)))  # a word that crosses it still fits
@@ -265,7 +300,9 @@ def _print_short(
         "model": f"{model.model_name or 'built here'}, {weights}{', 4 bits' if model.load_in_4bit else ''}",
         "data": "; ".join(line.strip() for line in report.lines()) if report else note,
         "steps": f"{steps.get('steps', 'not known')} of {steps['examples_per_step']} completions"
-        + (f" ({steps['prompts_per_step']:g} prompts)" if "prompts_per_step" in steps else ""),
+        + (f" ({steps['prompts_per_step']:g} prompts)" if "prompts_per_step" in steps else "")
+        + (f", at most {steps[most]:,} tokens" if (most := "completion_tokens_per_step_at_most") in steps else "")
+        + (f", by {steps['processes']} processes" if steps["processes"] > 1 else ""),
         "optimizer": f"{training.optimizer}, learning rate {training.learning_rate:g} ({training.lr_scheduler_type}), "
         f"betas {training.adam_beta1:g} {training.adam_beta2:g}, gradient norm at most {training.max_grad_norm:g}",
     }

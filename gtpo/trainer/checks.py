@@ -162,6 +162,15 @@ def prepare(trainer: Any) -> None:
         count_positions(trainer.accelerator.unwrap_model(reference))
 
 
+def over_kept(logits: Tensor, ids: Tensor, kept: Kept | None) -> Tensor:
+    """Return logits [B, L, V] without what lies outside the kept sets of tokens and is not their id [B, L]."""
+    if kept is None:
+        return logits
+    own = (torch.arange(ids.numel(), device=ids.device), ids.flatten())
+    sets = Kept._make(map(torch.cat, zip(kept, own, strict=True)))
+    return sets.lower_others(logits.flatten(0, 1), slice(0, logits.size(-1))).view_as(logits)
+
+
 def chosen_logps(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the log-probabilities [B, L] of tokens [B, L] from logits [B, L, V]."""
     return logits.float().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
@@ -312,7 +321,9 @@ class SamplerCheck:
         inputs = {name: rows[:2] for name, rows in sequences(batch).items()}
         with torch.no_grad(), trainer.accelerator.autocast():
             logits = trainer.model_wrapped(**inputs).logits[:, -ours.size(1) - 1 : -1] / trainer.temperature
-        apart = _mean((ours[:2] - chosen_logps(logits, batch["completion_ids"][:2])).abs(), mask[:2])
+        ids = batch["completion_ids"][:2]
+        sets = Kept.of_tokens(batch["kept_counts"][:2], batch["kept_ids"][:2]) if "kept_ids" in batch else None
+        apart = _mean((ours[:2] - chosen_logps(over_kept(logits, ids, sets), ids)).abs(), mask[:2])
         if apart > allowed / 2:
             cause = (
                 f"the model's own forward differs from the loss by {apart:.3g} nats too, so it changes its hidden "
@@ -390,12 +401,7 @@ def check_first_loss(
     with torch.enable_grad():
         statistics = token_statistics(ours, ids=ids, mask=mask, kept_set=kept, **options, **head._asdict())
         fused = loss(given, *statistics, mask)
-        logits = exact.logits(theirs)
-        if kept is not None:
-            own = torch.where(mask, ids, 0).flatten()
-            pairs = (torch.arange(len(own), device=own.device), own)
-            whole = Kept._make(map(torch.cat, zip(kept, pairs, strict=True)))
-            logits = whole.lower_others(logits.flatten(0, 1), slice(0, logits.size(-1))).view_as(logits)
+        logits = over_kept(exact.logits(theirs), torch.where(mask, ids, 0), kept)
         statistics = reference_statistics(trainer.objective, logits, ids, mask, trainer.temperature)
         reference = loss(given, *statistics, mask)
         (found,) = torch.autograd.grad(fused.loss, ours)
