@@ -198,7 +198,7 @@ def test_the_clock_of_a_template_shows_what_strftime_does(when: datetime, form: 
 def test_what_a_template_drops_is_said() -> None:
     messages = chat_messages("What is 2 + 3?", "Think  first.\nThen answer.")
     for name in TEMPLATES.keys() - {"gemma2"}:
-        faults = PromptRenderer(tokenizer_of(name)).faults(messages)
+        faults = list(PromptRenderer(tokenizer_of(name)).faults(messages))
         assert [fault.partition(" message")[0] for fault in faults] == (
             ["the chat template drops the system"] if name == "dropping" else []
         )
@@ -234,8 +234,10 @@ def test_a_run_of_before_the_record_has_the_prompt_that_its_config_says(tmp_path
     )
     record = run.prompt()
     assert (record.system, record.chat_template_kwargs) == ("Think hard.", {"enable_thinking": False})
-    assert Clock(record.time).show("%d %b %Y") == "28 Feb 2025"
-    run.update_run(prompt={"system": "", "time": THEN})
+    assert Clock.of(record).show("%d %b %Y") == "28 Feb 2025"
+    assert Clock.of(record).guessed
+    run.update_run(prompt={"system": "", "time": THEN, "schema_version": 1})
+    assert not Clock.of(run.prompt()).guessed
     assert (run.prompt().system, run.prompt().time) == ("", THEN)
 
 

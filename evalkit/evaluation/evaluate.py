@@ -24,6 +24,7 @@ from gtpo.evalkit.engines.serve import IN_FLIGHT, ServerProcess, replicas, serve
 from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
     Plan,
+    Rendering,
     as_trained,
     choose_engine,
     find_run,
@@ -58,7 +59,7 @@ from gtpo.runs.eval_record import (
     VerifierRecord,
     check_identity,
 )
-from gtpo.runs.tables import Key, QuestionKey, Sample, StoredPrompt, read_prompts
+from gtpo.runs.tables import Key, Sample, read_prompts
 
 # After Ctrl-C, requests in flight may still be answered for so long.
 INTERRUPT_S = 0.3
@@ -106,7 +107,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             if old is not None and old.verifier.version != RULES_VERSION:
                 LOG.warning("the rules of scoring have changed: the stored completions are verified again")
                 deque(verify_stored(folder, scorer), maxlen=0)
-            check_prompts(folder, plan.rendered.prompts)
+            check_prompts(folder, plan.rendered)
             folder.begin(record, started, old.wall_seconds if old is not None else None)
             folder.add_problems(plan.problems)
             if plan.rendered.prompts:
@@ -312,16 +313,33 @@ def _differences(name: str, stored: Sequence[Problem], asked: Sequence[Problem])
     return [f"the {what} of {len(ids)} questions of {name} (first: {ids[0]})" for what, ids in said if ids]
 
 
-def check_prompts(folder: EvalFolder, prompts: Mapping[QuestionKey, StoredPrompt]) -> None:
-    """Raise UserError if a question that has samples would now be asked in other words."""
-    stored = read_prompts(folder.path)
-    for key in stored.keys() & prompts.keys():
-        # A server may have shown the text in one session only.
-        if any(one and other and one != other for one, other in zip(stored[key][:2], prompts[key][:2], strict=True)):
-            raise UserError(
-                f"{folder.path}: the prompt of {key[0]} {key[1]} is another than prompts.parquet says: repeat data and "
-                "template, or choose another --out"
-            )
+def check_prompts(folder: EvalFolder, rendered: Rendering) -> None:
+    """Raise UserError if a question that has samples would now be asked in other words.
+
+    Running servers whose template prints the date are sent the tokens of the prompts that they showed at first.
+    """
+    stored, prompts = read_prompts(folder.path), rendered.prompts
+    # A server may have shown the text in one session only.
+    differing = [
+        key
+        for key in stored.keys() & prompts.keys()
+        if any(one and other and one != other for one, other in zip(stored[key][:2], prompts[key][:2], strict=True))
+    ]
+    if not differing:
+        return
+    same = prompts.keys() <= stored.keys() and all(stored[key][0] == p.messages for key, p in prompts.items())
+    servers = [server for server in rendered.servers or () if server.out is None]
+    take_tokens = servers and all(server.card().get("owned_by") == "vllm" for server in servers)
+    if not (same and take_tokens and all(stored[key][2] for key in prompts)):
+        name, question = min(differing)
+        raise UserError(
+            f"{folder.path}: the prompt of {name} {question} is another than prompts.parquet says: repeat data and "
+            "template, or choose another --out"
+        )
+    LOG.warning("the servers' chat template makes other prompts than when the run began: they are sent the stored ones")
+    prompts |= {key: prompt._replace(text=stored[key][1], ids=stored[key][2]) for key, prompt in prompts.items()}
+    for server in rendered.servers or ():
+        server.takes_tokens = True
 
 
 def _engine_record(path: Path, settings: EvalSettings, engine: Engine, old: EngineRecord) -> EngineRecord:

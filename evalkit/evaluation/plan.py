@@ -30,6 +30,7 @@ from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_folder import stored_record
 from gtpo.runs.eval_record import (
     BenchmarkRecord,
     EngineRecord,
@@ -170,11 +171,11 @@ def prompt_clock(settings: EvalSettings, ref: ModelRef) -> Clock:
     """Return what a template is told of the time: as this run began, else the run of --like, else the train run."""
     folders = [settings.out or EVAL_RUNS / ref.name, *([find_run(settings.like, "--like")] if settings.like else [])]
     for folder in folders:
-        # A damaged one is rebuilt, or refused, when the folder is opened.
+        # One that cannot be read is refused when the folder is opened.
         with suppress(UserError):
-            record = read_record(folder)
-            return Clock(record.prompt.time) if record.prompt.time else Clock(record.created, utc=True)
-    return Clock(ref.prompt.time if ref.prompt is not None else None)
+            if (record := stored_record(folder)) is not None:
+                return Clock.of(record.prompt, record.created)
+    return Clock.of(ref.prompt)
 
 
 def drop_unverifiable(
@@ -301,10 +302,7 @@ def render_prompts(
             prompts = {
                 key: p._replace(text=r.text, ids=r.ids) for (key, p), r in zip(prompts.items(), rendered, strict=True)
             }
-            example = next(iter(prompts.values())).messages
-            about |= renderer.fields(example)
-            for fault in renderer.faults(example):
-                LOG.warning(fault)
+            about |= renderer.fields(next(iter(prompts.values())).messages)
             trained = ref.prompt and ref.prompt.chat_template_hash
             if trained and trained != about["chat_template_hash"]:
                 LOG.warning("%s was trained with another chat template than it is asked with now", ref.name)

@@ -73,6 +73,11 @@ def _of_the_data(config: TrainConfig) -> Iterator[str]:
     for subset in [] if has_subjects(source) else config.dataset.subsets:
         if subset not in ("main", *MATH_SUBJECTS, *MATH_SUBJECTS.values()):
             yield f'dataset.subsets "{subset}" is not known; {config.dataset.name} has only main'
+    form = config.dataset.sft_target
+    if form not in ("tags", "think") and not ("{answer}" in form and "{reasoning}" in form):
+        yield f"dataset.sft_target {form!r} must be tags, think, or a text with {{reasoning}} and {{answer}}"
+    if form != "tags" and config.dataset.malformed_targets:
+        yield "dataset.malformed_targets needs dataset.sft_target tags: its errors are in the tags"
 
 
 def _of_training(config: TrainConfig) -> Iterator[str]:

@@ -10,13 +10,13 @@ SFT targets are in the published format; GSM8K's reasoning keeps its `<<48/2=24>
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.errors import UserError
-from gtpo.common.log import LOG
 from gtpo.config.resolve import launched_processes
 from gtpo.config.schema import DatasetSection, TrainConfig
 from gtpo.inputs.model_shape import beyond_embedding
@@ -92,12 +92,25 @@ def reasoning(problem: Problem) -> str:
     return (text if mark else problem.solution).strip()
 
 
+# Forms of a supervised target by name.
+SFT_TARGETS = {
+    "tags": target_text("{reasoning}", "{answer}"),
+    "think": "<think>\n{reasoning}\n</think>\n\n\\boxed{{answer}}",
+}
+
+
+def sft_target(form: str, reasoning: str, answer: str) -> str:
+    """Return a supervised target. form: a name, or a text with {reasoning} and {answer}."""
+    values = {"{reasoning}": reasoning, "{answer}": answer}
+    return re.sub("|".join(values), lambda place: values[place[0]], SFT_TARGETS.get(form, form))
+
+
 def to_row(problem: Problem, config: TrainConfig) -> dict[str, Any]:
     """Return the dataset row of a problem: id, prompt (messages), answer (bare gold) and, for sft, completion."""
     prompt = chat_messages(problem.problem, config.dataset.system_instruction)
     row: dict[str, Any] = {"id": problem.id, "prompt": prompt, "answer": problem.answer}
     if config.method == "sft":
-        target = target_text(reasoning(problem), problem.answer)
+        target = sft_target(config.dataset.sft_target, reasoning(problem), problem.answer)
         if config.dataset.malformed_targets:
             # By row, not by position: what a row teaches depends on nothing else.
             rng = random.Random(f"malformed-{config.model.random_seed}-{problem.id}")
@@ -185,10 +198,8 @@ class TrainingProblems:
 
     def prompt_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Return the record of the run's prompt, for run.json; warn of what the template drops."""
-        example, renderer = to_row(self.load()[0], self.config)["prompt"], self.prompts(tokenizer)
-        for fault in renderer.faults(example):
-            LOG.warning(fault)
-        return {"system": self.config.dataset.system_instruction, **renderer.fields(example)}
+        example = to_row(self.load()[0], self.config)["prompt"]
+        return {"system": self.config.dataset.system_instruction, **self.prompts(tokenizer).fields(example)}
 
     def validation(self, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
         """Return the problems to validate on: those whose gold answer verifies and whose prompt is short enough.
@@ -279,16 +290,14 @@ class TrainingProblems:
     ) -> list[list[int]]:
         """Return the ids of supervised examples, and put them into their rows, which are those from `start` on."""
         answered = renderer.render([row["prompt"] + row["completion"] for row in rows], answered=True)
-        # Of the marks that a template has for this loss TRL must see to itself: it renders again.
         by_marks = self.config.training.passed_on.get("assistant_only_loss")
         examples = []
         for n, (row, prompt, whole) in enumerate(zip(rows, prompts, answered, strict=True), start=start):
             ids = trained_ids(renderer, prompt, whole, row["completion"][0]["content"], decoded=n < _DECODED)
             examples.append(ids)
-            if not by_marks:
-                row |= {"input_ids": ids, "completion_mask": [int(i >= len(prompt.ids)) for i in range(len(ids))]}
-            elif renderer.own_arguments:
-                row["chat_template_kwargs"] = renderer.own_arguments
+            row["input_ids"], mask = ids, [int(i >= len(prompt.ids)) for i in range(len(ids))]
+            # The marks of a template are this of a single turn. TRL would render again, with today's date.
+            row |= {"completion_mask": mask} | ({"assistant_masks": mask} if by_marks else {})
         return examples
 
 

@@ -5,11 +5,11 @@ Layout and schemas: `gtpo.runs.tables`. The system drops the lock when the proce
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from gtpo.runs.tables import (
 RUN = b"gtpo_run"
 
 
-class EvalFolder(AbstractContextManager["EvalFolder"]):
+class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
     """An eval run on disk, locked for this process until `close`. Raises UserError if another process holds it."""
 
     def __init__(self, path: Path) -> None:
@@ -201,6 +201,14 @@ class EvalFolder(AbstractContextManager["EvalFolder"]):
     def write_questions(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write questions.parquet."""
         write_parquet(self.path / "questions.parquet", pa.Table.from_pylist(list(rows), schema=QUESTION_SCHEMA))
+
+
+def stored_record(folder: Path) -> EvalRecord | None:
+    """Return eval.json of a run, else what its last part says of it; None in a new folder. Raises UserError."""
+    with contextlib.suppress(UserError):
+        return read_record(folder)
+    parts = sample_parts(folder)
+    return _header(parts[-1]) if parts else None
 
 
 def _header(part: Path) -> EvalRecord:

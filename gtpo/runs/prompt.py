@@ -6,8 +6,9 @@ problem is the same prompt to the last id, also on another day: a template's clo
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from string import ascii_letters
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from gtpo.common.errors import UserError
+from gtpo.common.log import LOG
 from gtpo.common.provenance import text_hash
 from gtpo.rewards.data.problem import plain_chat_template
 
@@ -63,24 +65,34 @@ class RenderedPrompt(NamedTuple):
 class Clock:
     """What a chat template is told of the time: it stands still.
 
-    time: ISO, of which the date is shown where it was written down; by default now, here. utc: records without a time
-    of their own have it in UTC; it is the local date that was shown.
+    time: ISO, whose date is shown as it stands there; by default now, here. guessed: it is when a run of before this
+    record began, in UTC; the local date was shown.
     """
 
-    def __init__(self, time: str | None = None, *, utc: bool = False) -> None:
+    def __init__(self, time: str | None = None, *, guessed: bool = False) -> None:
         shown = datetime.fromisoformat(time) if time else datetime.now().astimezone()
-        self.time = (shown.astimezone() if utc else shown).isoformat(timespec="seconds")
+        self.time = (shown.astimezone() if guessed else shown).isoformat(timespec="seconds")
+        self.guessed = guessed
+
+    @classmethod
+    def of(cls, record: PromptRecord | None, began: str | None = None) -> Clock:
+        """Return the clock of a run by its record; began: its time in UTC, if the record has none; else it is now."""
+        if record is not None and record.schema_version is not None and record.time is not None:
+            return cls(record.time)
+        time = record.time if record is not None and record.time else began
+        return cls(time, guessed=time is not None)
 
     def show(self, form: str) -> str:
         """Return the time as `strftime` has it."""
         return datetime.fromisoformat(self.time).replace(tzinfo=None).strftime(form)
 
-    def parts(self) -> dict[str, str]:
-        """Return what stands for each letter behind a % (`-d`: without its zero)."""
-        return {form: self.show(f"%{form}") for letter in ascii_letters for form in (letter, f"-{letter}")}
+    def macro(self) -> str:
+        """Return `strftime_now` for a template: transformers hands it no function of ours, only text."""
+        # `-d`: without its zero.
+        parts = {form: self.show(f"%{form}") for letter in ascii_letters for form in (letter, f"-{letter}")}
+        return f"{{% set run_clock = {json.dumps(parts)} %}}" + _STRFTIME_NOW
 
 
-# Before a template that asks for the time: transformers hands it no function of ours, only data.
 _STRFTIME_NOW = (
     "{% macro strftime_now(form) %}{% for part in form.split('%') %}{% set n = 2 if part[:1] == '-' else 1 %}"
     "{{ part if loop.first else run_clock[part[:n]] + part[n:] }}{% endfor %}{% endmacro %}{{ '' }}"
@@ -104,19 +116,11 @@ class PromptRenderer:
         without_system: str = "--prompt ''",
     ) -> None:
         self.tokenizer, self.clock = tokenizer, clock or Clock()
+        self.arguments, self.without_system = dict(arguments or {}), without_system
         self.own_template, self.source = template or own_template(tokenizer)
-        self.own_arguments, self.without_system = dict(arguments or {}), without_system
         self.asks_for_time = "strftime_now" in self.own_template
-
-    @property
-    def template(self) -> str:
-        """The template, with its clock."""
-        return _STRFTIME_NOW * self.asks_for_time + self.own_template
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What the template gets beside the conversation."""
-        return {**self.own_arguments, **({"run_clock": self.clock.parts()} if self.asks_for_time else {})}
+        # With its clock.
+        self.template = self.own_template if not self.asks_for_time else self.clock.macro() + self.own_template
 
     def render(self, conversations: Sequence[Messages], *, answered: bool = False) -> list[RenderedPrompt]:
         """Return the conversations as text and ids.
@@ -147,32 +151,40 @@ class PromptRenderer:
             raise UserError(f"the chat template of {name or 'this tokenizer'} leaves the prompt out; take another")
         return [RenderedPrompt(str(text), list(each)) for text, each in zip(texts, ids, strict=True)]
 
-    def faults(self, messages: Messages) -> list[str]:
-        """Return what of a conversation does not stand in the prompt, each with what to do; white space aside."""
+    def faults(self, messages: Messages) -> Iterator[str]:
+        """Yield what the user should know of a prompt: a message that does not stand in it, a date that is a guess."""
         (prompt,) = self.render([messages])
         shown = _flat(prompt.text)
-        lost = [message["role"] for message in messages if _flat(message["content"]) not in shown]
-        return [
-            f"the chat template drops the {role} message, or a part of it: the model is not told what stands there. "
-            + (f"Write it into the question, or leave it out: {self.without_system}" if role != "user" else "")
-            for role in dict.fromkeys(lost)
-        ]
+        for role in dict.fromkeys(m["role"] for m in messages if _flat(m["content"]) not in shown):
+            drops = f"the chat template drops the {role} message, or a part of it: the model is not told what stands"
+            remedy = f" Write it into the question, or leave it out: {self.without_system}" if role != "user" else ""
+            yield f"{drops} there.{remedy}"
+        if self.asks_for_time and self.clock.guessed:
+            yield (
+                f"the chat template prints the date, and the run does not say which it printed: {self.clock.time}, "
+                "when it began, is taken"
+            )
 
     def fields(self, example: Messages) -> dict[str, Any]:
-        """Return the fields of the record that template, tokenizer and clock decide. example: a conversation."""
-        (asked,) = self.render([example])
+        """Return the fields of the record that template, tokenizer and clock decide, and warn of faults.
+
+        example: a conversation.
+        """
+        for fault in self.faults(example):
+            LOG.warning(fault)
+        (prompt,) = self.render([example])
         try:
             (bare,) = self.render([example], answered=True)
         except UserError:  # some want an assistant's turn then
-            bare = asked
-        bos, known = self.tokenizer.bos_token_id, asked.text.startswith(bare.text)
+            bare = prompt
+        bos, known = self.tokenizer.bos_token_id, bare is not prompt and prompt.text.startswith(bare.text)
         return {
             "schema_version": PROMPT_SCHEMA_VERSION,
             "chat_template_hash": text_hash(self.own_template),
             "chat_template_source": self.source,
-            "chat_template_kwargs": self.own_arguments or None,
-            "generation_prompt": asked.text[len(bare.text) :] if known and bare is not asked else None,
-            "bos": None if bos is None else asked.ids[0] == bos,
+            "chat_template_kwargs": self.arguments or None,
+            "generation_prompt": prompt.text[len(bare.text) :] if known else None,
+            "bos": None if bos is None else prompt.ids[0] == bos,
             "time": self.clock.time if self.asks_for_time else None,
         }
 
@@ -202,39 +214,46 @@ def begins_twice(tokenizer: Any, text: str) -> bool:
     return first is not None and text.startswith(first) and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
 
 
-_EMPTY_THOUGHT = re.compile(r"(<think>\s*</think>)?\s*")
-
-
 def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
 def trained_ids(
-    renderer: PromptRenderer, asked: RenderedPrompt, whole: RenderedPrompt, target: str, *, decoded: bool
+    renderer: PromptRenderer, prompt: RenderedPrompt, whole: RenderedPrompt, target: str, *, decoded: bool
 ) -> list[int]:
-    """Return the ids of a supervised example, which begin with those of its prompt as sampling asks it.
+    """Return the ids of a supervised example, which begin with those of its prompt as sampling has it.
 
     whole: the conversation with its answer. decoded: whether to look at what its tokens decode to, not at their text.
     A template may put an empty thought before the target, and white space of its own. Raises UserError with both texts
     if the prompt is another, or what follows it is not the target.
     """
+    tokenizer, opening = renderer.tokenizer, re.match(r"<think>\s*", target)
+    follows, opens = whole.text.startswith(prompt.text), prompt.text.rstrip().endswith("<think>")
+    # The generation prompt may have opened the thought that the target begins with.
+    told = target[opening.end() :] if opening and opens else target
+    rest = whole.text[len(prompt.text) :]
+    if told != target and not follows:
+        # The template drops thoughts: what it puts behind the answer ends the turn.
+        _, follows, end = whole.text.rpartition(target.rpartition("</think>")[2].strip())
+        rest = told + end
     ids = whole.ids
-    rest = whole.text[len(asked.text) :]
-    if whole.text.startswith(asked.text) and ids[: len(asked.ids)] != asked.ids:
-        # Tokens merge across the boundary; in sampling they cannot.
-        ids = asked.ids + renderer.tokenizer(rest, add_special_tokens=False)["input_ids"]
+    # Tokens may merge across the boundary; in sampling they cannot.
+    if ids[: len(prompt.ids)] != prompt.ids:
+        ids = prompt.ids + tokenizer(rest, add_special_tokens=False)["input_ids"]
     labels = rest
     if decoded:
-        labels = renderer.tokenizer.decode(ids[len(asked.ids) :], clean_up_tokenization_spaces=False)
-    before, there, _ = _flat(labels).partition(_flat(target))
-    if not (whole.text.startswith(asked.text) and there and _EMPTY_THOUGHT.fullmatch(before)):
-        at = next((i for i, (a, b) in enumerate(zip(asked.text, whole.text, strict=False)) if a != b), len(asked.text))
-        begin = max(0, at - 40)
+        labels = tokenizer.decode(ids[len(prompt.ids) :], clean_up_tokenization_spaces=False)
+    before, there, _ = _flat(labels).partition(_flat(told))
+    if not (follows and there and re.fullmatch(r"((<think>\s*)?</think>)?\s*", before)):
+        pairs = enumerate(zip(prompt.text, whole.text, strict=False))
+        begin = max(0, next((i for i, (a, b) in pairs if a != b), len(prompt.text)) - 40)
         raise UserError(
             "method sft: the model's chat template makes another text of an answer than sampling asks for, or changes "
             "the answer. Let its assistant's turn be the generation prompt followed by the answer as it is "
             "(chat_template.jinja beside the weights)"
-            f"\n  sampling asks   ...{asked.text[begin:]!r}"
+            + ", or train on a thought: dataset.sft_target think"
+            * (opens and not opening)
+            + f"\n  sampling asks   ...{prompt.text[begin:]!r}"
             f"\n  sft trains on   ...{whole.text[begin:][:240]!r}"
             f"\n  to be trained      {target[:200]!r}"
         )

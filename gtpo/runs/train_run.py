@@ -36,7 +36,7 @@ from gtpo.common.files import (
 )
 from gtpo.common.provenance import text_hash
 from gtpo.common.yaml_file import read_yaml
-from gtpo.runs.prompt import Clock, PromptRecord
+from gtpo.runs.prompt import PromptRecord
 from gtpo.runs.tables import read_table
 
 # Where names are looked up: results/train/NAME and results/eval/NAME under the working directory.
@@ -175,8 +175,7 @@ class TrainFolder:
         # A script's config is that of its trainer, without sections.
         kwargs = (config.get("training") or config).get("chat_template_kwargs")
         system, started = (config.get("dataset") or {}).get("system_instruction"), run.get("started")
-        time = Clock(started, utc=True).time if started else None
-        return PromptRecord(system=system, chat_template_kwargs=kwargs, time=time)
+        return PromptRecord(system=system, chat_template_kwargs=kwargs, time=started)
 
     @property
     def output(self) -> Path | None:

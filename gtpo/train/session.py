@@ -152,10 +152,9 @@ class TrainingRun:
 
     def _clock(self) -> Clock:
         """Return what the chat template is told of the time, the same in all processes: when the run began."""
-        time = [self.folder.prompt().time if self.folder.has_begun() else None]
-        time = [Clock(time[0]).time]
-        broadcast_object_list(time)
-        return Clock(time[0])
+        clock = [Clock.of(self.folder.prompt() if self.folder.has_begun() else None)]
+        broadcast_object_list(clock)
+        return clock[0]
 
     def _build(self, kind: Any, loaded: LoadedModel, dataset: Any, rewards: list[Any], about: dict[str, Any]) -> None:
         config = self.config
