@@ -35,8 +35,8 @@ MAX_SAMPLES = 1000
 # What every table says beside its numbers.
 DEFINITIONS = (
     "pass@k: chance that k samples drawn from the n hold a right one (unbiased); pass^k: that all k are right. "
-    "maj@k: chance that the most frequent answer of k samples is right, over all k-subsets; ties are shared evenly, "
-    "samples without an answer do not vote."
+    "maj@k (cons@k): chance that the most frequent answer of k samples is right, over all k-subsets; ties are shared "
+    "evenly, samples without an answer do not vote."
 )
 
 # Questions worked on at once: the polynomials of one block stay in the processor's cache.

@@ -102,6 +102,7 @@ def parse_columns(words: Sequence[str]) -> list[Column] | None:
     """Return the columns of `pass@1,maj@64`, in order and each once; None if there is none. Raises UserError."""
     columns: dict[Column, None] = {}
     for text in (part.strip() for word in words for part in word.split(",")):
+        text = re.sub(r"^cons@", "maj@", text)  # consensus: another name of the majority
         for metric in METRICS:
             if match := re.fullmatch(re.escape(metric.name).replace("@k", r"@([1-9]\d*)"), text):
                 columns[Column(metric, int(match[1]) if metric.by_k else 0)] = None
