@@ -22,9 +22,9 @@ from typing import Any
 import yaml
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.evaluation.protocol import find_protocol
 from gtpo.evalkit.evaluation.recorded import read_completions
 from gtpo.evalkit.evaluation.scoring import score
+from gtpo.evalkit.evaluation.tasks import find_protocol
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.verify import Verifier

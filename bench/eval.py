@@ -24,8 +24,7 @@ from typing import Any
 from bench.common import in_turns, parser, save, seconds
 from gtpo.evalkit.engines.base import Sampling, Task, sample_seed
 from gtpo.evalkit.evaluation.evaluate import evaluate, running_engine
-from gtpo.evalkit.evaluation.plan import plan_evaluation, with_sampling
-from gtpo.evalkit.evaluation.protocol import find_protocol
+from gtpo.evalkit.evaluation.plan import find_tasks, plan_evaluation, with_sampling
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.rewards.verify import Verifier
@@ -87,9 +86,9 @@ def main() -> None:
     print(f"metrics: pass@k and maj@k, 1319 questions, all k <= 64: {metrics:.2f} s")
     chosen = {name: getattr(arguments, name) for name in ("model", *given)}
     settings = EvalSettings(**chosen, engine="vllm")
-    protocol = find_protocol(settings.protocol)
+    settings, benchmarks, protocol = find_tasks(settings)
     with Verifier() as verifier:
-        plan = plan_evaluation(settings, protocol, verifier, "vllm")
+        plan = plan_evaluation(settings, protocol, verifier, "vllm", benchmarks)
     plan = with_sampling(plan, settings, protocol)
     sampling, tasks = plan.sampling, plan.tasks
     assert sampling is not None

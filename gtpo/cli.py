@@ -65,10 +65,10 @@ _BY_DECLARATION: dict[str, Any] = {
 
 def _words(context: typer.Context, command: Callable[..., None], settings: type[CommandSettings]) -> list[str]:
     """Return the words of a command; after its help, if that is what they ask for, exit."""
-    if {"-h", "--help"}.intersection(context.args):
+    if {"-h", "--help", "--help-all"}.intersection(context.args):
         from gtpo.common.settings import help_text
 
-        print(help_text(settings, command.__doc__ or ""), end="")
+        print(help_text(settings, command.__doc__ or "", everything="--help-all" in context.args), end="")
         raise typer.Exit
     return context.args
 
@@ -182,13 +182,15 @@ def _score_files(recorded: dict[str, tuple[str, Path]], fields: str | None) -> d
     """Score files of completions; return the eval run of each word that names one."""
     # It imports the verifier, which a comparison of runs does without.
     from gtpo.evalkit.evaluation.command import run_eval
+    from gtpo.evalkit.evaluation.recorded import run_folder
     from gtpo.evalkit.evaluation.settings import EvalSettings
     from gtpo.runs.train_run import RESULTS
 
     names = {}
     for word, (name, path) in recorded.items():
         further = {} if fields is None else {"fields": fields}
-        evaluation = EvalSettings(completions=path, out=RESULTS / "eval" / name, **further)
+        out = run_folder(path) if str(path) == word else RESULTS / "eval" / name
+        evaluation = EvalSettings(completions=path, out=out, **further)
         if code := run_eval(evaluation, summary=False):
             raise typer.Exit(code)
         names[word] = str(evaluation.out)

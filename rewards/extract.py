@@ -9,8 +9,9 @@ Everything here is linear-time string work: no model text reaches a parser.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Literal
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Literal, get_args
 
 from gtpo.rewards.completions import Phrases, words
 from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOXES, MAX_TEXT, VALUE_REACH
@@ -304,10 +305,74 @@ def choose_scoring(strict: Iterable[str | None]) -> Scoring:
     return "lenient" if 2 * answers.count(None) > len(answers) else "strict"
 
 
-def extract_both(text: str) -> tuple[str | None, str | None]:
-    """Return (strict, lenient) answer of a completion: `extract_answer` twice, for hardly more than once."""
+def extract_both(text: str, rule: str = "") -> tuple[str | None, str | None]:
+    """Return (strict, lenient) answer of a completion: `extract_answer` twice, for hardly more than once.
+
+    rule: a task's own, by which both are found.
+    """
+    if rule:
+        return (by_rule := extract_by(rule, text)), by_rule
     strict = extract_answer(text, "strict")
     return strict, extract_answer(text, "lenient") if strict is None else strict  # lenient begins with the tags
+
+
+# -- the rule of a task ----------------------------------------------------------------------------------------------
+# "A man" and "I think" are no choices, "A because" is one.
+_LETTER = r"(?:\\\w{1,12}\{|[^\w\\]){0,12}([B-HJ-Z]|[AI](?! (?!because|since|as |and )[a-z]))(?![\w'])"
+_BEGINS_WITH_LETTER = re.compile(rf"{_LETTER}(?=\W{{0,12}}$|\s{{0,2}}[.):}}\]])")
+_SAYS_LETTER = re.compile(
+    rf"\b(?i:answer|option|choice)s?\b(?:\W|\b(?i:is|must|be|would|therefore|choice|option|letter)\b){{0,12}}?{_LETTER}"
+)
+
+
+def _choice(text: str) -> str | None:
+    """Return the letter that a completion chooses: in its tags or box, said to be the answer, or at its last line."""
+    tagged, boxed = extract_answer(text, "strict"), last_boxed(text)
+    for answer in (tagged, boxed):
+        if answer is not None:
+            match = _BEGINS_WITH_LETTER.match(answer)
+            return match[1] if match else None
+    if spoken := _SAYS_LETTER.findall(text):
+        return str(spoken[-1])
+    match = _BEGINS_WITH_LETTER.match(text.strip().rpartition("\n")[2])
+    return match[1] if match else None
+
+
+_RULES: dict[str, Callable[[str], str | None]] = {
+    "boxed": lambda text: _of_boxes(boxes, text) if (boxes := last_boxes(text)) else None,
+    "hashes": lambda text: lines[-1].strip() if (lines := _SAYS.hashes.findall(text)) else None,
+    "number": _last_value,
+    "choice": _choice,
+}
+
+
+def check_rule(rule: str) -> str:
+    """Return a task's rule if it is one: empty, a name, or a regular expression with a group. Raises ValueError."""
+    names = [*get_args(Scoring), *_RULES]
+    if not rule or rule in names:
+        return rule
+    try:
+        if re.compile(rule).groups:
+            return rule
+        why = "no group says what of it is the answer"
+    except re.error as error:
+        why = str(error)
+    raise ValueError(f"a name ({', '.join(names)}) or a regular expression with a group is expected; {why}")
+
+
+def extract_by(rule: str, text: str) -> str | None:
+    """Return the answer of a completion by a task's rule, None if it has none there. Thoughts have none.
+
+    Of a regular expression the last match counts, and in it the first group that takes part.
+    """
+    if rule in ("strict", "lenient"):
+        return extract_answer(text, "strict" if rule == "strict" else "lenient")
+    visible = without_thoughts(plain(text))[-MAX_TEXT:]
+    if rule in _RULES:
+        return (_RULES[rule](visible) or "").strip() or None
+    last = deque(re.finditer(rule, visible), maxlen=1)
+    groups = (group.strip() for match in last for group in match.groups() if group is not None)
+    return next(filter(None, groups), None)
 
 
 def _of_phrase(phrase: str) -> str:

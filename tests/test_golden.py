@@ -49,6 +49,7 @@ PRINTED = {
     "configs.txt": "configs",
     "help-train.txt": "train --help",
     "help-eval.txt": "eval --help",
+    "help-eval-all.txt": "eval --help-all",
     "help-compare.txt": "compare --help",
     "configs-one.txt": "configs demo/gtpo",
 }

@@ -7,15 +7,22 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gtpo.common.errors import DISK_FULL
 from gtpo.common.log import LOG, start_logging
 from gtpo.common.terminal import stacked, stdout_console
-from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS, checksum, find_benchmark, load_problems
 from gtpo.evalkit.evaluation.caveats import caveats
-from gtpo.evalkit.evaluation.protocol import Protocol, find_protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.tasks import (
+    BENCHMARKS,
+    Protocol,
+    checksum,
+    find_benchmark,
+    load_problems,
+    presets,
+    way_of_asking,
+)
 from gtpo.evalkit.metrics import DEFINITIONS
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring
@@ -25,9 +32,6 @@ from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, EvalRecord, Interva
 
 # Exit codes, beside 2 for a mistake of the user's.
 COMPLETE, INCOMPLETE, INTERRUPTED = 0, 3, 130
-
-# k up to which the overview says enough: beyond, a table shows how the metrics grow with k.
-FEW = 4
 
 
 def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
@@ -67,7 +71,7 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
     else:
         # With --like the k is the other run's.
         as_like = settings.like is not None and "k" not in settings.given
-        print_summary(folder, record, None if settings.rescore or as_like else settings.k)
+        print_summary(folder, record, settings, None if settings.rescore or as_like else settings.k)
         sys.stdout.flush()
     # After the numbers that the warnings are about.
     warn(record)
@@ -81,8 +85,8 @@ def _cell(interval: Interval) -> str:
     return text
 
 
-def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> None:
-    """Print the metrics of a run on stdout: one table for all benchmarks, details of each, what they mean.
+def print_summary(folder: Path, record: EvalRecord, settings: EvalSettings, k: int | None = None) -> None:
+    """Print the metrics of a run on stdout: one table for all benchmarks, a line on each, what they mean.
 
     k: the largest that is shown; None: every sample. Benchmarks that have no metrics yet are left out.
     """
@@ -90,9 +94,12 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
     done = {name: entry for name, entry in record.benchmarks.items() if entry.pass_at_k}
     # Every k up to the fewest samples of a question is known.
     largest = {name: min(k or len(entry.pass_at_k), len(entry.pass_at_k)) for name, entry in done.items()}
-    _print_overview(console, record, done, largest)
+    if done:
+        _print_overview(console, record, done, largest)
     for name, entry in done.items():
-        if largest[name] > FEW:
+        if settings.by is not None:
+            _print_by(console, folder, record, name, largest[name], settings.by)
+        if settings.details and largest[name] > 1:
             curves = (entry.pass_at_k, entry.all_pass_at_k, entry.maj_at_k)
             # The powers of two, and the largest.
             ks = sorted({largest[name], *(1 << i for i in range(largest[name].bit_length()))})
@@ -100,10 +107,49 @@ def print_summary(folder: Path, record: EvalRecord, k: int | None = None) -> Non
             rows = [[str(at), *(_cell(curve[at]) for curve in curves)] for at in ks]
             _print_table(console, ["k", "pass@k, %", "pass^k, %", "maj@k, %"], rows, title)
         console.print(_line(record.scoring, entry), markup=False)
+    if prices := settings.prices():
+        read, written = (
+            sum(getattr(entry, name) or 0 for entry in done.values()) for name in ("prompt_tokens", "completion_tokens")
+        )
+        known = all(entry.prompt_tokens and entry.completion_tokens for entry in done.values())
+        cost = f"${(read * prices[0] + written * prices[1]) / 1e6:,.2f}"
+        console.print(
+            f"{cost if known else f'at least {cost}'}: {read:,} prompt and {written:,} completion tokens of the scored "
+            f"samples{'' if known else '; not all are known'}", markup=False,
+        )  # fmt: skip
     console.print("[a, b]: 95 % interval over questions and samples.", style="dim", markup=False)
     if any(most > 1 for most in largest.values()):
         console.print(DEFINITIONS, style="dim")
-    console.print(f"Results: {folder}   next: gtpo compare {folder} OTHER_RUN...", markup=False)
+    page = f"gtpo compare {folder} --html {folder.name}.html"
+    console.print(f"Results: {folder}   page: {page}   next: gtpo compare {folder} OTHER_RUN...", markup=False)
+
+
+def _print_by(
+    console: Any, folder: Path, record: EvalRecord, name: str, k: int, by: Literal["subject", "level"]
+) -> None:
+    """Print a benchmark's metrics by subject or level of its questions."""
+    from gtpo.evalkit.statistics import clusters_of, mean_interval
+    from gtpo.runs.eval_run import EvalRun
+
+    run = EvalRun(record.name, folder, record)
+    questions, problems = run.questions(name, record.scoring), run.problems(name)
+    values = getattr(questions, by)
+    if not any(values):
+        LOG.warning("--by %s: the questions of %s have none", by, name)
+        return
+    rows = []
+    for value in sorted(set(values)):
+        part = questions.take((values == value) & (questions.n >= k))
+        asked = [problems[question] for question in part.ids]
+        clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked])
+        curves = [(part.pass_at_k, 1), *([(part.pass_at_k, k), (part.maj_at_k, k)] if k > 1 else [])]
+        cells = [
+            _cell(Interval(**mean_interval(curve[:, at - 1], clusters=clusters)._asdict())) if asked else ""
+            for curve, at in curves
+        ]
+        rows.append([str(value) if value else "none", str(len(asked)), *cells])
+    head = [by, "questions", "pass@1", *([f"pass@{k}", f"maj@{k}"] if k > 1 else [])]
+    _print_table(console, head, rows, f"{name} by {by}, {record.scoring} scoring, %")
 
 
 def _print_table(
@@ -114,7 +160,8 @@ def _print_table(
 
     table = Table(title=title, title_justify="left", title_style="bold", **frame)
     for name in head:
-        table.add_column(name, justify="right" if title and name != "benchmark" else "left", no_wrap=True)
+        number = title is not None and name not in ("benchmark", "subject")
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     for piece in stacked(table, console.width):
@@ -178,6 +225,9 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
     parts = [f"{title} {100 * rate:.1f} %" for title, rate in shares.items() if rate is not None]
     if entry.prompt_tokens is not None:
         parts.append(f"{entry.prompt_tokens:,} prompt and {entry.completion_tokens or 0:,} completion tokens")
+    for lengths, what in ((entry.tokens_right, "right"), (entry.tokens_wrong, "wrong")):
+        if lengths is not None:
+            parts.append(f"{what} ones {lengths.median:,.0f} tokens (median; 95 % at most {lengths.high:,.0f})")
     parts.append(f"pass@1 under {other} scoring {100 * getattr(entry, other).pass_at_k[1].mean:.1f} %")
     undecided = sum(entry.verdicts.get(verdict, 0) for verdict in ("TIMEOUT", "REJECTED"))
     counts = {
@@ -198,7 +248,7 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
 def print_benchmarks() -> None:
     """Print the benchmarks and the protocols that are built in (gtpo eval --list)."""
     rows = [
-        (b.name, b.title if b.checksum else f"{b.title} (not verified here)", str(b.count), b.source,
+        (b.name, b.title if b.checksum else f"{b.title} (not verified here)", str(b.size), b.source,
          f"{b.local}.jsonl" if b.local else "")
         for b in BENCHMARKS.values()
     ]  # fmt: skip
@@ -211,8 +261,8 @@ def print_benchmarks() -> None:
 
 def print_check(settings: EvalSettings) -> None:
     """Print what a benchmark holds, how a model is asked, and which golds cannot be verified."""
-    protocol = find_protocol(settings.protocol)
     benchmark = find_benchmark(settings.check or "", settings.field_names())
+    protocol = way_of_asking(settings, [benchmark])
     problems = load_problems(benchmark, settings.data_dir)
     print(f"{benchmark.name}: {len(problems)} problems from {benchmark.source}")
     for problem in problems[:3]:

@@ -21,6 +21,7 @@ from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import command_line, git_commit, now
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Prompt, Task, same_model
 from gtpo.evalkit.engines.serve import IN_FLIGHT, ServerProcess, replicas, serve_vllm, serve_with
+from gtpo.evalkit.evaluation.exports import write_hub_results
 from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
     Plan,
@@ -28,13 +29,12 @@ from gtpo.evalkit.evaluation.plan import (
     as_trained,
     choose_engine,
     find_run,
+    find_tasks,
     plan_evaluation,
-    settings_like,
     with_sampling,
 )
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.protocol import find_protocol
-from gtpo.evalkit.evaluation.recorded import plan_recorded
+from gtpo.evalkit.evaluation.recorded import plan_recorded, run_folder
 from gtpo.evalkit.evaluation.scoring import (
     RULES_VERSION,
     Scorer,
@@ -88,23 +88,24 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
     if the run stopped early: what was sampled until then is stored.
     """
     started = time.monotonic()
-    settings, benchmarks = settings_like(settings) if settings.like is not None else (settings, [])
-    protocol = find_protocol(settings.protocol)
-    settings = protocol.apply_to(settings)
+    settings, benchmarks, protocol = find_tasks(settings)
     # One core is left for the engine: verification runs beside it.
     with Verifier(max(1, usable_cpus() - 1)) as verifier:
         if settings.completions is not None:
-            plan = plan_recorded(settings, protocol, verifier)
+            plan = plan_recorded(settings, protocol, verifier, benchmarks)
         else:
             settings = as_trained(settings, protocol)
             name = choose_engine(settings) if engine is None else engine.name
             plan = plan_evaluation(settings, protocol, verifier, name, benchmarks)
-        with EvalFolder(settings.out or EVAL_RUNS / plan.name) as folder:
+        default = EVAL_RUNS / plan.name if settings.completions is None else run_folder(settings.completions)
+        with EvalFolder(settings.out or default) as folder:
             old = folder.resume()
             plan = with_sampling(plan, settings, protocol, old)
             record = begin_record(folder, settings, plan, old)
             scorer = partial(score, problems=folder.questions() | plan.questions, verifier=verifier)
-            if old is not None and old.verifier.version != RULES_VERSION:
+            stored = folder.questions()
+            others = [key for key, p in plan.questions.items() if key in stored and p.extract != stored[key].extract]
+            if old is not None and (old.verifier.version != RULES_VERSION or others):
                 LOG.warning("the rules of scoring have changed: the stored completions are verified again")
                 deque(verify_stored(folder, scorer), maxlen=0)
             check_prompts(folder, plan.rendered)
@@ -114,6 +115,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 folder.add_prompts(plan.rendered.prompts)
             tally = Tally(folder, verifier)
             sample_missing(settings, plan, folder, record, tally, scorer, plan.engine if engine is None else engine)
+            report_budget(settings, still_missing(plan.tasks, tally), tally.tokens())
             # Recorded completions, and servers that run already, may have thoughts apart, and limits of their own.
             elsewhere = plan.ref is None or plan.rendered.servers is not None
             settle_thoughts(folder, tally, elsewhere, scorer)
@@ -139,7 +141,7 @@ def sample_missing(
     engine: None for the one that the settings name, which is started if anything is missing.
     """
     tasks = still_missing(plan.tasks, tally)
-    if not any(task.missing for task in tasks):
+    if not any(task.missing for task in tasks) or over_budget(settings, tally.tokens()):
         return
     with ExitStack() as stack:
         if engine is None:
@@ -180,6 +182,21 @@ def choose_headline(record: EvalRecord, tally: Tally) -> None:
                 "scoring: lenient, since %d of %d completions hold no answer in answer tags; --scoring chooses",
                 strict.count(None), len(strict),
             )  # fmt: skip
+
+
+def over_budget(settings: EvalSettings, tokens: int) -> bool:
+    """Return whether the tokens of a run, all sessions, have reached --most-tokens."""
+    return settings.most_tokens is not None and tokens >= settings.most_tokens
+
+
+def report_budget(settings: EvalSettings, tasks: Sequence[Task], tokens: int) -> None:
+    """Say what is missing if --most-tokens has ended a run. tasks: with what they still lack."""
+    samples, questions = sum(len(task.missing) for task in tasks), {t.question_id for t in tasks if t.missing}
+    if samples and over_budget(settings, tokens):
+        LOG.warning(
+            "--most-tokens %d is reached (%d tokens): %d samples of %d questions are missing. The same command with a "
+            "larger --most-tokens goes on", settings.most_tokens, tokens, samples, len(questions),
+        )  # fmt: skip
 
 
 def still_missing(tasks: Sequence[Task], tally: Tally) -> list[Task]:
@@ -294,6 +311,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
             entries[name].n = entry.n
         if chosen is not None:
             entries[name].n_asked, entries[name].finish_with = max(n, entry.n or 0), command
+            entries[name].task = record.benchmarks[name].task
     check_identity(folder.path, old, record, others)
     record.created = old.created or record.created
     record.benchmarks = entries | {name: e for name, e in record.benchmarks.items() if name not in entries}
@@ -380,7 +398,7 @@ def _sample(
 ) -> None:
     """Sample what is missing, scored and stored beside it. Raises Incomplete if that stops before its end."""
 
-    total, failed = sum(plan.samples.values()), list[Sample]()
+    total, failed, tokens = sum(plan.samples.values()), list[Sample](), pipeline.tally.tokens()
     # Recorded failures are part of the file: they stop nothing.
     allowed = total if plan.ref is None else int(settings.fail_on_error * total)
     stop: Incomplete | None = None
@@ -396,6 +414,9 @@ def _sample(
                         sample.prompt_tokens = len(prompt.ids)
                     plan.rendered.reading.read(sample, prompt.text)
                 pipeline.put(samples)
+                tokens += sum((sample.prompt_tokens or 0) + (sample.tokens or 0) for sample in samples)
+                if over_budget(settings, tokens):
+                    engine.stop()
                 new = [sample for sample in samples if sample.error is not None]
                 for sample in new[: max(0, NAMED_FAILURES - len(failed))]:
                     LOG.warning("%s %s #%d failed: %s", *sample.key, sample.error)
@@ -484,6 +505,7 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
     record.sampling = record.sampling.model_copy(update={"n": most})
     folder.write_questions(rows)
     record.write(folder.path)
+    write_hub_results(folder.path, record)
     return record
 
 

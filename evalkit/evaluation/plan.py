@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,17 @@ from gtpo.common.provenance import text_hash
 from gtpo.evalkit.engines.base import Engine, Prompt, Reading, Sampling, Task
 from gtpo.evalkit.engines.local import recommended_sampling
 from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
-from gtpo.evalkit.evaluation.benchmarks import (
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.tasks import (
     Benchmark,
+    Protocol,
     checksum,
     content_checksum,
     find_benchmarks,
     load_problems,
     select_problems,
+    way_of_asking,
 )
-from gtpo.evalkit.evaluation.protocol import Protocol
-from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
@@ -124,6 +124,21 @@ def find_run(name: str | None, flag: str) -> Path:
     raise UserError(f'{flag} needs an eval run: no eval.json in "{name}" or {EVAL_RUNS / (name or "")}')
 
 
+def find_tasks(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark], Protocol]:
+    """Return what is asked, and how: benchmarks by name, else those of the run of --like.
+
+    And the settings, in which what was not given is as the protocol, or that run, says. Raises UserError.
+    """
+    like: list[Benchmark] = []
+    if settings.like is not None:
+        settings, like = settings_like(settings)
+    # The names of fields are those of the completions, if there are some.
+    fields = settings.field_names() if settings.completions is None else {}
+    named = find_benchmarks(settings.named, fields) if settings.named else []
+    protocol = way_of_asking(settings, like or named)
+    return protocol.apply_to(settings), named or like, protocol
+
+
 def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]]:
     """Return settings in which what was not given is as in the run of --like, and its questions as it stored them.
 
@@ -141,13 +156,18 @@ def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]
             "--max-tokens, and --temperature, --top-p and what else was not the default"
         )
     taken: dict[str, Any] = {name: getattr(sampling, name) for name in (*settings.SAMPLING, "max_tokens", "seed")}
-    taken |= {"k": sampling.n, "prompt": prompt.system, "protocol": prompt.protocol, "scoring": record.scoring}
+    taken |= {"k": sampling.n, "prompt": prompt.system, "scoring": record.scoring}
     taken["chat_template_kwargs"] = prompt.chat_template_kwargs or None
     if "samples" in settings.given:
         del taken["k"]
+    way = Protocol(
+        name=prompt.protocol, stop=sampling.stop, system=prompt.system,
+        **prompt.model_dump(include={"system_role", "user", "fewshot", "api", "thoughts", "begins_in_thought"}),
+    )  # fmt: skip
     return settings.filled(taken), [
-        Benchmark(name, name, partial(lambda problems, folder: problems, stored), record.benchmarks[name].source)
-        for name, stored in problems.items()
+        Benchmark(**{"data": entry.source, **(entry.task or {}), "name": name, "prompt": way}).of(problems[name])
+        for name, entry in record.benchmarks.items()
+        if name in problems
     ]
 
 
@@ -196,15 +216,9 @@ def drop_unverifiable(
 
 
 def plan_evaluation(
-    settings: EvalSettings, protocol: Protocol, verifier: Verifier, engine: str, stored: Sequence[Benchmark] = ()
+    settings: EvalSettings, protocol: Protocol, verifier: Verifier, engine: str, benchmarks: Sequence[Benchmark]
 ) -> Plan:
-    """Resolve the model, load and check the problems, and render the prompts for this engine.
-
-    stored: the benchmarks of another run, which are taken if --benchmarks names none.
-    """
-    benchmarks = stored
-    if settings.benchmarks or not stored:
-        benchmarks = find_benchmarks(settings.benchmarks or "", settings.field_names())
+    """Resolve the model, load and check the problems, and render the prompts for this engine."""
     remote = engine == "openai" and settings.serve_command is None
     ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=remote)
     run = find_train_run(settings.model or "")
@@ -224,6 +238,7 @@ def plan_evaluation(
             # The questions of --question are of the other benchmarks.
             continue
         kept, entry = drop_unverifiable(benchmark.name, benchmark.source, chosen, verifier)
+        entry.task = benchmark.entry()
         if run is not None and (seen := run.trained_on(p.problem for p in kept)):
             entry.trained_on = seen
         problems[benchmark.name], records[benchmark.name] = kept, entry

@@ -7,6 +7,7 @@ inspect_ai are read as rows of the user's own: `_row` says what is in one. A com
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections import Counter
@@ -17,23 +18,16 @@ from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.provenance import file_hash
+from gtpo.common.provenance import file_hash, text_hash
 from gtpo.evalkit.engines.base import Engine, Task
-from gtpo.evalkit.evaluation.benchmarks import (
-    BENCHMARKS,
-    Benchmark,
-    find_benchmarks,
-    load_problems,
-    select_problems,
-)
-from gtpo.evalkit.evaluation.plan import Plan, Rendering, drop_unverifiable, headline
-from gtpo.evalkit.evaluation.protocol import Protocol
+from gtpo.evalkit.evaluation.plan import EVAL_RUNS, Plan, Rendering, drop_unverifiable, headline
 from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.tasks import BENCHMARKS, Benchmark, Protocol, load_problems, select_problems
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import data_folder, math_gold, parse_level, read_rows, renamed
 from gtpo.rewards.extract import gsm8k_gold
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, SamplingRecord
+from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, SamplingRecord, read_record
 from gtpo.runs.outcomes import Reply, Tokens, check_reply
 from gtpo.runs.prompt import PromptRecord
 from gtpo.runs.tables import Sample
@@ -69,8 +63,26 @@ def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Ite
         rows = ((where, {"id": f"row {i}"} | renamed(row, fields, where)) for i, (where, row) in numbered)
     elif {"doc_id", "resps"} <= first[1].keys():
         rows = _of_lm_eval(path, rows)
+    if path.suffix == ".csv":
+        rows = ((where, _typed(row, where)) for where, row in rows)
     counts: Counter[str] = Counter()
     return (_row(where, row, counts) for where, row in rows)
+
+
+def _typed(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a row of a CSV, in which all is text, with numbers, truth values and lists, and without empty cells."""
+    typed = {}
+    for name, text in row.items():
+        # An empty completion is one.
+        if text or name in ("completion", "problem"):
+            typed[name] = text
+        if text and name in ("completions", "tokens", "label", "labels"):
+            try:
+                value = json.loads(text if name == "completions" else text.lower())
+            except ValueError:
+                raise UserError(f"{where}: {name}: expected JSON, found {text!r:.40}") from None
+            typed[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+    return typed
 
 
 def _row(where: str, row: dict[str, Any], counts: Counter[str]) -> Row:
@@ -253,14 +265,15 @@ def read_recorded(path: Path, fields: Mapping[str, str]) -> FileContent:
     return found
 
 
-def _identify(settings: EvalSettings, path: Path, found: FileContent) -> tuple[str, str, dict[str, Problem]]:
+def _identify(
+    settings: EvalSettings, path: Path, found: FileContent, named: Sequence[Benchmark]
+) -> tuple[str, str, dict[str, Problem]]:
     """Return (benchmark name, source, id -> problem): whose golds count, and under which name."""
     stem = _stem(path)
-    if settings.benchmarks:
-        asked = find_benchmarks(settings.benchmarks)
-        if len(asked) != 1:
-            raise UserError(f"--completions scores one benchmark at a time, found --benchmarks {settings.benchmarks}")
-        benchmark: Benchmark | None = asked[0]
+    if named:
+        if len(named) != 1:
+            raise UserError(f"--completions scores one benchmark at a time, found --benchmarks {settings.named}")
+        benchmark: Benchmark | None = named[0]
     else:
         by_ids = (b for b in BENCHMARKS.values() if b.ids and all(re.fullmatch(b.ids, i) for i in found.counts))
         benchmark = next(by_ids, None)
@@ -271,7 +284,7 @@ def _identify(settings: EvalSettings, path: Path, found: FileContent) -> tuple[s
                 "add gold to the rows, or name the benchmark with gtpo eval --benchmarks"
             )
         return stem, str(path), found.problems
-    by_itself = not (found.without_gold or found.no_gold or settings.benchmarks)
+    by_itself = not (found.without_gold or found.no_gold or named)
     if by_itself and benchmark.local and data_folder(settings.data_dir) is None:
         # Its own golds are enough: no download for a name.
         return benchmark.name, str(path), found.problems
@@ -292,12 +305,17 @@ def _identify(settings: EvalSettings, path: Path, found: FileContent) -> tuple[s
     return benchmark.name, benchmark.source, {identifier: known[identifier] for identifier in found.counts}
 
 
-def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier) -> Plan:
-    """Check a file; return what is asked of it. Raises UserError with file and line on the first mistake."""
+def plan_recorded(
+    settings: EvalSettings, protocol: Protocol, verifier: Verifier, named: Sequence[Benchmark] = ()
+) -> Plan:
+    """Check a file; return what is asked of it. Raises UserError with file and line on the first mistake.
+
+    named: the benchmark that it is of, if the command says so.
+    """
     path = settings.completions
     assert path is not None
     found = read_recorded(path, settings.field_names())
-    benchmark, source, known = _identify(settings, path, found)
+    benchmark, source, known = _identify(settings, path, found, named)
     every = [known[identifier] for identifier in found.counts if identifier in known]
     lacking = sorted(found.no_gold - known.keys())
     if lacking:
@@ -316,10 +334,11 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
             f"{again if 0 < len(texts) < len(chosen) else ''}"
         )
     kept, entry = drop_unverifiable(benchmark, source, chosen, verifier)
-    whole = BENCHMARKS[benchmark].count if benchmark in BENCHMARKS else None
+    whole = BENCHMARKS[benchmark].size if benchmark in BENCHMARKS else None
     if whole is not None and not (settings.limit or settings.questions) and (absent := whole - len(found.counts)) > 0:
         entry.absent = absent
     entry.excluded = [*entry.excluded, *lacking]
+    entry.task = named[0].entry() if named else None
     prompt = PromptRecord(
         protocol=protocol.name, **protocol.model_dump(include={"thoughts", "begins_in_thought"}, exclude_defaults=True)
     )
@@ -370,5 +389,16 @@ class RecordedEngine(Engine):
         yield chunk
 
 
+def run_folder(path: Path) -> Path:
+    """Return where the scores of a file are stored by default: by its stem, unless those of another file are there."""
+    folder = EVAL_RUNS / _stem(path)
+    if not (folder / "eval.json").is_file():
+        return folder
+    before = read_record(folder).model
+    if before.fingerprint == file_hash(path) or Path(before.source or "").resolve() == path.resolve():
+        return folder
+    return folder.with_name(f"{folder.name}-{text_hash(str(path.resolve()))[:8]}")
+
+
 def _stem(path: Path) -> str:
-    return re.sub(r"\.(jsonl(\.gz)?|json|eval)$", "", path.name)
+    return re.sub(r"\.(jsonl(\.gz)?|json|eval|csv|parquet)$", "", path.name)

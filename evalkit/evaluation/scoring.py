@@ -50,8 +50,8 @@ def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], ve
     for sample in samples:
         sample.completion, sample.error = _storable(sample.completion), sample.error and _storable(sample.error)
     answered = [s for s in samples if s.error is None]
-    extracted = [extract_both(s.completion) for s in answered]
     asked = [problems[s.key[:2]] for s in answered]
+    extracted = [extract_both(s.completion, problem.extract) for s, problem in zip(answered, asked, strict=True)]
     strict, lenient = (
         verify([answers[i] for answers in extracted], asked, scoring, verifier) for i, scoring in enumerate(SCORINGS)
     )
@@ -198,6 +198,11 @@ class Tally:
         """Return the key of every completion; failed: of every sample that has an error instead."""
         of = ((key, samples.failed if failed else samples.scored) for key, samples in self.questions.items())
         return {(*key, index) for key, indices in of for index in indices}
+
+    def tokens(self) -> int:
+        """Return the tokens of all prompts and completions, each prompt once a sample, as far as they are known."""
+        every = (s for of in self.questions.values() for samples in (of.scored, of.failed) for s in samples.values())
+        return sum((sample.prompt_tokens or 0) + (sample.tokens or 0) for sample in every)
 
     def scored(self) -> Iterator[Sample]:
         """Yield every completion's sample."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -20,6 +21,7 @@ MODES = {
 }
 EVERY = ("model", *MODES)
 FILE = ("model", "completions")
+SCORED = (*FILE, "rescore")
 
 # In the paper's sampling, which is the default, each of them is off: the model's own distribution.
 SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty"]
@@ -42,7 +44,7 @@ def _section(title: str, engines: Sequence[str] | None = None, modes: Sequence[s
 
 _what = _section("What", modes=FILE)
 _sampling = _section("Sampling")
-_scoring = _section("Scoring", modes=(*FILE, "rescore"))
+_scoring = _section("Scoring", modes=SCORED)
 _server = _section("Servers", engines=ASKED)
 _machine = _section("This machine", engines=LOCAL)
 _output = _section("Output", modes=EVERY)
@@ -58,12 +60,19 @@ class EvalSettings(CommandSettings):
         "gtpo eval --completions mine.jsonl --k 4",
         "gtpo eval NAME --base-url http://HOST:8000/v1 --benchmarks math500 --k 16",
     )
+    FIRST = (
+        "model", "benchmarks", "task", "completions", "like", "with_base", "fields", "k", "protocol", "max_tokens",
+        "base_url", "out", "list_benchmarks",
+    )  # fmt: skip
     SAMPLING: ClassVar[tuple[str, ...]] = get_args(SamplingName)
 
     model: str | None = _what(
         None, "Hub name, model folder, adapter folder or train run; with --rescore an eval run.", modes=EVERY
     )
     benchmarks: str | None = _what(None, "Comma-separated names (--list) or files of your own.", "--benchmarks", "-b")
+    task: Sequence[str] | None = _what(
+        None, "YAML file of a benchmark of your own, with its prompt, rule of extraction and judge (repeatable)."
+    )
     completions: Path | None = _what(None, "Score the recorded completions of a JSONL file; no model is run.")
     like: str | None = _what(
         None, "An eval run whose questions and settings are taken; flags that are given win. For a fair comparison.",
@@ -120,6 +129,9 @@ class EvalSettings(CommandSettings):
         None, "Maximum tokens per completion (default: the train run's, else what fits, up to 32768).", ge=1
     )
     seed: int = _sampling(0, "Seed of the run; every sample's own seed is derived from it.")
+    most_tokens: int | None = _sampling(
+        None, "Stop when prompts and completions of the run, all sessions, have so many tokens.", ge=1
+    )
 
     scoring: Literal["auto", "strict", "lenient"] = _scoring(
         "auto",
@@ -167,6 +179,11 @@ class EvalSettings(CommandSettings):
 
     out: Path | None = _output(None, "Run folder (default: results/eval/NAME).", modes=FILE)
     list_benchmarks: bool = _output(False, "List the benchmarks and exit.", "--list", modes=("list_benchmarks",))
+    by: Literal["subject", "level"] | None = _output(None, "Also a table by this field of the questions.", modes=SCORED)
+    details: bool = _output(False, "Also every other k, and the rates of each benchmark.", modes=SCORED)
+    price: str | None = _output(
+        None, "IN,OUT: dollars for a million tokens of prompts and of completions; prints the sum.", modes=SCORED
+    )
     quiet: bool = _output(False, "Show warnings and the result only.")
     verbose: bool = _output(False, "Show details that help to find a fault.")
     json_output: bool = _output(False, "Print eval.json on stdout.", "--json")
@@ -187,6 +204,7 @@ class EvalSettings(CommandSettings):
         idle = sorted(found.flags[0] for found in given if self.mode not in found.about["modes"])
         if idle and self.mode != "model":
             raise UserError(f"{MODES[self.mode]}, and {', '.join(idle)} would have no effect: leave out what has none")
+        self.prices()
         if self.mode not in FILE:
             return
         for found in given:
@@ -217,13 +235,18 @@ class EvalSettings(CommandSettings):
         self.field_names()
         if self.completions is None and self.model is None:
             raise UserError("gtpo eval needs a MODEL (Hub name, folder or train run), or --completions FILE")
-        if self.completions is None and Path(self.model or "").suffix == ".jsonl":
+        if self.completions is None and (self.model or "").endswith((".jsonl", ".jsonl.gz", ".csv", ".parquet")):
             raise UserError(f"{self.model} is no model; to score the completions in it: --completions {self.model}")
-        if self.completions is None and not self.benchmarks and self.like is None:
+        if self.completions is None and not self.named and self.like is None:
             raise UserError(
                 "--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list); --like RUN "
                 "takes the questions and settings of another run"
             )
+
+    @property
+    def named(self) -> str:
+        """The benchmarks that are named, with commas between them."""
+        return ",".join(filter(None, (self.benchmarks, *(self.task or ()))))
 
     @property
     def mode(self) -> str:
@@ -254,6 +277,18 @@ class EvalSettings(CommandSettings):
         if own := sorted(taken.intersection(body or ())):
             raise UserError(f"--extra-body: {', '.join(own)} is set by gtpo eval itself, or by an option of its own")
         return {**(body or {}), "chat_template_kwargs": kwargs} if kwargs else body
+
+    def prices(self) -> tuple[float, float] | None:
+        """Return --price: dollars for a million tokens of prompts and of completions. UserError unless it is such."""
+        if self.price is None:
+            return None
+        try:
+            read, written = map(float, self.price.replace("/", ",").split(","))
+        except ValueError:
+            read = written = -1.0
+        if not (0 <= read < math.inf and 0 <= written < math.inf):
+            raise UserError(f'--price must be IN,OUT in dollars a million tokens, as in 0.6,2.4; found "{self.price}"')
+        return read, written
 
     def field_names(self) -> dict[str, str]:
         """Return --fields, ours -> theirs. UserError unless it is such a list."""

@@ -17,7 +17,7 @@ from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
 from gtpo.rewards.verify import Verdict, default_verifier
-from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, Interval, ScoringMetrics
+from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, Interval, ScoringMetrics, Spread
 
 Array = npt.NDArray[np.float64]
 
@@ -75,6 +75,11 @@ def _metrics(
             found[k] = Interval(**interval._asdict(), **fewer, **bounds(metric, k))
         return found
 
+    lengths: dict[bool, list[int]] = {True: [], False: []}
+    for _, samples in questions:
+        for sample in samples.scored.values():
+            if sample.tokens is not None:
+                lengths[sample.verdict(scoring) == Verdict.CORRECT].append(sample.tokens)
     metrics = ScoringMetrics(
         pass_at_k=intervals("pass"),
         all_pass_at_k=intervals("all"),
@@ -82,6 +87,8 @@ def _metrics(
         no_answer_rate=sum(v.abstentions for v in votes) / sum(counts),
         unsimplified_rate=verdicts[Verdict.UNSIMPLIFIED] / sum(counts),
         verdicts=dict(sorted(verdicts.items())),
+        tokens_right=_spread(lengths[True]),
+        tokens_wrong=_spread(lengths[False]),
     )
     rows = [
         {
@@ -107,6 +114,10 @@ def _metrics(
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
+
+
+def _spread(values: Sequence[int]) -> Spread | None:
+    return Spread(median=float(np.median(values)), high=float(np.percentile(values, 95))) if values else None
 
 
 def _cut_off(known: Sequence[bool]) -> int | None:

@@ -107,7 +107,7 @@ class CompareSettings(CommandSettings):
         for word in self.words:
             before, equals, file = word.partition("=")
             name, file = ("", word) if not equals or Path(word).is_file() else (before, file)
-            match = re.fullmatch(r"(.+?)(\.jsonl(\.gz)?|\.parquet|\.eval)", Path(file).name)
+            match = re.fullmatch(r"(.+?)(\.jsonl(\.gz)?|\.csv|\.parquet|\.eval)", Path(file).name)
             if match is None:
                 continue
             if not Path(file).is_file():

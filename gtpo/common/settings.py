@@ -257,6 +257,8 @@ class CommandSettings(BaseModel):
     """The key that is typed without a flag; a list takes all such words."""
     USED_MOST: ClassVar[Sequence[tuple[str, str]]] = ()
     """Flags that the help names first, and their meanings, if they are not this command's own."""
+    FIRST: ClassVar[Sequence[str]] = ()
+    """Options of the first screen of the help, if it does not show all; --help-all does."""
     EXAMPLES: ClassVar[Sequence[str]] = ()
     """Commands that the help ends with."""
 
@@ -376,8 +378,8 @@ def _definitions(terms: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
         yield from wrapped
 
 
-def help_text(settings: type[CommandSettings], about: str) -> str:
-    """Return the help of a command. about: what it does, the first paragraph in one sentence."""
+def help_text(settings: type[CommandSettings], about: str, *, everything: bool = False) -> str:
+    """Return the help of a command. about: what it does. everything: options beyond those of its first screen too."""
     width = min(80, shutil.get_terminal_size().columns)
     argument = settings.keys()[settings.ARGUMENT]
     name = f"{settings.ARGUMENT.upper()}..." if argument.repeatable else settings.ARGUMENT.upper()
@@ -386,11 +388,19 @@ def help_text(settings: type[CommandSettings], about: str) -> str:
     for paragraph in re.split(r"\n\s*\n", about.strip()):
         lines += [*textwrap.wrap(" ".join(paragraph.split()), width, initial_indent="  ", subsequent_indent="  "), ""]
     groups: dict[str, list[tuple[str, str]]] = {"Used most": list(settings.USED_MOST)}
+    first = () if everything else settings.FIRST
     for key in settings.keys().values():
+        if first and key.name not in first:
+            continue
         term = name if key == argument else ", ".join(reversed(key.flags))
         term += "" if key.is_switch or key == argument else f" {_placeholder(key)}"
-        groups.setdefault(key.about.get("section", "Options"), []).append((term, _meaning(key)))
-    groups["Options" if "Options" in groups else "Output"].append(("-h, --help", "Show this message and exit."))
+        section = "Used most" if first else key.about.get("section", "Options")
+        groups.setdefault(section, []).append((term, _meaning(key)))
+    last = groups["Used most" if first else "Options" if "Options" in groups else "Output"]
+    if settings.FIRST:
+        count = len(settings.keys())
+        last.append(("--help-all", f"Show all {count} options: sampling, scoring, servers, this machine, output."))
+    last.append(("-h, --help", "Show this message and exit."))
     for title, terms in groups.items():
         if terms:
             lines += [f"{title}:", *_definitions(terms, width), ""]

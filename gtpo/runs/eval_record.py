@@ -19,7 +19,7 @@ from gtpo.rewards.extract import Scoring
 from gtpo.runs.prompt import DERIVED, PromptRecord
 
 # 2: samples that failed are stored with their error; parts carry their run's record. 3: the prompt's record is a train
-# run's too. 4: samples have an outcome, and the record says who chose the headline.
+# run's too. 4: samples have an outcome, the record says who chose the headline, and a benchmark's task is stored.
 EVAL_SCHEMA_VERSION = 4
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
 
@@ -42,6 +42,13 @@ class Interval(_Block):
     best: float | None = Field(None, description="The same if every missing sample were right.")
 
 
+class Spread(_Block):
+    """What values are like that may be far from each other."""
+
+    median: float = Field(description="Half of them are at most so large.")
+    high: float = Field(description="95 % of them are at most so large.")
+
+
 class ScoringMetrics(_Block):
     """What one scoring makes of a benchmark's samples; metrics by k."""
 
@@ -55,6 +62,8 @@ class ScoringMetrics(_Block):
     unsimplified_rate: float | None = None
     """Share of answers right in value but still to be computed."""
     verdicts: dict[str, int] = Field({}, description="Verdict -> count of samples.")
+    tokens_right: Spread | None = Field(None, description="Tokens of right completions, as far as they are known.")
+    tokens_wrong: Spread | None = Field(None, description="The same of all others.")
 
 
 class LabelAgreement(_Block):
@@ -68,6 +77,7 @@ class BenchmarkRecord(ScoringMetrics):
     """One benchmark: its questions, and the metrics once it is complete (those at the top: the headline scoring)."""
 
     source: str = Field("", description="Source of the questions: a Hub name, a file, or embedded.")
+    task: dict[str, Any] | None = Field(None, description="Its entry, without the prompt; null for a file's golds.")
     questions: int = Field(0, description="Questions asked.")
     texts: int | None = Field(None, description="Different texts, if some repeat: intervals count these.")
     checksum: str | None = Field(None, description="Of ids and golds.")
@@ -105,7 +115,7 @@ class BenchmarkRecord(ScoringMetrics):
 
     def before_samples(self) -> BenchmarkRecord:
         """Return the record without what its samples brought."""
-        fields = {"source", "questions", "checksum", "content_checksum", "excluded", "trained_on", "n_asked"}
+        fields = {"source", "task", "questions", "checksum", "content_checksum", "excluded", "trained_on", "n_asked"}
         fields |= {"finish_with", "absent"}
         return BenchmarkRecord(**self.model_dump(include=fields, exclude_unset=True))
 

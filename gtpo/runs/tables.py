@@ -143,6 +143,7 @@ PROBLEM_COLUMNS: Columns = (
     ("level", pa.int32(), "Its level, if there is one."),
     ("cluster", pa.string(), "Family of questions that intervals count as one; empty: the question is its own."),
     ("answers", pa.string(), "`text` if answers are compared as text."),
+    ("extract", pa.string(), "Rule by which its answer is found, if its task has one; empty: by the scoring."),
     ("asked", pa.bool_(), "Whether the last command asked for it: the metrics are of these questions."),
 )
 

@@ -21,6 +21,8 @@ class Problem:
     cluster: str = ""
     # `text`: the answer is compared as text, without case and outer space.
     answers: Literal["mathematics", "text"] = "mathematics"
+    # Rule by which its answer is found in a completion (`extract_by`); empty: by the scoring.
+    extract: str = ""
 
 
 # The system prompt of the published runs (PUBLISHED recipe, GTPO paper, Listing 1).

@@ -1,6 +1,6 @@
 """Problems: one record type for training sets and benchmarks, from local files, the Hub, or generated.
 
-A source is a name of `SOURCES`, a split of the embedded task, or a .jsonl/.parquet file of the user's with the
+A source is a name of `SOURCES`, a split of the embedded task, or a .jsonl, .csv or .parquet file of the user's with the
 fields problem and answer (and id, solution, subject, level if there are any). Named sources are read from
 `<name>.jsonl` or `<name>.parquet` in the data folder if one is given (argument, else GTPO_DATA_DIR) and from the
 Hugging Face Hub otherwise; both give the same ids and the same golds.
@@ -8,6 +8,7 @@ Hugging Face Hub otherwise; both give the same ids and the same golds.
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from gtpo.common.errors import UserError, did_you_mean
@@ -89,13 +91,13 @@ def renamed(row: dict[str, Any], fields: Mapping[str, str], where: str) -> dict[
     return found
 
 
-# How the gold stands in a row of the Hub.
-_GOLDS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "number": lambda row: plain_integer(str(row["answer"])),
-    "text": lambda row: str(row["answer"]),
-    "after hashes": lambda row: plain_integer(gsm8k_gold(str(row["answer"])) or ""),
-    "last box": lambda row: math_gold(str(row["solution"])),
-    "list": lambda row: ", ".join(row["final_answer"]),
+# How the gold stands in the field for it.
+_GOLDS: dict[str, Callable[[Any], str]] = {
+    "plain": lambda answer: plain_integer(str(answer)),
+    "text": str,
+    "hashes": lambda answer: plain_integer(gsm8k_gold(str(answer)) or ""),
+    "boxed": lambda answer: math_gold(str(answer)),
+    "list": ", ".join,
 }
 
 
@@ -108,7 +110,7 @@ class HubSource:
     count: int
     id: str  # with the fields of a row, `position` in the whole set, and `paper` of an AIME
     configs: Sequence[str] = ("default",)
-    gold: str = "number"  # One of _GOLDS
+    gold: str = "plain"  # One of _GOLDS
     fields: Mapping[str, str] | None = None  # Ours -> theirs, for fields that have other names there
 
     def parse(self, row: dict[str, Any], position: int) -> Problem:
@@ -124,7 +126,7 @@ class HubSource:
             "problem": row.get("question") or row["problem"],
             "solution": row.get("solution") or str(row.get("answer", "")).rpartition("####")[0].strip(),
             "subject": row.get("subject") or row.get("type"),
-            "answer": _GOLDS[self.gold](row),
+            "answer": _GOLDS[self.gold](row["solution" if self.gold == "boxed" else "answer"]),
         }
         return problem_of(row, position, "", where)
 
@@ -145,7 +147,7 @@ FAMILIES = {
     "eleutherai/hendrycks_math": "math", "arithmetic": "arithmetic",
 }  # fmt: skip
 # How the name of a file of problems ends.
-FILES = (".jsonl", ".jsonl.gz", ".parquet")
+FILES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 
 
 def training_source(name: str, split: str) -> str:
@@ -163,7 +165,7 @@ def training_source(name: str, split: str) -> str:
     family = FAMILIES.get(name.lower())
     if family is None:
         hint = did_you_mean(name, [*FAMILIES, *SOURCE_NAMES])
-        known = "gsm8k, math (hendrycks_math), arithmetic, or a .jsonl or .parquet file"
+        known = "gsm8k, math (hendrycks_math), arithmetic, or a .jsonl, .csv or .parquet file"
         raise UserError(f'dataset.name "{name}" is not known.{hint} Known: {known}')
     splits = [known.removeprefix(f"{family}_") for known in SOURCE_NAMES if known.startswith(f"{family}_")]
     if split in splits:
@@ -176,8 +178,50 @@ def has_subjects(source: str) -> bool:
     return source.endswith(FILES) or not source.startswith(("gsm8k_", "arithmetic_"))
 
 
-def problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Problem:
-    """Return the problem that a row is, under our names for its fields. Raises UserError."""
+def _with_options(row: dict[str, Any], form: str, where: str) -> dict[str, Any]:
+    """Return a row of multiple choice with its `choices` below the question, and the letter of the right one as gold.
+
+    form: of each, "{letter}. {text}". The gold is their number (from 0), their letter or their text. UserError if it is
+    none of them, or two.
+    """
+    choices = row.get("choices")
+    choices = choices.get("text") if isinstance(choices, dict) else choices
+    if not isinstance(choices, list) or not 1 < len(choices) <= len(ascii_uppercase):
+        raise UserError(f'{where}: field "choices" must be a list of two or more; fields here: {", ".join(row)}')
+    texts, gold = [str(choice) for choice in choices], row.get("answer")
+    letters = ascii_uppercase[: len(texts)]
+    if isinstance(gold, int) and not isinstance(gold, bool):
+        right = {letters[gold]} if 0 <= gold < len(texts) else set()
+    else:
+        word = str(gold).strip()
+        right = {letter for letter, text in zip(letters, texts, strict=True) if word in (letter, text.strip())}
+    if len(right) != 1:
+        count = len(right) or "none"
+        raise UserError(f"{where}: the answer {gold!r:.40} stands for {count} of the {len(texts)} choices")
+    both = zip(letters, texts, strict=True)
+    lines = [form.replace("{letter}", letter).replace("{text}", text) for letter, text in both]
+    return row | {"problem": "\n".join((str(row.get("problem", "")), *lines)), "answer": right.pop()}
+
+
+def problem_of(
+    row: dict[str, Any],
+    position: int,
+    stem: str,
+    where: str,
+    *,
+    gold: str | None = None,
+    options: str | None = None,
+    **judged: Any,
+) -> Problem:
+    """Return the problem that a row is, under our names for its fields. Raises UserError.
+
+    gold: how it stands in its field, None for as it is. options: how the choices of a question stand below it, if it
+    has any. judged: how its answer is found and compared.
+    """
+    if options is not None:
+        row = _with_options(row, options, where)
+    elif gold == "list" and isinstance(row.get("answer"), list):
+        row = row | {"answer": _GOLDS["list"](map(str, row["answer"]))}
     for field in ("problem",) if row.get("answer", 0) is None else ("problem", "answer"):  # an empty gold is left out
         value = row.get(field)
         # True is an int to Python, and no answer.
@@ -192,14 +236,19 @@ def problem_of(row: dict[str, Any], position: int, stem: str, where: str) -> Pro
             )
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f'{where}: field "{field}" must be a number or text, found {value}')
+    answer = "" if row["answer"] is None else str(row["answer"]).strip()
+    if gold not in (None, "list") and options is None and answer and not (answer := _GOLDS[gold](answer)):
+        form = "\\boxed{}" if gold == "boxed" else "####"
+        raise UserError(f"{where}: the answer holds no {form}, where gold: {gold} looks for it")
     return Problem(
         id=str(row.get("id") if row.get("id") is not None else f"{stem}/{position}"),
         problem=str(row["problem"]),
-        answer="" if row["answer"] is None else str(row["answer"]).strip(),
+        answer=answer,
         solution=str(row.get("solution") or ""),
         subject=str(row.get("subject") or ""),
         level=parse_level(row.get("level")),
         cluster=str(row.get("cluster") or ""),
+        **judged,
     )
 
 
@@ -230,24 +279,58 @@ def _decimal_text(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    # A completion may be longer than the 131,072 characters that Python allows.
+    csv.field_size_limit(2**31 - 1)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            names = reader.fieldnames or ()
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise UserError(f'{path}: two columns are called "{twice[0]}"')
+            for row in reader:
+                if None in row or None in row.values():
+                    raise UserError(f"{path}:{reader.line_num}: the row has not as many cells as the first line")
+                yield reader.line_num, row
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a readable CSV file ({error})") from None
+
+
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (file and line or row, fields) of a .jsonl (or .jsonl.gz) or .parquet file. UserError on a broken row."""
+    """Yield (file and line or row, fields) of a file whose name ends as in FILES. UserError on a broken row.
+
+    Of a CSV all fields are text.
+    """
     if not path.is_file():
         raise UserError(f"{path}: {'a folder: name one of its files' if path.is_dir() else 'no such file'}")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         yield from ((f"{path}:{number}", row) for number, row in read_jsonl(path))
     elif path.suffix == ".parquet":
         yield from ((f"{path}, row {number}", row) for number, row in _parquet_rows(path))
+    elif path.suffix == ".csv":
+        row = None
+        for number, row in _csv_rows(path):
+            yield f"{path}:{number}", row
+        if row is None:
+            raise UserError(f"{path}: the file has no rows")
     else:
         raise UserError(
-            f"{path}: expected a .jsonl or .parquet file. Rows of your own go into a .jsonl file, a JSON object a line"
+            f"{path}: expected a .jsonl, .csv or .parquet file. Rows of your own go into a .jsonl file, a JSON object "
+            "a line"
         )
 
 
-def load_file(path: Path, *, published: bool = False, fields: Mapping[str, str] | None = None) -> list[Problem]:
-    """Read problems from a .jsonl (or .jsonl.gz) or .parquet file. Rows without a gold are left out, and named.
+def load_file(
+    path: Path,
+    *,
+    published: bool = False,
+    fields: Mapping[str, str] | None = None,
+    parse: Callable[[dict[str, Any], int, str], Problem] | None = None,
+) -> list[Problem]:
+    """Read problems from a file whose name ends as in FILES. Rows without a gold are left out, and named.
 
-    published: a set whose ids and count are known; its rows without a gold stay. fields: as of `renamed`.
+    published: a set whose ids and count are known; its rows without a gold stay. fields: as of `renamed`. parse: makes
+    a problem of a row, its position and its place, in another way.
 
     Raises UserError with file and line (row) number on a broken row, a missing field or a repeated id.
     """
@@ -255,8 +338,11 @@ def load_file(path: Path, *, published: bool = False, fields: Mapping[str, str] 
     first_seen: dict[str, str] = {}
     left_out: list[str] = []
     for where, row in read_rows(path):
-        row = renamed(row, fields or {}, where)
-        problem = problem_of(row, len(problems) + len(left_out), path.stem.removesuffix(".jsonl"), where)
+        position = len(problems) + len(left_out)
+        if parse is not None:
+            problem = parse(row, position, where)
+        else:
+            problem = problem_of(renamed(row, fields or {}, where), position, path.stem.removesuffix(".jsonl"), where)
         # Two rows of MATH's training set have no gold. They keep their places, or every later id would move.
         if is_no_gold(problem.answer) and not published:
             left_out.append(f'{where} ("{problem.answer}")')
@@ -332,7 +418,7 @@ def load_source(
     """Load the problems of a source.
 
     Args:
-        name: one of `SOURCE_NAMES`, or the path of a .jsonl/.parquet file.
+        name: one of `SOURCE_NAMES`, or the path of a file that ends as in FILES.
         data_dir: folder with `<name>.jsonl` or `<name>.parquet`; GTPO_DATA_DIR if it is not given.
         subsets: subjects to keep ("algebra" or "Algebra", ...); all if it is empty.
         fields: of a file, our names for fields that have others (`renamed`).
@@ -341,7 +427,7 @@ def load_source(
     (with file and line), an unknown subset, and a Hub that cannot be reached.
     """
     if fields and not name.endswith(FILES):
-        raise UserError(f"names of fields are for .jsonl and .parquet files, and {name} is none")
+        raise UserError(f"names of fields are for .jsonl, .csv and .parquet files, and {name} is none")
     if name in GENERATED:
         problems = GENERATED[name]()
     elif name in SOURCES:
@@ -356,7 +442,7 @@ def load_source(
     else:
         raise UserError(
             f'unknown dataset "{name}".{did_you_mean(name, SOURCE_NAMES)} '
-            f"Known: {', '.join(SOURCE_NAMES)}, or a .jsonl or .parquet file"
+            f"Known: {', '.join(SOURCE_NAMES)}, or a .jsonl, .csv or .parquet file"
         )
     if not subsets:
         return problems

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gtpo.evalkit.evaluation.benchmarks import checksum
 from gtpo.evalkit.evaluation.evaluate import write_results
 from gtpo.evalkit.evaluation.scoring import Tally, score
+from gtpo.evalkit.evaluation.tasks import checksum
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import EvalFolder

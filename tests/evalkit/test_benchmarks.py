@@ -11,7 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from gtpo.config import TrainConfig
-from gtpo.evalkit.evaluation.benchmarks import (
+from gtpo.evalkit.evaluation.tasks import (
     BENCHMARKS,
     checksum,
     find_benchmark,
@@ -28,7 +28,7 @@ from gtpo.runs.eval_record import read_record
 def test_counts_golds_and_ids(name: str, shared_dir: Path) -> None:
     benchmark = BENCHMARKS[name]
     problems = load_problems(benchmark, shared_dir / "data")
-    assert len(problems) == benchmark.count
+    assert len(problems) == benchmark.size
     assert checksum(problems) == benchmark.checksum
     assert benchmark.ids is not None
     assert all(re.fullmatch(benchmark.ids, p.id) for p in problems)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.evaluation.benchmarks import find_benchmark, load_problems
+from gtpo.evalkit.evaluation.tasks import find_benchmark, load_problems
 from gtpo.rewards.completions import is_no_gold
 from gtpo.rewards.verify import Verdict, Verifier
 

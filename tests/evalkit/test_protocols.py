@@ -13,8 +13,8 @@ import pytest
 from servers import Reply
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.evaluation.protocol import Protocol, presets
 from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.tasks import Protocol, presets
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.tables import Sample
 

@@ -13,9 +13,9 @@ import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Task
-from gtpo.evalkit.evaluation.benchmarks import BENCHMARKS
 from gtpo.evalkit.evaluation.evaluate import Incomplete, evaluate
 from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.tasks import BENCHMARKS
 from gtpo.runs.eval_record import EvalRecord, read_record
 from gtpo.runs.tables import Sample
 

@@ -1,0 +1,425 @@
+"""Tasks: the problems of a benchmark, how a model is asked, and how answers are read and judged, in one entry each.
+
+`--benchmarks` and `--task` take the names of tasks.yaml, files of problems with the fields problem and answer
+(`--fields` if they have other names), and .yaml files with an entry of the user's own, which may extend one of ours.
+`--protocol` takes a way of asking, by name or as a .yaml file, in place of the task's. What a protocol says of an
+option (system prompt, sampling, scoring) is that option's default: a flag wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, Strict, field_validator, model_validator
+
+from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.log import LOG
+from gtpo.common.yaml_file import Lines, read_yaml, validate_yaml
+from gtpo.evalkit.engines.base import Prompt, Reading
+from gtpo.evalkit.evaluation.settings import EvalSettings, SamplingName
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import (
+    FILES,
+    GENERATED,
+    SOURCES,
+    HubSource,
+    load_file,
+    load_hub,
+    load_source,
+    problem_of,
+    renamed,
+)
+from gtpo.rewards.extract import check_rule
+
+_FILE = Path(__file__).with_name("tasks.yaml")
+_known = cache(lambda: read_yaml(_FILE)[0])
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+# -- how a model is asked ----------------------------------------------------------------------------------------------
+
+
+class FewShot(_Section):
+    """Worked examples before the question, from a training split of the user's data."""
+
+    data: str  # A source as in --data-dir (gsm8k_train), or a file with problem, answer and solution
+    count: int = Field(ge=1)
+    # random: drawn anew for each question of the benchmark in its order, by Python's random.Random(seed).sample. A
+    # list: the ids of the examples.
+    choice: Literal["first", "random"] | list[str] = "first"
+    seed: int = 1234
+    answer: str = "{solution}"
+    between: str = "\n\n"  # Between examples, if they are one text; in a chat each is a turn of user and assistant
+
+
+class Protocol(_Section):
+    """How a model is asked. {problem}, {answer} and {solution} in a template stand for a problem's fields."""
+
+    name: str = "gtpo"
+    title: str = ""
+    source: str = ""  # Where the facts are from
+    extends: str | None = None  # A protocol of ours whose keys hold if this one has none
+    system: str | None = None  # '' for none. Absent: that of the train run, else ours
+    system_role: Literal["system", "developer"] = "system"
+    user: str = "{problem}"
+    fewshot: FewShot | None = None
+    api: Literal["chat", "completions"] = "chat"  # completions: one text without a chat template, for base models
+    # Delimiters of thoughts beside those in use (`gtpo.rewards.thoughts`); stored completions have <think> instead.
+    thoughts: list[Annotated[tuple[str, str], Strict(False)]] = []  # YAML has lists for pairs
+    # Whether the model's template opens a thought. Counts if a server does not show the rendered prompt.
+    begins_in_thought: bool = False
+    stop: list[str] = []  # A completion ends before the first of them behind its thoughts
+    chat_template_kwargs: dict[str, Any] | None = None
+    sampling: dict[Literal[SamplingName, "max_tokens"], float] = {}  # Defaults of the flags of the same names
+    scoring: Literal["strict", "lenient"] | None = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if "{problem}" not in self.user:
+            raise ValueError("user: the template must hold {problem}")
+        if self.api == "completions" and self.chat_template_kwargs:
+            raise ValueError("chat_template_kwargs have no effect with api: completions")
+        return self
+
+    def apply_to(self, settings: EvalSettings) -> EvalSettings:
+        """Return settings in which what was not given is as the protocol says. UserError for a value out of range."""
+        said = self.model_dump(include={"scoring", "chat_template_kwargs"}) | {"prompt": self.system}
+        if settings.sampling == "default":
+            said |= {name: value for name, value in self.sampling.items() if name != "max_tokens"}
+        modes = {name: EvalSettings.keys()[name].about["modes"] for name in said}
+        try:
+            EvalSettings.keys()["max_tokens"].checked(self.sampling.get("max_tokens"))
+            return settings.filled({name: value for name, value in said.items() if settings.mode in modes[name]})
+        except UserError as error:
+            raise UserError(f"protocol {self.name}: {error}") from None
+
+    def reading(self, thoughts: tuple[tuple[str, str], ...] = ()) -> Reading:
+        """Return how completions are read. thoughts: further delimiters."""
+        return Reading(tuple(self.stop), (*self.thoughts, *thoughts), self.begins_in_thought)
+
+    def conversation(self, problem: Problem, examples: Sequence[Problem], system: str) -> Prompt:
+        """Return the prompt before any chat template: messages, or the text for a base model."""
+        if self.api == "completions":
+            between = self.fewshot.between if self.fewshot else "\n\n"
+            shown = [_fill(self.user, example) + _fill(self._answer, example) for example in examples]
+            return Prompt([], between.join([*([system] if system else []), *shown, _fill(self.user, problem)]))
+        turns: list[tuple[str, str]] = [(self.system_role, system)] if system else []
+        for example in examples:
+            turns += [("user", _fill(self.user, example)), ("assistant", _fill(self._answer, example).strip())]
+        turns.append(("user", _fill(self.user, problem)))
+        return Prompt([{"role": role, "content": content} for role, content in turns])
+
+    @property
+    def _answer(self) -> str:
+        return self.fewshot.answer if self.fewshot else ""
+
+    def examples(self, problems: Sequence[Problem], data_dir: Path | None) -> dict[str, list[Problem]]:
+        """Return the examples of each question of a benchmark, by its id. problems: all of them, in their order."""
+        if self.fewshot is None:
+            return {p.id: [] for p in problems}
+        pool, choice = load_source(self.fewshot.data, data_dir=data_dir), self.fewshot.choice
+        if isinstance(choice, list):
+            known = {p.id: p for p in pool}
+            if lacking := [identifier for identifier in choice if identifier not in known]:
+                raise UserError(f"protocol {self.name}: {self.fewshot.data} has no problem {lacking[0]}")
+            pool = [known[identifier] for identifier in choice]
+        if len(pool) < self.fewshot.count:
+            raise UserError(f"protocol {self.name}: {self.fewshot.data} has only {len(pool)} examples")
+        if "{solution}" in self._answer and not all(p.solution for p in pool):
+            raise UserError(f"protocol {self.name}: {self.fewshot.data} has problems without a solution to show")
+        if asked := {p.problem for p in problems} & {p.problem for p in pool}:
+            raise UserError(
+                f"protocol {self.name}: {len(asked)} questions of the benchmark are among its examples in "
+                f"{self.fewshot.data}; take a training split"
+            )
+        if choice != "random":
+            return {p.id: pool[: self.fewshot.count] for p in problems}
+        # One generator for all questions in their order, as lm-eval draws.
+        draw = random.Random(self.fewshot.seed)
+        return {p.id: draw.sample(pool, self.fewshot.count) for p in problems}
+
+
+def _fill(template: str, problem: Problem) -> str:
+    # In one pass: the text of a field may hold the braces of another.
+    return re.sub(r"\{(problem|answer|solution)\}", lambda found: str(getattr(problem, found[1])), template)
+
+
+@cache
+def presets() -> dict[str, Protocol]:
+    """Return the protocols that come with gtpo eval."""
+    return {name: _protocol(_FILE, {"name": name, **values}) for name, values in _known()["protocols"].items()}
+
+
+def find_protocol(name: str) -> Protocol:
+    """Return a protocol by its name or file. UserError with the nearest name, or with the line of a mistake."""
+    if not name.endswith((".yaml", ".yml")):
+        if name not in presets():
+            raise UserError(
+                f'--protocol: there is no "{name}".{did_you_mean(name, presets())} Known: {", ".join(presets())}; your '
+                "own: a .yaml file"
+            )
+        return presets()[name]
+    path = Path(name)
+    values, lines = read_yaml(path)
+    return _protocol(path, {"name": path.stem, **values}, lines)
+
+
+def _protocol(path: Path, values: dict[str, Any], lines: Lines | None = None) -> Protocol:
+    return validate_yaml(Protocol, path, _extended("protocols", path, values, lines), lines)
+
+
+def _extended(
+    kind: str, path: Path, values: dict[str, Any], lines: Lines | None, above: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return the keys of an entry with those of the entry of ours that it extends. above: where it stands in a file."""
+    known, base = _known()[kind], values.get("extends")
+    if base is None:
+        return values
+    if base not in known:
+        line = f":{lines[*above, 'extends']}" if lines else ""
+        raise UserError(f'{path}{line}: extends: there is no {kind[:-1]} "{base}"; known: {", ".join(known)}')
+    own = {"title", "source", *(_ABOUT_DATA if _WHERE.intersection(values) else ())}
+    below = _extended(kind, _FILE, known[base], None)
+    return {key: value for key, value in below.items() if key not in own} | values
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+_WHERE = frozenset(("data", "file", "hub"))
+# What rows need that are not a named source's.
+_OF_ROWS = frozenset(("config", "split", "fields", "gold", "options"))
+_ABOUT_DATA = (*_WHERE, *_OF_ROWS, "count", "checksum", "ids")
+_Name = Literal["id", "problem", "answer", "solution", "subject", "level", "cluster", "choices"]
+
+
+class Judge(_Section):
+    """How an answer is compared with the gold."""
+
+    # `text`: as text, without case and outer space, and never as mathematics.
+    answers: Literal["mathematics", "text"] = "mathematics"
+
+
+class Benchmark(_Section):
+    """A named set of problems with a gold answer each, and what else belongs to asking and judging them.
+
+    One of `data`, `file` and `hub` says where the problems lie.
+    """
+
+    name: str
+    title: str = ""
+    extends: str | None = None  # A task of ours whose keys hold if this one has none
+    data: str | None = None  # A source of `gtpo.rewards.data.problems`
+    file: str | None = None  # A file of problems, relative to the entry's
+    hub: str | None = None
+    config: str | list[str] = "default"
+    split: str = "test"
+    fields: dict[_Name, str] = {}  # Our field -> the field in the data, if the names differ
+    # How the gold stands in the answer field: bare, as it is, in the last \boxed, after ####, or a list.
+    gold: Literal["plain", "text", "boxed", "hashes", "list"] = "plain"
+    # Of multiple choice: how each of the field `choices` stands below the question, as in "{letter}. {text}". The gold
+    # becomes a letter, from the number (from 0), the letter or the text of the right one.
+    options: str | None = None
+    prompt: Protocol | None = None  # How a model is asked: the name of a protocol, or its keys; else as --protocol says
+    extract: str = ""  # How answers are read: a rule's name or a regular expression; else as --scoring says
+    judge: Judge = Judge()
+    hub_id: str | None = None  # Benchmark on the Hub that results are written for, as in openai/gsm8k or NAME/SET:TASK
+    count: int | None = None
+    # `checksum` of the set that published numbers refer to; another set is evaluated too, with a warning. None if it
+    # has not been compared with the published set.
+    checksum: str | None = None
+    ids: str | None = None  # Regular expression that every id matches: how recorded completions are recognised
+
+    # Problems that are known already, in place of the data.
+    _problems: list[Problem] | None = PrivateAttr(None)
+
+    @field_validator("extract")
+    @classmethod
+    def _is_rule(cls, extract: str) -> str:
+        return check_rule(extract)
+
+    @property
+    def source(self) -> str:
+        """Where the problems come from, for the reader."""
+        if self.hub:
+            return f"{self.hub} ({self.split})"
+        if source := SOURCES.get(self.data or ""):
+            return f"{source.repository} ({source.split})"
+        return self.file or ("generated, embedded" if self.data in GENERATED else self.data or "")
+
+    @property
+    def local(self) -> str:
+        """Name of its file in the data folder, without the ending; empty if it needs none."""
+        return self.data or "" if self.data in SOURCES else ""
+
+    @property
+    def size(self) -> int | None:
+        """How many problems it has, if that is known before they are loaded."""
+        return SOURCES[self.local].count if self.local else self.count
+
+    def load(self, folder: str | Path | None = None) -> list[Problem]:
+        """Return its problems in a fixed order. folder: of local benchmark files. Raises UserError."""
+        if self._problems is not None:
+            return self._problems
+        fields = {str(ours): theirs for ours, theirs in self.fields.items()}
+
+        def parse(row: dict[str, Any], position: int, where: str) -> Problem:
+            return problem_of(
+                renamed(row, fields, where), position, self.name, where, gold=self.gold, options=self.options,
+                extract=self.extract, answers=self.judge.answers,
+            )  # fmt: skip
+
+        if self.file is not None:
+            return load_file(Path(self.file), parse=parse)
+        if self.hub is not None:
+            configs = [self.config] if isinstance(self.config, str) else self.config
+            hub = HubSource(self.hub, self.split, self.count or 0, "", configs)
+            return load_hub(self.name, hub, lambda row, i: parse(row, i, f"{self.hub}, row {i + 1}"))
+        found = load_source(self.data or "", data_dir=folder, fields=fields)
+        return [replace(p, extract=self.extract, answers=self.judge.answers) for p in found]
+
+    def entry(self) -> dict[str, Any]:
+        """Return what is stored of it with a run: its keys, but for the prompt, of which the run has its own record."""
+        return self.model_dump(exclude={"prompt"}, exclude_defaults=True)
+
+    def of(self, problems: list[Problem]) -> Benchmark:
+        """Return the benchmark with these problems."""
+        same = self.model_copy()
+        same._problems = problems
+        return same
+
+
+def checksum(problems: Iterable[Problem]) -> str:
+    """Return 16 hex digits that stand for the ids and golds of a set, whatever their order."""
+    lines = sorted(f"{p.id}\t{p.answer}" for p in problems)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def content_checksum(problems: Sequence[Problem]) -> str | None:
+    """Return 16 hex digits that stand for the texts of a set too, and how its answers are compared.
+
+    None if a text is not known: recorded completions need not bring it.
+    """
+    if not all(p.problem for p in problems):
+        return None
+    lines = sorted(json.dumps([p.id, p.problem, p.answer, p.answers]) for p in problems)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _benchmark(path: Path, values: dict[str, Any], lines: Lines | None = None) -> Benchmark:
+    """Return the benchmark of an entry. UserError that names the line of a mistake."""
+    values = _extended("tasks", path, values, lines)
+    if "answers" in values:
+        values["judge"] = {"answers": values.pop("answers"), **values.get("judge", {})}
+    if "options" in values:
+        values = {"extract": "choice", "judge": {"answers": "text"}} | values
+    prompt = values.get("prompt")
+    if isinstance(prompt, str):
+        values["prompt"] = find_protocol(prompt if prompt in presets() else str(path.parent / prompt))
+    elif isinstance(prompt, dict):
+        # A task's own words are all that is said: no system prompt of ours before them.
+        alone = {"name": values.get("name", path.stem), **({} if "extends" in prompt else {"system": ""})}
+        values["prompt"] = _extended("protocols", path, alone | prompt, lines, ("prompt",))
+    if isinstance(values.get("file"), str):
+        values["file"] = str(path.parent / values["file"])
+    found = validate_yaml(Benchmark, path, values, lines)
+    if len(_WHERE.intersection(values)) != 1:
+        raise UserError(f"{path}: give one of file, hub and data, to say where the problems of {found.name} lie")
+    if "data" in values and (idle := sorted(_OF_ROWS.intersection(values))):
+        raise UserError(f"{path}: {', '.join(idle)} would have no effect beside data, which names one of our sources")
+    return found
+
+
+BENCHMARKS = {name: _benchmark(_FILE, {"name": name, **entry}) for name, entry in _known()["tasks"].items()}
+
+
+def find_benchmark(name: str, fields: Mapping[str, str] | None = None) -> Benchmark:
+    """Return the benchmark that a name, file or entry stands for. UserError with the nearest name.
+
+    fields: of a file, our names for fields that have others.
+    """
+    if name.endswith(FILES):
+        stem = Path(name).name.removesuffix(next(end for end in FILES if name.endswith(end)))
+        return Benchmark(name=stem, title=stem, data=name, fields=dict(fields or {}))  # type: ignore[arg-type]
+    if fields:
+        raise UserError(f"--fields is for {', '.join(FILES)} files, and {name} is none")
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        values, lines = read_yaml(path)
+        return _benchmark(path, {"name": path.stem, **values}, lines)
+    raise UserError(
+        f'unknown benchmark "{name}".{did_you_mean(name, BENCHMARKS)} Known: {", ".join(BENCHMARKS)}; '
+        "your own: a .jsonl, .csv, .parquet or .yaml file"
+    )
+
+
+def find_benchmarks(names: str, fields: Mapping[str, str] | None = None) -> list[Benchmark]:
+    """Return the benchmarks of a comma-separated list. UserError if it is empty or names one twice."""
+    found = [find_benchmark(name.strip(), fields) for name in names.split(",") if name.strip()]
+    if not found:
+        raise UserError("--benchmarks names no benchmark")
+    name, count = Counter(benchmark.name for benchmark in found).most_common(1)[0]
+    if count > 1:
+        raise UserError(f'two of the benchmarks are called "{name}"')
+    return found
+
+
+def way_of_asking(settings: EvalSettings, benchmarks: Sequence[Benchmark]) -> Protocol:
+    """Return --protocol, else how the tasks ask: one run asks in one way. UserError if they differ."""
+    default = find_protocol(settings.protocol)
+    if "protocol" in settings.given or not benchmarks:
+        return default
+    first, *others = ((b.name, b.prompt or default) for b in benchmarks)
+    for name, other in others:
+        if any(getattr(first[1], key) != getattr(other, key) for key in Protocol.model_fields if key not in _NAMES):
+            raise UserError(
+                f"{first[0]} and {name} are asked in different ways (protocols {first[1].name} and {other.name}), and "
+                "a run asks in one: evaluate each with an --out of its own, or choose one --protocol"
+            )
+    return first[1]
+
+
+_NAMES = ("name", "title", "source", "extends")
+
+
+def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Problem]:
+    """Load a benchmark's problems, of an own file each once. UserError on a repeated id or an empty set."""
+    problems = benchmark.load(data_dir)
+    if not problems:
+        raise UserError(f"benchmark {benchmark.name} has no problems")
+    identifier, count = Counter(problem.id for problem in problems).most_common(1)[0]
+    if count > 1:
+        raise UserError(f'benchmark {benchmark.name}: two problems have the id "{identifier}"')
+    first = {(" ".join(p.problem.split()), p.answer): p.id for p in reversed(problems)}
+    if benchmark.name in BENCHMARKS or len(first) == len(problems):
+        return problems
+    LOG.warning(
+        "%s: %d of %d rows repeat the problem and the gold of another: each is asked once, --k times", benchmark.name,
+        len(problems) - len(first), len(problems),
+    )  # fmt: skip
+    kept = set(first.values())
+    return [p for p in problems if p.id in kept]
+
+
+def select_problems(
+    problems: Mapping[str, Sequence[Problem]], limit: int | None, questions: Sequence[str] | None
+) -> dict[str, list[Problem]]:
+    """Apply --question, then --limit (the first ones of each benchmark). UserError for an id that no benchmark has."""
+    known, wanted = {p.id for every in problems.values() for p in every}, set(questions or ())
+    for missing in sorted(wanted - known):
+        names, has = ", ".join(problems), "has" if len(problems) == 1 else "have"
+        raise UserError(f'{names} {has} no question "{missing}".{did_you_mean(missing, known)}')
+    return {name: [p for p in every if not wanted or p.id in wanted][:limit] for name, every in problems.items()}

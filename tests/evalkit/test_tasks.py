@@ -1,0 +1,214 @@
+"""A task in one entry: data, prompt, rule of extraction, judge and Hub id; and what users expect of a run's table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from servers import Reply
+
+from gtpo.common.errors import UserError
+from gtpo.common.provenance import text_hash
+from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.tasks import BENCHMARKS, find_benchmark, load_problems, presets, way_of_asking
+from gtpo.rewards.data.arithmetic import arithmetic_problems
+from gtpo.runs.eval_record import read_record
+
+Gtpo = Callable[..., Any]
+
+# The least that a multiple-choice set needs: nothing but this entry.
+CHOICE = {
+    "name": "choose", "file": "choose.jsonl", "count": 3, "fields": {"problem": "question"},
+    "options": "{letter}) {text}", "prompt": {"user": "{problem}\nEnd with ANSWER: and the letter."},
+    "extract": r"ANSWER:\s*\(?([A-Z])", "hub_id": "me/choose:main",
+}  # fmt: skip
+ROWS = (
+    {"question": "1 + 1?", "choices": ["1", "2", "3"], "answer": 1, "subject": "sums"},
+    {"question": "1 + 2?", "choices": ["1", "2", "3"], "answer": "C", "subject": "sums"},
+    {"question": "2 * 4?", "choices": ["one", "eight"], "answer": "eight", "subject": "products"},
+)
+SAID = (
+    ("ANSWER: B", "<think>ANSWER: B</think>ANSWER: (A)"),
+    ("ANSWER: A, no, ANSWER: C", "it is C"),
+    ("The answer is B", "ANSWER: B"),
+)
+
+
+def write_lines(path: Path, rows: Any) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def choose(tmp_path: Path) -> Path:
+    write_lines(tmp_path / "choose.jsonl", ROWS)
+    said = ({"id": f"choose/{i}", "completions": texts, "tokens": [10, 30]} for i, texts in enumerate(SAID))
+    write_lines(tmp_path / "said.jsonl", said)
+    (tmp_path / "choose.yaml").write_text(yaml.safe_dump(CHOICE))
+    return tmp_path
+
+
+def test_a_multiple_choice_set_is_one_entry(gtpo: Gtpo, choose: Path) -> None:
+    score = ("eval", "--completions", "said.jsonl", "--task", "choose.yaml", "--k", "2")
+    done = gtpo(*score, "--by", "subject", "--price", "1,1e6")
+    record = read_record(choose / "results/eval/said")
+    entry = record.benchmarks["choose"]
+    assert [(p.answer, p.problem) for p in load_problems(find_benchmark(str(choose / "choose.yaml")), None)][1] == (
+        "C", "1 + 2?\nA) 1\nB) 2\nC) 3",
+    )  # fmt: skip
+    assert (entry.pass_at_k[1].mean, entry.strict and entry.strict.pass_at_k[1].mean) == (0.5, 0.5)
+    assert entry.task is not None
+    assert entry.task["extract"] == CHOICE["extract"]
+    assert (entry.tokens_right and entry.tokens_right.median, entry.tokens_wrong and entry.tokens_wrong.high) == (
+        10,
+        30,
+    )
+    assert "choose by subject" in done.stdout
+    assert "at least $120.00: 0 prompt and 120 completion tokens" in done.stdout  # the prompts' are not known
+    assert "page: gtpo compare" in done.stdout.splitlines()[-1]
+    (result,) = yaml.safe_load((choose / "results/eval/said/.eval_results/choose.yaml").read_text())
+    assert (result["dataset"], result["value"]) == ({"id": "me/choose", "task_id": "main"}, 50.0)
+    assert "n = 2" in result["notes"]
+    # Another rule: the stored completions are read anew.
+    (choose / "choose.yaml").write_text(yaml.safe_dump(CHOICE | {"extract": "choice"}))
+    assert "verified again" in gtpo(*score).stderr
+    again = read_record(choose / "results/eval/said").benchmarks["choose"]
+    assert again.pass_at_k[1].mean == pytest.approx(4 / 6)
+    stored = pq.read_table(choose / "results/eval/said/problems.parquet").column("extract").to_pylist()
+    assert stored == ["choice"] * 3
+    # A part is no result of the benchmark.
+    gtpo(*score, "--limit", "2")
+    assert not (choose / "results/eval/said/.eval_results/choose.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"extract": "lenent"}, r"choose\.yaml:2: extract: a name \(strict, lenient, .*found 'lenent'"),
+        ({"extract": "("}, "extract: .*missing \\)"),
+        ({"prompt": {"user": "Say"}}, r"choose\.yaml:\d+: prompt: user: the template must hold \{problem\}"),
+        ({"prompt": {"extends": "boksed"}}, 'extends: there is no protocol "boksed"; known: gtpo'),
+        ({"hub": "me/other"}, "give one of file, hub and data"),
+        ({"file": None, "data": "gsm8k_test"}, "fields, options would have no effect beside data"),
+        ({"judge": {"answers": "txt"}}, "judge.answers: .*'mathematics' or 'text'"),
+    ],
+)
+def test_a_mistake_in_an_entry_is_named(choose: Path, changes: dict[str, Any], sentence: str) -> None:
+    entry = {key: value for key, value in (CHOICE | changes).items() if value is not None}
+    (choose / "choose.yaml").write_text(yaml.safe_dump(entry, sort_keys=True))
+    with pytest.raises(UserError, match=sentence):
+        find_benchmark(str(choose / "choose.yaml"))
+
+
+@pytest.mark.parametrize("answer", [3, "D", "two", -1, True])
+def test_a_gold_that_is_no_choice_is_named(choose: Path, answer: Any) -> None:
+    write_lines(choose / "choose.jsonl", [ROWS[0] | {"answer": answer}])
+    with pytest.raises(UserError, match=r"choose\.jsonl:1: the answer .* stands for none of the 3 choices"):
+        load_problems(find_benchmark(str(choose / "choose.yaml")), None)
+
+
+def test_one_run_asks_in_one_way(choose: Path) -> None:
+    settings = EvalSettings(model="m", benchmarks="gsm8k")
+    own, plain = find_benchmark(str(choose / "choose.yaml")), BENCHMARKS["gsm8k"]
+    asked = way_of_asking(settings, [own])
+    # What a task says is all that is said.
+    assert (asked.system, asked.name) == ("", "choose")
+    assert way_of_asking(settings, [plain]) == presets()["gtpo"]
+    assert way_of_asking(settings, [BENCHMARKS["gsm8k_lm_eval"]]) == presets()["lm-eval-gsm8k"]
+    with pytest.raises(UserError, match="choose and gsm8k are asked in different ways"):
+        way_of_asking(settings, [own, plain])
+    assert way_of_asking(settings.filled({"protocol": "boxed"}), [own, plain]) == presets()["boxed"]
+
+
+# (protocol, benchmark) -> questions, hash of all their prompts.
+ASKED_AS_ELSEWHERE = {
+    ("lm-eval-gsm8k", "gsm8k"): (1319, "84119a05b6c77e92"),
+    ("lm-eval-gsm8k-cot-zeroshot", "gsm8k"): (1319, "d178f26dfbf4eb9e"),
+    ("minerva-math", "math"): (5000, "0e812dbb864c311a"),
+}
+
+
+@pytest.mark.shared
+def test_lm_evals_prompts_to_the_last_byte(shared_dir: Path) -> None:
+    """bench/agreement.py compares them with lm-eval's own; these are the same texts."""
+    folder, found = shared_dir / "data", {}
+    for protocol, name in ASKED_AS_ELSEWHERE:
+        problems = load_problems(BENCHMARKS[name], folder)
+        examples = presets()[protocol].examples(problems, folder)
+        texts = [presets()[protocol].conversation(p, examples[p.id], "").text or "" for p in problems]
+        found[protocol, name] = len(texts), text_hash(*texts)
+    assert found == ASKED_AS_ELSEWHERE
+
+
+def test_like_a_run_with_a_protocol_of_ones_own(gtpo: Gtpo, tiny_model: Path, tmp_path: Path) -> None:
+    """Its name says nothing here: the run's own record does."""
+    (tmp_path / "own.yaml").write_text('system: Be brief.\nuser: "Say {problem}"\nstop: ["9"]\n')
+    gtpo("eval", tiny_model, "-b", "arithmetic", "--limit", "2", "--protocol", "own.yaml", "--max-tokens", "3")
+    (tmp_path / "own.yaml").unlink()
+    gtpo("eval", tiny_model, "--like", "tiny", "--out", "other")
+    first, other = (read_record(tmp_path / place) for place in ("results/eval/tiny", "other"))
+    assert (first.prompt.user, first.sampling.stop) == ("Say {problem}", ["9"])
+    assert (other.prompt, other.sampling, other.scoring) == (first.prompt, first.sampling, first.scoring)
+
+
+def test_a_csv_is_read_as_the_same_rows_of_json(gtpo: Gtpo, tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "gold": "1,080", "completion": 'so "1080"\n\\boxed{1080}', "tokens": 12, "label": True, "level": 2},
+        {"id": "b", "gold": "5", "completion": "", "tokens": None, "label": False, "level": None},
+    ]
+    with (tmp_path / "mine.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    write_lines(tmp_path / "rows.jsonl", rows)
+    found = []
+    for name in ("mine.csv", "rows.jsonl"):
+        gtpo("eval", "--completions", name, "--out", f"{name}-run")
+        (entry,) = read_record(tmp_path / f"{name}-run").benchmarks.values()
+        found.append(entry.model_dump(exclude={"source"}))
+    assert found[0] == found[1]
+    (tmp_path / "bad.csv").write_text("problem,answer\n1 + 1,2,3\n")
+    with pytest.raises(UserError, match=r"bad\.csv:2: the row has not as many cells"):
+        load_problems(find_benchmark(str(tmp_path / "bad.csv")), None)
+
+
+def test_files_of_one_stem_have_runs_of_their_own(gtpo: Gtpo, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    golds = {"r.jsonl": "5", "b/r.jsonl": "6"}
+    for name, answer in golds.items():
+        write_lines(tmp_path / name, [{"id": "q", "gold": "5", "completion": answer}])
+    for _ in range(2):
+        for name in golds:
+            gtpo("eval", "--completions", name)
+    folders = sorted((tmp_path / "results/eval").iterdir())
+    assert len(folders) == 2
+    assert {read_record(f).benchmarks["r"].pass_at_k[1].mean for f in folders} == {0.0, 1.0}
+
+
+def test_a_budget_ends_a_run_that_goes_on_with_a_larger_one(gtpo: Gtpo, serve: Any, tmp_path: Path) -> None:
+    golds = {p.problem: p.answer for p in arithmetic_problems("test")}
+
+    def answer(payload: dict[str, Any], times: int) -> Reply:
+        gold = golds.get(payload["messages"][-1]["content"], "0")
+        choice = {"message": {"content": f"<answer>{gold}</answer>"}, "finish_reason": "stop"}
+        return Reply(body={"choices": [choice], "usage": {"completion_tokens": 6, "prompt_tokens": 4}})
+
+    server = serve(answer)
+    run = ("eval", "m", "--base-url", server.url, "-b", "arithmetic", "--limit", "8", "--k", "2", "--concurrency", "1")
+    ended = gtpo(*run, "--most-tokens", "50", "--max-tokens", "9", code=3)
+    assert "--most-tokens 50 is reached" in ended.stderr
+    stored = read_record(tmp_path / "results/eval/m").benchmarks["arithmetic"]
+    assert stored.n_asked == 2
+    assert stored.n is None
+    asked = len(server.requests)
+    again = gtpo(*run, "--most-tokens", "50", "--max-tokens", "9", code=3)
+    assert "goes on" in again.stderr
+    assert len(server.requests) == asked
+    done = gtpo(*run, "--most-tokens", "500", "--max-tokens", "9", "--price", "1,1")
+    assert "$0.00: 64 prompt and 96 completion tokens" in done.stdout
+    assert read_record(tmp_path / "results/eval/m").benchmarks["arithmetic"].pass_at_k[2].mean == 1.0
