@@ -8,15 +8,19 @@ Its variance has two sources:
 
     V   = V_Q + V_T
     V_Q = (sum_q (d_q - mean d)^2 + UNSEEN z s^2) / (Q (Q - 1))
-    z   = max(#{q: d_q = 0}, (sum_q d_q)^2 / sum_q d_q^2) / Q        s^2 = (sum_q d_q^2 + 1) / (#{q: d_q != 0} + 1)
+    z   = max(1 - min(#{q: d_q != 0}, pi/2 m) / Q, (sum_q d_q)^2 / (Q sum_q d_q^2))
+    m   = (sum_q |d_q|)^2 / sum_q d_q^2        s^2 = (sum_q d_q^2 + 1) / (m + 1)
     V_T = sum over both methods of max(B - E, 0) / S
 
 UNSEEN z s^2 is a prior: the squares of two differences that no question has shown yet. If nearly all questions came
-out alike (z = 1: a ceiling; k = n), the sum is nearly 0 and says nothing of the differences that other questions
-would show. s is how large those are that were shown, counted together with one that is as large as it can be. B is the
-variance between the means of a method's seeds, and E what of it samples and single questions explain (crossed random
-effects: Cornfield and Tukey 1956). B of a method is at least the pooled one of both: three runs that did not collapse
-do not show that none does. From PAIRS_NEEDED common seeds on these are paired: then V_T is that of a_sq - b_sq.
+out alike (z = 1: a ceiling), the sum is nearly 0 and says nothing of the differences that other questions would show.
+m counts the questions that do show one: those with d != 0 if all d are 0 or +-1; of pass@k with n > k, whose d are
+mostly tiny and seldom large, about the large ones; of normal ones 2/pi Q, which need no prior. s is how large the shown
+differences are, counted together with one that is as large as it can be.
+
+B is the variance between the means of a method's seeds, and E what of it samples and single questions explain (crossed
+random effects: Cornfield and Tukey 1956). B of a method is at least the pooled one of both: three runs that did not
+collapse do not show that none does. From PAIRS_NEEDED common seeds on these are paired: then V_T is that of a_sq - b_sq.
 
 (mean d - delta) / sqrt(V) is taken for Student's t. Its degrees of freedom are those whose 97.5 % quantile is Cochran
 and Cox's (1950): the mean of the quantiles with Q - 1 and with the seeds' degrees of freedom (Satterthwaite 1946),
@@ -106,10 +110,6 @@ class PairedDifference(NamedTuple):
     variance: Array
     # Degrees of freedom of t.
     freedom: Array
-    # V_Q above.
-    of_questions: Array
-    # B - E of both methods together: what one seed of each adds to the variance; 0 if the seeds are too few.
-    of_training: Array
     questions: int
     # Questions on which a (b) scored higher.
     only_a: Array
@@ -183,15 +183,6 @@ class PairedDifference(NamedTuple):
         signs: NDArray[np.int64] = (up.astype(int) - down.astype(int)) * self.judged
         return signs
 
-    def seeds_for(self, half_width: float, most: int = 64) -> int | None:
-        """The seeds of each method with which the interval would be about so narrow; None if `most` are not enough."""
-        seeds = np.arange(SEEDS_NEEDED, most + 1)
-        training = self.of_training / seeds
-        whole = self.of_questions + training
-        degrees = (seeds - 1) * (1 if self.seeds_paired else 2)
-        wide = t_quantile((1 + LEVEL) / 2, _freedom(whole, training, self.questions, degrees)) * np.sqrt(whole)
-        return next((int(count) for count, width in zip(seeds, wide, strict=True) if width <= half_width), None)
-
     def at(self, i: int) -> PairedDifference:
         """Return the i-th of T differences."""
         arrays = {name: value[i] for name, value in self._asdict().items() if isinstance(value, np.ndarray)}
@@ -261,57 +252,70 @@ def differences(
     mean, questions = d.mean(axis=1), d.shape[1]
     found = PairedDifference(
         difference=mean, variance=np.full_like(mean, np.nan), freedom=np.zeros_like(mean),
-        of_questions=np.full_like(mean, np.nan),
-        of_training=np.zeros_like(mean), questions=questions, only_a=(wins > 0).sum(axis=1),
+        questions=questions, only_a=(wins > 0).sum(axis=1),
         only_b=(wins < 0).sum(axis=1), seeds=(seeds[0], seeds[1]), seeds_paired=paired, known=known,
     )  # fmt: skip
     if questions < 2:
         return found
-    different, squares = np.count_nonzero(d, axis=1), np.square(d).sum(axis=1)
-    # z: near a ceiling nearly all d are 0, and their sum of squares says nothing of the questions that were not asked.
-    # The second term is the same for d that are all alike but not 0 (every question 1 point better).
-    alike = np.maximum(1 - different / questions, questions * mean**2 / np.maximum(squares, 1e-300))
-    spread = np.square(d - weight * mean[:, None]).sum(axis=1) + UNSEEN * alike * (squares + 1) / (different + 1)
-    of_questions = spread / (questions - 1) / questions
+    of_questions = question_variance(d, weight)
     # Given weights do not vary: only other questions and samples could change it.
     if found.scope != METHODS:
-        return found._replace(
-            variance=of_questions, of_questions=of_questions, freedom=np.full_like(mean, questions - 1.0)
-        )
-    noise = [seed_variance(x, weight) for x in sides]
+        return found._replace(variance=of_questions, freedom=np.full_like(mean, questions - 1.0))
+    variance, quantile, degrees = join_variances(of_questions, [seed_variance(x, weight) for x in sides], questions)
+    return found._replace(variance=variance, freedom=freedom_of(quantile, degrees, questions))
+
+
+def question_variance(d: Array, weight: Array | float = 1.0) -> Array:
+    """Return V_Q of the differences d [T, Q], at least two; weight: of `by_cluster`."""
+    questions, mean, squares = d.shape[1], d.mean(axis=1), np.square(d).sum(axis=1)
+    informative = np.abs(d).sum(axis=1) ** 2 / np.maximum(squares, 1e-300)
+    # The last term is for d that are all alike but not 0 (every question 1 point better).
+    alike = np.maximum(
+        1 - np.minimum(np.count_nonzero(d, axis=1), np.pi / 2 * informative) / questions,
+        questions * mean**2 / np.maximum(squares, 1e-300),
+    )
+    spread = np.square(d - weight * mean[:, None]).sum(axis=1) + UNSEEN * alike * (squares + 1) / (informative + 1)
+    of_questions: Array = spread / (questions - 1) / questions
+    return of_questions
+
+
+def join_variances(of_questions: Array, noise: list[SeedVariance], questions: int) -> tuple[Array, Array, Array]:
+    """Return V, the 97.5 % quantile that belongs to it, and the degrees of freedom of its part of training.
+
+    noise: of both methods, or of their difference if seeds are paired.
+    """
     if len(noise) > 1:
         # At least the pooled variance: three runs that did not collapse do not show that none does.
-        degrees = sum(one.freedom for one in noise)
-        pooled = sum(one.between * one.freedom for one in noise) / degrees
+        freedom = sum(one.freedom for one in noise)
+        pooled = sum(one.between * one.freedom for one in noise) / freedom
         noise = [one._replace(between=np.maximum(one.between, pooled)) for one in noise]
-    none = np.zeros_like(mean)
+    none = np.zeros_like(of_questions)
     variance = of_questions + sum((one.training / one.seeds for one in noise), none)
     of_seeds = sum((one.between / one.seeds for one in noise), none)
     parts = sum(((one.between / one.seeds) ** 2 / one.freedom for one in noise), none)
     # Satterthwaite 1946: two variances are added, so the degrees of freedom depend on which is large.
-    of_t = np.maximum(of_seeds**2 / np.maximum(parts, 1e-300), min(one.freedom for one in noise))
-    return found._replace(
-        variance=variance,
-        freedom=_freedom(variance, of_seeds, questions, of_t),
-        of_questions=of_questions,
-        of_training=sum((one.training for one in noise), none),
-    )
+    degrees = np.maximum(of_seeds**2 / np.maximum(parts, 1e-300), min(one.freedom for one in noise))
+    return variance, _cochran_cox(of_seeds / np.maximum(variance, 1e-300), degrees, questions), degrees
 
 
-def _freedom(variance: Array, of_seeds: Array, questions: int, degrees: ArrayLike) -> Array:
-    """Degrees of freedom whose 97.5 % quantile is Cochran and Cox's; degrees: of the seeds. By bisection."""
+def _cochran_cox(weight: Array, degrees: ArrayLike, questions: int) -> Array:
+    """Return the 97.5 % quantile; weight, degrees: of the seeds."""
     # Not Satterthwaite's for the sum: if three seeds come out alike by chance, he gives their variance no weight.
-    weight = np.minimum(of_seeds / np.maximum(variance, 1e-300), 1.0)
-    degrees = np.broadcast_to(np.asarray(degrees, dtype=np.float64), weight.shape)
-    middle = (1 + LEVEL) / 2
-    wanted = (1 - weight) * t_quantile(middle, questions - 1) + weight * t_quantile(middle, degrees)
+    weight, middle = np.minimum(weight, 1.0), (1 + LEVEL) / 2
+    quantile: Array = (1 - weight) * t_quantile(middle, questions - 1) + weight * t_quantile(middle, degrees)
+    return quantile
+
+
+def freedom_of(quantile: Array, degrees: ArrayLike, questions: int) -> Array:
+    """Return the degrees of freedom that have this 97.5 % quantile, by bisection; degrees: of the seeds."""
+    degrees = np.broadcast_to(np.asarray(degrees, dtype=np.float64), quantile.shape)
     low, high = np.log(np.minimum(degrees, questions - 1)), np.log(np.maximum(degrees, questions - 1))
     for _ in range(40):  # halves a range of logarithms, below 14, to 1e-11
         between = (low + high) / 2
-        more = t_quantile(middle, np.exp(between)) > wanted
+        more = t_quantile((1 + LEVEL) / 2, np.exp(between)) > quantile
         low, high = np.where(more, between, low), np.where(more, high, between)
-    found: Array = np.exp((low + high) / 2)
-    return found
+    freedom: Array = np.exp((low + high) / 2)
+    return freedom
 
 
 class SeedVariance(NamedTuple):
@@ -405,7 +409,8 @@ def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> Meth
     if covers_training:
         noise = seed_variance(x[None], weight)
         whole = spread / (questions - 1) / questions + noise.training / seeds
-        freedom = float(_freedom(whole, noise.between / seeds, questions, noise.freedom)[0])
+        quantile = _cochran_cox(noise.between / seeds / np.maximum(whole, 1e-300), noise.freedom, questions)
+        freedom = float(freedom_of(quantile, noise.freedom, questions)[0])
         spread += questions**2 * float(noise.training[0]) / seeds
     phi = (spread + _PRIOR) / (questions * mean * (1 - mean) + _PRIOR)
     low, high = _mean_bounds(mean, questions / phi, float(t_quantile((1 + LEVEL) / 2, freedom)))

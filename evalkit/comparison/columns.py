@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
+from gtpo.evalkit.metrics import pass_at_all_k
 from gtpo.runs.eval_run import Questions
 
 Array = NDArray[np.float64]
@@ -39,6 +40,8 @@ class Metric:
     unit: str = "%"
     digits: int = 1
     tested: bool = True
+    # (one run's questions, k) -> [Q] the variance that samples give to each value; None if it cannot be told.
+    sampling: Callable[[Questions, int], Array | None] = lambda of, k: None
 
     @property
     def by_k(self) -> bool:
@@ -55,14 +58,31 @@ def _tokens(of: Questions, k: int, *, right: bool) -> Array:
     return of.tokens(right=right)
 
 
+def _of_samples(counts: Array, n: Array, k: int = 1) -> Array | None:
+    """The jackknife over samples of pass@k, which is unbiased for k = 1."""
+    if n.min(initial=k) <= k:
+        return None
+    out = np.zeros(n.size)
+    for least in np.unique(n):
+        at = pass_at_all_k(np.full(least, least - 1), np.arange(least))[:, k - 1]
+        mine = n == least
+        right, wrong = counts[mine], least - counts[mine]
+        moved = at[np.minimum(right, least - 1)] - at[np.maximum(right - 1, 0)]
+        out[mine] = (least - 1) / least**2 * right * wrong * moved**2
+    return out
+
+
 PASS = Metric(
-    "pass@k", "pass@k", lambda of, k: of.pass_at_k[:, k - 1].clip(0, 1), "at least one of k is right", "unbiased"
-)
+    "pass@k", "pass@k", lambda of, k: of.pass_at_k[:, k - 1].clip(0, 1), "at least one of k is right", "unbiased",
+    sampling=lambda of, k: _of_samples(of.correct, of.n, k),
+)  # fmt: skip
 MAJ = Metric(
     "maj@k", "maj@k", lambda of, k: of.maj_at_k[:, k - 1].clip(0, 1), "the majority of k is right",
     "the exact expectation over all k-subsets of the n samples, ties shared evenly",
 )  # fmt: skip
-FORMAT = Metric("format", "format rate", lambda of, k: of.format_ok / of.n)
+FORMAT = Metric(
+    "format", "format rate", lambda of, k: of.format_ok / of.n, sampling=lambda of, k: _of_samples(of.format_ok, of.n)
+)
 
 TOKENS = tuple(
     Metric(f"tokens-{name}", "median tokens of right and of wrong answers", partial(_tokens, right=right),

@@ -76,6 +76,15 @@ class Shared:
         """Return the places of a method's runs by draw of training."""
         return self.by_name[method].by_draw(self.runs[method])
 
+    def sampling(self, method: str, column: Column) -> NDArray[np.float64]:
+        """[S, Q] The variance that samples give to each of `scores`; [0, Q] if it cannot be told."""
+        rows, parts = self.having(max(column.k, 1)), self.parts[method]
+        found = [one for part in parts if (one := column.metric.sampling(part, column.k)) is not None]
+        if len(found) < len(parts):
+            return np.zeros((0, int(rows.sum())))
+        each = np.stack(found)[:, rows]
+        return np.stack([each[places].mean(axis=0) / len(places) for places in self.draws(method)])
+
     def medians(self, method: str, column: Column) -> list[float]:
         """The median of a method's values of a metric that is not tested, of each draw; NaN without values."""
         values = [column.metric.values(part, column.k) for part in self.parts[method]]

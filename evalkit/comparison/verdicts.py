@@ -10,13 +10,14 @@ family belongs to one method. Every other difference is exploratory: shown with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gtpo.evalkit.comparison.columns import Column
+from gtpo.evalkit.comparison.columns import Array, Column
 from gtpo.evalkit.comparison.questions import Shared
+from gtpo.evalkit.design import Design, Noise, measure_noise
 from gtpo.evalkit.statistics import PAIRS_NEEDED, MethodMean, PairedDifference, differences, holm_factors
 
 # Family-wise error rate of one method's primary comparisons.
@@ -100,22 +101,51 @@ def pairing_note(shared: Shared, a: str, b: str) -> str | None:
 
 def differ(shared: Shared, a: str, b: str, columns: Sequence[Column]) -> list[PairedDifference]:
     """Return the differences of two methods in several columns, each as its own 95 % comparison."""
+    trained, pair = _trained(shared, a, b)
+    known = not (shared.by_name[a].doubt or shared.by_name[b].doubt)
+    out = []
+    for column in columns:
+        of_a, of_b = _rows(shared.scores, a, b, column, pair)
+        clusters = shared.clusters_at(column.k)
+        each = differences(
+            of_a[None], of_b[None], paired=pair is not None, trained=trained, known=known, clusters=clusters
+        )
+        out.append(each.at(0))
+    return out
+
+
+def noise_of(shared: Shared, a: str, b: str, column: Column) -> tuple[Noise, Design] | None:
+    """Return where the noise of a difference comes from, and the design that it was measured by; None if unknown.
+
+    Unlike numbers of seeds count as the smaller.
+    """
+    trained, pair = _trained(shared, a, b)
+    clusters = shared.clusters_at(column.k)
+    scores, sampling = (_rows(values, a, b, column, pair) for values in (shared.scores, shared.sampling))
+    questions = scores[0].shape[1] if clusters is None else np.unique(clusters).size
+    if questions < 2:
+        return None
+    noise = measure_noise(
+        *scores, sampling=None if 0 in (sampling[0].size, sampling[1].size) else sampling, samples=shared.samples,
+        trained=all(trained) and not (shared.by_name[a].doubt or shared.by_name[b].doubt), paired=pair is not None,
+        clusters=clusters,
+    )  # fmt: skip
+    return noise, Design(int(questions), shared.samples, min(map(len, scores)) if noise.training else 0)
+
+
+def _trained(shared: Shared, a: str, b: str) -> tuple[tuple[bool, bool], tuple[list[int], list[int]] | None]:
+    """Whether training made each side, as far as it matters; and the rows that are paired, if any."""
     first, second = shared.by_name[a], shared.by_name[b]
     # Weights from which all runs of the other side began are as they are, whatever their own training seed.
     trained = first.trained and not first.is_base_of(second), second.trained and not second.is_base_of(first)
-    pair = pairing(shared, a, b) if all(trained) else None
-    out = []
-    for column in columns:
-        of_a, of_b = shared.scores(a, column), shared.scores(b, column)
-        if pair is not None:
-            of_a, of_b = of_a[pair[0]], of_b[pair[1]]
-        out.append(
-            differences(
-                of_a[None], of_b[None], paired=pair is not None, trained=trained,
-                known=not (first.doubt or second.doubt), clusters=shared.clusters_at(column.k),
-            ).at(0)
-        )  # fmt: skip
-    return out
+    return trained, pairing(shared, a, b) if all(trained) else None
+
+
+def _rows(
+    values: Callable[[str, Column], Array], a: str, b: str, column: Column, pair: tuple[list[int], list[int]] | None
+) -> tuple[Array, Array]:
+    of_a, of_b = values(a, column), values(b, column)
+    return (of_a, of_b) if pair is None or 0 in (of_a.size, of_b.size) else (of_a[pair[0]], of_b[pair[1]])
 
 
 def correct_family(family: list[Cell], margin: float | None, looks: int = 1) -> list[Cell]:

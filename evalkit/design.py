@@ -1,0 +1,325 @@
+"""Power: what a comparison of Q questions, n samples of each and S training seeds of each method can show.
+
+A difference of two methods has the variance
+
+    V = (C + I / S + N / (n S)) / Q + T / S
+
+C: how much the methods differ by question, whatever the seed. I: what one seed of each adds on single questions. N: the
+noise of one sample of each. T: what one seed of each adds to the whole mean. Two sets of weights have S = 1 and no T;
+their I belongs to C. `measure_noise` estimates all four without bias from a pilot: each is a mean over questions of
+terms (crossed random effects), T the variance between seeds without what I and N explain. An estimate may be below 0;
+plans take it as 0. Their ranges hold the truth in about 80 of 100 pilots: normal for C, I and N, chi-squared for T.
+
+Power is that of the test that `gtpo compare` does (`join_variances` in statistics.py): V is drawn as the pilot's would
+come out, at fixed quantiles, and the chance of a shown difference is averaged over these draws. Published pilots that
+stand for one that was not run are in spreads.yaml, made by docs/tools/spreads.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import yaml
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from gtpo.evalkit.statistics import (
+    LEVEL,
+    PAIRS_NEEDED,
+    SEEDS_NEEDED,
+    UNSEEN,
+    SeedVariance,
+    by_cluster,
+    freedom_of,
+    join_variances,
+    t_quantile,
+)
+
+# The chance that a design must give to be called enough.
+ENOUGH = 0.8
+# Variances are taken at so many quantiles; more change a power by less than 0.5 points.
+_DRAWS = 96
+# m / Q of many samples if the chances are spread as Beta(0.6, 0.8), as in bench/coverage.py.
+_INFORMATIVE = 0.55
+# The most of each that is looked for.
+MOST = {"questions": 10_000_000, "samples": 65_536, "seeds": 512}
+
+Array = NDArray[np.float64]
+End = Literal["mean", "low", "high"]
+ENDS: tuple[End, ...] = ("mean", "low", "high")
+Lever = Literal["questions", "samples", "seeds"]
+
+
+class Spread(NamedTuple):
+    """A variance, and the range that holds the true one in about 80 of 100 pilots; all alike if it was stated."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def exactly(cls, value: float) -> Spread:
+        """Return one that is known."""
+        return cls(value, value, value)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """C, I, N and T above, as fractions squared."""
+
+    questions: Spread
+    single: Spread
+    # None: samples and questions are not told apart, as of maj@k and of one sample a question.
+    samples: Spread | None
+    # None: two sets of weights.
+    training: Spread | None
+    paired: bool = False
+
+    def scaled(self, by: float, seeds_by: float) -> Noise:
+        """Return it with all variances changed, that of training apart."""
+
+        def times(spread: Spread | None, factor: float) -> Spread | None:
+            return None if spread is None else Spread(*(factor * value for value in spread))
+
+        changed: dict[str, Any] = {name: times(getattr(self, name), by) for name in ("questions", "single", "samples")}
+        return replace(self, **changed, training=times(self.training, seeds_by))
+
+
+class Design(NamedTuple):
+    """What is evaluated: seeds of each method; 0 for two sets of weights."""
+
+    questions: int
+    samples: int
+    seeds: int
+
+
+class Parts(NamedTuple):
+    """V by where it comes from: questions, samples, seeds."""
+
+    questions: float
+    samples: float
+    seeds: float
+
+
+def parts(noise: Noise, design: Design, end: End = "mean") -> Parts:
+    """Return the parts of V; nothing is cut off at 0."""
+    seeds = max(design.seeds, 1)
+    of_samples = getattr(noise.samples, end) / design.samples / seeds if noise.samples else 0.0
+    training = getattr(noise.training, end) / seeds if noise.training and design.seeds else 0.0
+    by_question = getattr(noise.questions, end) + getattr(noise.single, end) / seeds
+    return Parts(by_question / design.questions, of_samples / design.questions, training)
+
+
+class Strength(NamedTuple):
+    """What the test of one design can show: its standard error, and the half widths [draws] that it may come to."""
+
+    se: float
+    half_widths: Array
+
+    def power(self, effect: float) -> float:
+        """Return the chance that a difference of so much is shown."""
+        return float(special.ndtr((effect - self.half_widths) / self.se).mean())
+
+    def equivalence(self, margin: float) -> float:
+        """Return the chance that two equal methods are shown to lie within the margin."""
+        inside = 2 * special.ndtr((margin - self.half_widths) / self.se) - 1
+        return float(np.maximum(inside, 0.0).mean())
+
+    def detectable(self) -> float:
+        """Return the difference that is shown with a chance of ENOUGH."""
+        low, high = 0.0, 4.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.power(middle) >= ENOUGH else (middle, high)
+        return high
+
+
+def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: End = "mean") -> Strength:
+    """Return what the test of a design can show. level: of its interval. end: of each variance's range."""
+    questions, count = design.questions, max(design.seeds, 1)
+    of = parts(noise, design, end)
+    by_question, training = max(of.questions, 0.0) + max(of.samples, 0.0), max(of.seeds, 0.0)
+    if questions < 2:
+        return Strength(1e-9, np.full(1, np.inf))
+    # A lattice (Roberts 2018): points that fill the cube evenly. Variances are drawn at these quantiles.
+    cube = (0.5 + np.outer(np.arange(_DRAWS), (0.8191725134, 0.6710436067, 0.5497004779))) % 1
+    of_questions = by_question * _chi_squared(cube[:, 0], questions - 1) + _prior(by_question, design)
+    quantile: Array = t_quantile((1 + LEVEL) / 2, np.full(_DRAWS, questions - 1.0))
+    degrees = np.full(_DRAWS, questions - 1.0)
+    variance = of_questions
+    if design.seeds:
+        sides = 1 if noise.paired and design.seeds >= PAIRS_NEEDED else 2
+        # What single questions and samples add to the mean of one run of a side.
+        rest = max((getattr(noise.single, end) / questions + of.samples * count), 0.0) / sides
+        runs = [
+            SeedVariance((training * count / sides + rest) * _chi_squared(at, count - 1), np.full(_DRAWS, rest), count)
+            for at in (cube[:, 1], cube[:, 2])[:sides]
+        ]
+        variance, quantile, degrees = join_variances(of_questions, runs, questions)
+    if level != LEVEL:
+        freedom = freedom_of(quantile.mean(keepdims=True), degrees.mean(), questions)
+        quantile = quantile * t_quantile((1 + level) / 2, freedom) / t_quantile((1 + LEVEL) / 2, freedom)
+    return Strength(max(math.sqrt(by_question + training), 1e-9), quantile * np.sqrt(variance))
+
+
+def _chi_squared(at: Array, degrees: int) -> Array:
+    """Return quantiles of chi-squared over its degrees of freedom."""
+    quantiles: Array = special.chdtri(degrees, 1 - at) / degrees
+    return quantiles
+
+
+def _prior(by_question: float, design: Design) -> float:
+    """Return what the prior of V_Q adds on the whole, for differences of n S samples a question."""
+    square = by_question * design.questions
+    draws = design.samples * max(design.seeds, 1)
+    # m / Q: of one sample the chance of a difference; of many that of normal ones on questions of unlike difficulty.
+    share = 1 / (1 / _INFORMATIVE + max(1 / max(square * draws, 1e-9) - 1 / _INFORMATIVE, 0.0) / draws)
+    alike = max(1 - np.pi / 2 * share, 0.0)
+    size = (square * design.questions + 1) / (share * design.questions + 1)
+    return float(UNSEEN * alike * size / design.questions / (design.questions - 1))
+
+
+def fewest(design: Design, vary: Lever, is_enough: Callable[[Design], bool]) -> int | None:
+    """Return the least number of one thing that is enough; None if MOST is not."""
+
+    def ok(count: int) -> bool:
+        return is_enough(design._replace(**{vary: count}))
+
+    low, high = SEEDS_NEEDED if vary == "seeds" else 1, MOST[vary]
+    if ok(low):
+        return low
+    if not ok(high):
+        return None
+    while high - low > max(1, low // 50):
+        middle = round(math.sqrt(low * high)) if high > 2 * low else (low + high) // 2
+        low, high = (low, middle) if ok(middle) else (middle, high)
+    return high
+
+
+class Needs(NamedTuple):
+    """What a design sees with a chance of ENOUGH, and how many of one thing would make it see the target."""
+
+    # As fractions: what is seen now, and with any number of samples and seeds on these questions.
+    sees: Spread
+    limit: float
+    # None: no number is enough; infinite: at that end of the range.
+    counts: dict[Lever, Spread | None]
+
+
+def needs(noise: Noise, design: Design, target: float, *, margin: bool = False, level: float = LEVEL) -> Needs:
+    """Return what a design lacks to show a difference of `target`, or equivalence within it."""
+
+    def least(lever: Lever, end: End) -> float:
+        def enough(one: Design) -> bool:
+            found = strength(noise, one, level=level, end=end)
+            return (found.equivalence(target) if margin else found.power(target)) >= ENOUGH
+
+        return fewest(design, lever, enough) or math.inf
+
+    sees = Spread(*(strength(noise, design, level=level, end=end).detectable() for end in ENDS))
+    endless = design._replace(samples=MOST["samples"], seeds=MOST["seeds"] if design.seeds else 0)
+    levers: list[Lever] = ["questions"] + ["samples"] * (noise.samples is not None) + ["seeds"] * bool(design.seeds)
+    counts = {lever: Spread(*(least(lever, end) for end in ENDS)) for lever in levers}
+    return Needs(
+        sees, strength(noise, endless, level=level).detectable(),
+        {lever: None if math.isinf(count.mean) else count for lever, count in counts.items()},
+    )  # fmt: skip
+
+
+# -- pilots ------------------------------------------------------------------------------------------------------------
+
+
+def measure_noise(
+    a: Array,
+    b: Array,
+    *,
+    sampling: tuple[Array, Array] | None = None,
+    samples: int = 1,
+    trained: bool = True,
+    paired: bool = False,
+    clusters: ArrayLike | None = None,
+) -> Noise:
+    """Estimate the noise from two methods' scores, a: [S_a, Q] and b: [S_b, Q], at least two questions.
+
+    sampling: the variance that samples give to each score, in the same shapes; samples: how many a score is made of.
+    trained, paired: the rows are training seeds, the same of both. clusters: as in `paired_difference`.
+    """
+    size = 1.0 if clusters is None else a.shape[1] / np.unique(np.asarray(clusters)).size
+    (a, weight), (b, _) = (by_cluster(x, clusters) for x in (a, b))
+    trained = trained and min(len(a), len(b)) > 1
+    questions, none = a.shape[1], np.zeros(a.shape[1])
+    unbiased = questions / (questions - 1)
+    d = a.mean(axis=0) - b.mean(axis=0)
+    # Terms by question: their means are the variances.
+    of_questions, of_runs, of_samples = (d - weight * d.mean()) ** 2 * unbiased, none, None
+    if sampling is not None:
+        # A cluster's score is its total over the mean size, so its variance has the square of that.
+        each = [by_cluster(x, clusters)[0] / size for x in sampling]
+        of_samples = sum((x.mean(axis=0) / (1 if trained else len(x)) for x in each), none)
+    if not trained:
+        of_questions = of_questions - (none if of_samples is None else of_samples)
+        training = None
+    else:
+        sides, between = [a - b] if paired else [a, b], 0.0
+        for x in sides:
+            rest = x - x.mean(axis=0) - weight * (x.mean(axis=1, keepdims=True) - x.mean())
+            of_run = np.square(rest).sum(axis=0) / (len(x) - 1) * unbiased
+            of_runs, of_questions = of_runs + of_run, of_questions - of_run / len(x)
+            between += float(x.mean(axis=1).var(ddof=1))
+        degrees = sum(len(x) - 1 for x in sides)
+        ends = (1.0, *(degrees / float(special.chdtri(degrees, at)) for at in (0.1, 0.9)))
+        training = Spread(*(between * end - float(of_runs.mean()) / questions for end in ends))
+        of_runs = of_runs - (none if of_samples is None else of_samples)
+    return Noise(
+        _spread(of_questions), _spread(of_runs), None if of_samples is None else _spread(samples * of_samples),
+        training, paired=paired and trained,
+    )  # fmt: skip
+
+
+def _spread(terms: Array) -> Spread:
+    mean, around = float(terms.mean()), 1.2816 * float(terms.std(ddof=1)) / math.sqrt(terms.size)
+    return Spread(mean, mean - around, mean + around)
+
+
+class Published(NamedTuple):
+    """A pair of methods that was measured, which stands for a pilot."""
+
+    name: str
+    source: str
+    accuracy: float
+    noise: Noise
+
+
+def published() -> list[Published]:
+    """Return the pairs of spreads.yaml."""
+    text = resources.files("gtpo.evalkit").joinpath("spreads.yaml").read_text(encoding="utf-8")
+    out = []
+    for name, row in yaml.safe_load(text).items():
+        noise = Noise(*(Spread.exactly(float(row[what])) for what in ("questions", "single", "samples", "training")))
+        out.append(Published(name, row["source"], float(row["accuracy"]), noise))
+    return out
+
+
+def assumed_noise(accuracy: float | None, seed_sd: float | None, *, weights: bool = False) -> tuple[Noise, Published]:
+    """Return the noise of two methods of this accuracy (0 to 1), and the published pair that it is scaled from.
+
+    seed_sd: the standard deviation of a method's mean between seeds, a fraction; None: as published. weights: of two
+    sets of weights.
+    """
+    pairs = published()
+    like = pairs[0] if accuracy is None else min(pairs, key=lambda one: abs(one.accuracy - accuracy))
+    by = 1.0 if accuracy is None else accuracy * (1 - accuracy) / (like.accuracy * (1 - like.accuracy))
+    noise = like.noise.scaled(by, by)
+    if seed_sd is not None:
+        noise = replace(noise, training=Spread.exactly(2 * seed_sd**2))
+    if weights:
+        noise = replace(
+            noise, training=None, single=Spread.exactly(0.0),
+            questions=Spread.exactly(noise.questions.mean + noise.single.mean),
+        )  # fmt: skip
+    return noise, like
