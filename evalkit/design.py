@@ -18,7 +18,7 @@ stand for one that was not run are in spreads.yaml, made by docs/tools/spreads.p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Literal, NamedTuple
@@ -79,6 +79,16 @@ class Noise:
     # None: two sets of weights.
     training: Spread | None
     paired: bool = False
+
+    def at_least_zero(self, seeds: int) -> Noise:
+        """Return it without variances below 0; what `seeds` seeds of each showed of questions stays the same."""
+        both = self.questions.mean + self.single.mean / seeds
+        moved = {"questions": 0.0, "single": 0.0}
+        if self.single.mean < 0:
+            moved = {"questions": both - self.questions.mean, "single": -self.single.mean}
+        elif self.questions.mean < 0:
+            moved = {"questions": -self.questions.mean, "single": seeds * both - self.single.mean}
+        return replace(self, **{name: Spread(*(x + by for x in getattr(self, name))) for name, by in moved.items()})
 
     def scaled(self, by: float, seeds_by: float) -> Noise:
         """Return it with all variances changed, that of training apart."""
@@ -221,14 +231,20 @@ def needs(noise: Noise, design: Design, target: float, *, margin: bool = False, 
 
         return fewest(design, lever, enough) or math.inf
 
-    sees = Spread(*(strength(noise, design, level=level, end=end).detectable() for end in ENDS))
+    sees = _ordered(strength(noise, design, level=level, end=end).detectable() for end in ENDS)
     endless = design._replace(samples=MOST["samples"], seeds=MOST["seeds"] if design.seeds else 0)
     levers: list[Lever] = ["questions"] + ["samples"] * (noise.samples is not None) + ["seeds"] * bool(design.seeds)
-    counts = {lever: Spread(*(least(lever, end) for end in ENDS)) for lever in levers}
+    counts = {lever: _ordered(least(lever, end) for end in ENDS) for lever in levers}
     return Needs(
         sees, strength(noise, endless, level=level).detectable(),
         {lever: None if math.isinf(count.mean) else count for lever, count in counts.items()},
     )  # fmt: skip
+
+
+def _ordered(values: Iterable[float]) -> Spread:
+    """The ends of the variances' ranges, by size: near a ceiling the prior sees less noise as more."""
+    mean, *ends = values
+    return Spread(mean, min(mean, *ends), max(mean, *ends))
 
 
 # -- pilots ------------------------------------------------------------------------------------------------------------

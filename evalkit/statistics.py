@@ -20,7 +20,8 @@ differences are, counted together with one that is as large as it can be.
 
 B is the variance between the means of a method's seeds, and E what of it samples and single questions explain (crossed
 random effects: Cornfield and Tukey 1956). B of a method is at least the pooled one of both: three runs that did not
-collapse do not show that none does. From PAIRS_NEEDED common seeds on these are paired: then V_T is that of a_sq - b_sq.
+collapse do not show that none does. From PAIRS_NEEDED common seeds on these are paired: then V_T is that of
+a_sq - b_sq.
 
 (mean d - delta) / sqrt(V) is taken for Student's t. Its degrees of freedom are those whose 97.5 % quantile is Cochran
 and Cox's (1950): the mean of the quantiles with Q - 1 and with the seeds' degrees of freedom (Satterthwaite 1946),

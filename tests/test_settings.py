@@ -18,7 +18,7 @@ class Example(CommandSettings):
 
     model: str | None = option(None, "What is read.")
     count: int = option(1, "How many.", ge=1, le=9)
-    share: float | None = option(None, "How much.", gt=0.0, about={"unit": "points", "bare": 2.0})
+    share: float | None = option(None, "How much.", gt=0.0, about={"unit": "points", "needs": "say how many"})
     kind: Literal["plain", "other"] = option("plain", "Which.", "--kind", "-t")
     name: Sequence[str] | None = option(None, "Of whom (repeatable).")
     body: JsonObject | None = option(None, "Further fields.")
@@ -39,7 +39,6 @@ class Example(CommandSettings):
         ("--quiet false --count=2", {"count": 2, "quiet": False}),
         ("-t other --name a --name b m", {"model": "m", "kind": "other", "name": ["a", "b"]}),
         ("--count 2 --count 4", {"count": 4}),
-        ("--share m", {"model": "m", "share": 2.0}),
         ("--share .5 m", {"model": "m", "share": 0.5}),
         ('--body {"a":1}', {"body": {"a": 1}}),
         ("--out=--strange", {"out": Path("--strange")}),
@@ -57,6 +56,7 @@ def test_words(words: str, values: dict[str, Any]) -> None:
         ("--count", "--count needs a value: a whole number >= 1 and <= 9"),
         ("--count --quiet", "--count needs a value: a whole number >= 1 and <= 9"),
         ("--count 10", "--count must be a whole number >= 1 and <= 9; found '10'."),
+        ("m --share", "--share needs a value: say how many"),
         ("--share -1", "--share must be a number > 0 points; found '-1'."),
         ("--share=inf", "--share must be a finite number > 0 points; found 'inf'."),
         ("--kind plane", "--kind must be one of plain, other; found 'plane'. Did you mean \"plain\"?"),

@@ -130,7 +130,8 @@ def noise_of(shared: Shared, a: str, b: str, column: Column) -> tuple[Noise, Des
         trained=all(trained) and not (shared.by_name[a].doubt or shared.by_name[b].doubt), paired=pair is not None,
         clusters=clusters,
     )  # fmt: skip
-    return noise, Design(int(questions), shared.samples, min(map(len, scores)) if noise.training else 0)
+    seeds = min(map(len, scores)) if noise.training else 0
+    return noise.at_least_zero(max(seeds, 1)), Design(int(questions), shared.samples, seeds)
 
 
 def _trained(shared: Shared, a: str, b: str) -> tuple[tuple[bool, bool], tuple[list[int], list[int]] | None]:

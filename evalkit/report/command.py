@@ -15,11 +15,10 @@ from gtpo.common.settings import CommandSettings, option
 from gtpo.common.terminal import stdout_console, visible
 
 if TYPE_CHECKING:
-    from gtpo.evalkit.comparison.compare import MethodComparison
     from gtpo.runs.find import FoundRuns
 
-# Exit codes of --fail-if-worse: it fails, or nothing can be said because training is not known.
-WORSE, UNKNOWN = 5, 6
+# Exit codes of --fail-if-worse: shown to be worse; neither that nor that it is good enough is shown.
+WORSE, NOT_SHOWN = 5, 6
 
 
 class CompareSettings(CommandSettings):
@@ -70,10 +69,11 @@ class CompareSettings(CommandSettings):
         about={"unit": "points"},
     )  # fmt: skip
     fail_if_worse: float | None = option(
-        None, "[POINTS]: exit code 5 if one is shown to be worse than the baseline; with POINTS, if one is not shown "
-        "to be at most so many points worse; 6 if training is not known of several runs of a side.", ge=0.0, lt=100.0,
-        about={"unit": "points", "bare": 0.0},
+        None, "POINTS that matter: exit code 0 if every method is shown, at one-sided 5 %, to lose fewer against the "
+        "baseline; 5 if one is shown to be worse and not by fewer; else 6, also if samples are missing.", gt=0.0,
+        lt=100.0, about={"unit": "points", "needs": "say how many points matter; 2 is usual"},
     )  # fmt: skip
+    undecided: Literal["pass", "fail"] = option("fail", "What --fail-if-worse does if neither is shown: pass is 0.")
     figures: Path | None = option(None, "Write figures to this folder, as PDF, SVG and PNG (extra: report).")
     html: Path | None = option(None, "Write one self-contained page: tables, curves, completions.")
     samples_mb: float = option(
@@ -90,6 +90,8 @@ class CompareSettings(CommandSettings):
                     raise UserError(f'{flag} "{text}": expected NAME=RUN[,RUN...], {example}')
         if not self.runs and not self.seeds:
             raise UserError(f"{self.COMMAND} needs RUNS; {self.COMMAND} --help says what they may be")
+        if "undecided" in self.given and self.fail_if_worse is None:
+            raise UserError("--undecided belongs to --fail-if-worse POINTS, and none is given")
         if self.html is not None:
             check_writable("--html", self.html, folder=False)
         if self.figures is not None:
@@ -169,6 +171,7 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
     evals, trains, notes = _every_run(settings, scored or {}, runs_of(settings.seeds))
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
+    from gtpo.evalkit.report.power import FAILS, PASSES, UNDECIDED, gate
     from gtpo.evalkit.report.summary import TRAINING_UNKNOWN, answer
     from gtpo.evalkit.report.writers import as_csv, as_json, as_latex, as_markdown, as_terminal
 
@@ -190,6 +193,9 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         margin=None if settings.margin is None else settings.margin / 100,
         notes=notes,
     )
+    gated = None if settings.fail_if_worse is None else gate(comparison, settings.fail_if_worse / 100)
+    if gated is not None and not gated.lines:
+        raise UserError("--fail-if-worse: there is nothing to compare; give two runs on the same benchmark")
     if settings.format == "table":
         console = stdout_console(pipe=160)
         console.print(as_terminal(comparison, console.width, details=details, explain=settings.explain))
@@ -216,41 +222,11 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         except ImportError as error:
             raise UserError(f"--figures: matplotlib cannot be imported ({error}); pip install 'gtpo[report]'") from None
         print(f"figures: {len(written)} files in {settings.figures}", file=sys.stderr)
-    return 0 if settings.fail_if_worse is None else _gate(comparison, settings.fail_if_worse / 100)
-
-
-def _gate(comparison: MethodComparison, margin: float) -> int:
-    """Return WORSE if a method is shown to be worse, or with a margin, not shown to be at most that much worse.
-
-    UNKNOWN if that cannot be said of one, because training is not known.
-
-    It speaks of the runs as they are: of methods from three seeds of each on, else of these weights.
-    """
-    from gtpo.evalkit.report.grid import difference, points
-    from gtpo.evalkit.report.summary import TRAINING_UNKNOWN
-
-    found, unknown, tested = [], [], 0
-    for table in comparison.benchmarks:
-        for name in table.methods:
-            cell = table.cells[name, comparison.metrics[0]]
-            if cell.paired is None:
-                continue
-            tested += 1
-            if not cell.paired.known:
-                against = f"{visible(name)} against {visible(str(table.baseline))} on {visible(table.benchmark)}"
-                unknown.append(f"{against}: {TRAINING_UNKNOWN}")
-                continue
-            # Shown to be worse: even if the missing samples speak for the method.
-            failed = cell.paired.high + cell.moved[1] < 0
-            what = f"is worse than {visible(str(table.baseline))}"
-            if margin:
-                # Not shown to be good enough: the missing samples may speak against it.
-                failed = cell.paired.low + cell.moved[0] <= -margin
-                what = f"is not shown to be at most {points(margin)} points worse than {visible(str(table.baseline))}"
-            if failed:
-                found.append(f"{visible(name)} {what} on {visible(table.benchmark)}: {difference(cell.paired)}")
-    if not tested:
-        raise UserError("--fail-if-worse: there is nothing to compare; give two runs on the same benchmark")
-    for line in (*found, *unknown):
+    if gated is None:
+        return 0
+    for line in gated.lines:
         print(f"gate: {line}", file=sys.stderr)
-    return WORSE if found else UNKNOWN if unknown else 0
+    if gated.outcome == UNDECIDED and settings.undecided == "pass":
+        print("gate: undecided, which passes (--undecided pass)", file=sys.stderr)
+        return 0
+    return {PASSES: 0, FAILS: WORSE}.get(gated.outcome, NOT_SHOWN)

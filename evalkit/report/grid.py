@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
@@ -12,7 +12,8 @@ from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import METRICS, Column, round_half_up
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.training_curves import end_of_training
-from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell
+from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell, noise_of
+from gtpo.evalkit.design import ENDS, Design, Noise, Spread, parts, strength
 from gtpo.evalkit.statistics import METHODS, PairedDifference
 
 MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}
@@ -118,7 +119,38 @@ def section_grids(comparison: MethodComparison, table: Table) -> list[Grid]:
             ]
             head, over = ["method", *(column.label for column in columns)], f"{header(table)}: {title}"
             grids.append(Grid(f"{table.title} {title}", over, head, rows, title))
-    return grids
+    noise = None if table.group else _noise_grid(comparison, table)
+    return [*grids, noise] if noise and noise.rows else grids
+
+
+def _noise_grid(comparison: MethodComparison, table: Table) -> Grid:
+    """What questions, samples and seeds add to each primary comparison, and what twice as many would buy."""
+    column, rows = comparison.metrics[0], []
+    for name in table.methods:
+        if name != table.baseline and table.baseline is not None and (name, column) in table.cells:
+            measured = noise_of(table, name, table.baseline, column)
+            rows += [[visible(name), *line] for line in _sources(*measured)] if measured else []
+    head = ["method", "noise", "points (80 % range)", "of the variance", "seen with 80 %", "with twice as many"]
+    title = f"{header(table)}: where the noise of a difference in {column.label} comes from"
+    return Grid(f"{table.title} noise", title, head, rows, "noise")
+
+
+def _sources(noise: Noise, design: Design) -> Iterator[list[str]]:
+    """Yield a row for each source: the standard deviation that it gives to a difference, and its share of V."""
+    every = [parts(noise, design, end) for end in ENDS]
+    total = sum(max(part, 0.0) for part in every[0]) or 1.0
+    now = strength(noise, design).detectable()
+    names = {"questions": "questions", "samples": "samples", "seeds": "seeds"}
+    if noise.samples is None:
+        names = {"questions": "questions and samples", "seeds": "seeds"}
+    for source, name in names.items():
+        if source != "seeds" or noise.training is not None:
+            twice = strength(noise, design._replace(**{source: 2 * getattr(design, source)})).detectable()
+            mean, low, high = (max(getattr(each, source), 0.0) for each in every)
+            yield [
+                name, points_text(Spread(*(math.sqrt(variance) for variance in (mean, low, high)))),
+                f"{100 * mean / total:.0f} %", f"{100 * now:.1f}", f"{100 * twice:.1f}",
+            ]  # fmt: skip
 
 
 def detail_grids(comparison: MethodComparison, details: bool) -> list[Grid]:
@@ -271,6 +303,12 @@ def difference(paired: PairedDifference, unit: str = "") -> str:
 def points(value: float) -> str:
     """Return 2 for 0.02, 0.5 for 0.005: a margin or a planned difference as it was given."""
     return f"{100 * value:.4g}"
+
+
+def points_text(spread: Spread) -> str:
+    """Return `4.2 (3.1 to 6.0)`: points that are seen."""
+    mean, low, high = (f"{100 * one:.1f}" for one in spread)
+    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def p_text(p: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -10,17 +9,16 @@ from typing import NamedTuple
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import METRICS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, Cell
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE
 from gtpo.evalkit.report.grid import covers, difference, join_names, p_text, points
-from gtpo.evalkit.statistics import METHODS, OUTPUTS, SEEDS_NEEDED, WEIGHTS, PairedDifference
+from gtpo.evalkit.report.power import advice
+from gtpo.evalkit.statistics import OUTPUTS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 # What is said if a side has several runs that are not known to be trained apart.
 TRAINING_UNKNOWN = "training is not known, so this says nothing about methods"
 # Difference of the shares of answers that were cut off from which on it is said beside the verdict.
 CUT_OFF = 0.1
-# Without a margin: the half width of an interval that an undecided comparison is told how to reach.
-TARGET = 0.02
 
 
 class Sentence(NamedTuple):
@@ -64,7 +62,7 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
     if cell.verdict == EQUIVALENT and cell.p_equivalent is not None:
         rest += f", of equivalence {p_text(cell.p_equivalent)}"
     return Sentence(
-        method, table.benchmark, cell.verdict, head, rest, _advice(comparison, cell, a, b, where),
+        method, table.benchmark, cell.verdict, head, rest, _advice(comparison, table, method),
         tuple(_remarks(table, method, table.baseline, comparison.metrics[0])),
     )  # fmt: skip
 
@@ -109,29 +107,19 @@ def _what_it_is_about(found: Iterable[tuple[str, str, PairedDifference]]) -> lis
     return [f"{what} is about these weights, not about training them anew."]
 
 
-def _advice(comparison: MethodComparison, cell: Cell, a: str, b: str, where: str) -> str:
+def _advice(comparison: MethodComparison, table: Table, method: str) -> str:
     """What a verdict does not speak of, or what would settle an undecided comparison."""
+    cell = table.cells[method, comparison.metrics[0]]
     d = cell.paired
     assert d is not None
-    for text in _what_it_is_about([(a, b, d)]):
+    for text in _what_it_is_about([(visible(method), visible(str(table.baseline)), d)]):
         return text
     if cell.verdict != UNDECIDED:
         return ""
     if d.shown():
         by_choice = d.shown(cell.missing)
         return f"{'The choice of its checkpoint' if by_choice else 'Its missing samples'} could reverse the difference."
-    target = comparison.margin or TARGET
-    narrow = f"would narrow the interval on {where} to about ±{points(target)} points"
-    if d.scope == METHODS and (seeds := d.seeds_for(target)) is not None:
-        return f"{seeds} seeds of each {narrow}." if seeds > min(filter(None, d.seeds)) else ""
-    if d.questions < 2:
-        return ""
-    count = math.ceil(d.questions * float(d.of_questions) * (1.96 / target) ** 2)
-    return (
-        f"{count:,} such questions {narrow}."
-        if d.scope == WEIGHTS
-        else f"No number of seeds {narrow}; more questions do."
-    )
+    return advice(comparison, table, method)
 
 
 def sentences(comparison: MethodComparison) -> list[Sentence]:
@@ -170,8 +158,8 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
     lines += [("", text) for text in about]
     own = (text for text in (one.advice for one in found) if not re.search(" is about these (weights|outputs)", text))
     remarks = [(one, text) for one in found for text in one.remarks]
-    advice = [(one, one.advice) for one in found if one.advice in set(own)]
-    lines += [("", text) for text in _one_line_each([*remarks, *advice])]
+    advised = [(one, one.advice) for one in found if one.advice in set(own)]
+    lines += [("", text) for text in _one_line_each([*remarks, *advised])]
     if len(comparison.methods) > 2:
         lines.append(("", "The others are not compared with each other (--baseline NAME)."))
     return lines

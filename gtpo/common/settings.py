@@ -213,17 +213,15 @@ def _words_of(key: Key | None, queue: Sequence[str], find: Callable[[str], Key |
         return list(itertools.takewhile(lambda word: not _is_flag(word), queue))
     if key.is_switch:
         return [word for word in queue[:1] if word.lower() in _TRUTH]
-    if "bare" in key.about:
-        return [word for word in queue[:1] if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", word)]
     # A value may begin with dashes (--serve '--max-model-len 4096'), unless it is a flag of this command.
     return [word for word in queue[:1] if not _is_flag(word) or find(word.lstrip("-").partition("=")[0]) is None]
 
 
 def _value(flag: str, key: Key | None, words: list[str]) -> Any:
     if key is not None and not words:
-        if not key.is_switch and "bare" not in key.about:
-            raise UserError(f"{flag} needs a value: {key.expects}")
-        return key.about.get("bare", "true")
+        if not key.is_switch:
+            raise UserError(f"{flag} needs a value: {key.about.get('needs', key.expects)}")
+        return "true"
     if key is not None and key.many:
         text = ",".join(words).strip()
         text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # a list as YAML writes it
@@ -239,7 +237,7 @@ def _value(flag: str, key: Key | None, words: list[str]) -> Any:
 def option(default: Any, help: str, *flags: str, about: Mapping[str, Any] | None = None, **limits: Any) -> Any:
     """Declare an option. flags: if they are not --the-name; about: what else is to be known of it.
 
-    In `about`, `unit` is named with the range, and `bare` is the value of the flag if no value follows it.
+    In `about`, `unit` is named with the range, and `needs` says what to do if no value follows the flag.
     """
     further: Any = dict(about or {}) | ({"flags": flags} if flags else {})
     return Field(default, description=help, json_schema_extra=further, **limits)

@@ -1,0 +1,94 @@
+"""What a design can show, in words: the advice after an undecided comparison, and the gate."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from gtpo.common.terminal import visible
+from gtpo.evalkit.comparison.compare import MethodComparison, Table
+from gtpo.evalkit.comparison.verdicts import ALPHA, noise_of
+from gtpo.evalkit.design import MOST, Design, Needs, Spread, needs
+from gtpo.evalkit.report.grid import difference, points, points_text
+
+# Without a margin: the difference in points, as a fraction, that an undecided comparison is told how to see.
+TARGET = 0.02
+NOUNS = {"questions": "such questions", "samples": "samples of each question", "seeds": "seeds of each"}
+
+
+def round_up(count: float) -> int:
+    """Return a count to two figures, no fewer: a planned number is no more exact."""
+    step = 10 ** max(len(str(math.ceil(count))) - 2, 0)
+    return math.ceil(count / step) * step
+
+
+def range_text(count: Spread, most: int) -> str:
+    """Return `15 (6 to 44)`; `15` if it was stated."""
+    mean, low, high = (f"more than {most:,}" if math.isinf(one) else f"{round_up(one):,}" for one in count)
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def sees(found: Needs, design: Design, target: float, *, margin: bool = False) -> str:
+    """Return what a design sees, and what it lacks to see the target or, with `margin`, to show equivalence in it."""
+    text = f"this design sees a difference of {points_text(found.sees)} points with 80 %"
+    enough = [lever for lever, count in found.counts.items() if count and count.mean <= getattr(design, lever)]
+    if enough:
+        return text
+    goal = f"to show equivalence within ±{points(target)}" if margin else f"for {points(target)}"
+    ways = [f"{range_text(count, MOST[lever])} {NOUNS[lever]}" for lever, count in found.counts.items() if count]
+    text += f"; {goal}: {' or '.join(ways) or 'no number of one thing alone is enough'}"
+    if found.limit > target:
+        rest = "samples and seeds" if design.seeds else "samples"
+        text += f"; {design.questions:,} questions show no less than {100 * found.limit:.1f} with any number of {rest}"
+    return text
+
+
+def advice(comparison: MethodComparison, table: Table, method: str) -> str:
+    """Return what would settle an undecided comparison; empty if nothing can be said."""
+    cell, baseline = table.cells[method, comparison.metrics[0]], table.baseline
+    measured = noise_of(table, method, baseline, comparison.metrics[0]) if baseline else None
+    if measured is None or cell.paired is None:
+        return ""
+    target, level = comparison.margin or TARGET, cell.paired.level
+    found = needs(*measured, target, margin=comparison.margin is not None, level=level)
+    text = sees(found, measured[1], target, margin=comparison.margin is not None)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+class GateResult(NamedTuple):
+    """What the gate says: the outcome of the worst comparison, and a line for each."""
+
+    outcome: str
+    lines: list[str]
+
+
+PASSES, FAILS, UNDECIDED = "passes", "fails", "is undecided"
+
+
+def gate(comparison: MethodComparison, most: float) -> GateResult:
+    """Ask of each comparison whether a loss of `most`, a fraction, is excluded at one-sided 5 %.
+
+    Each must pass, so no level is corrected for their number: all pass by chance no more often than one does.
+    """
+    lines, outcomes = [], []
+    for table in comparison.benchmarks:
+        for name in table.methods:
+            cell = table.cells[name, comparison.metrics[0]]
+            if (d := cell.paired) is None or table.baseline is None:
+                continue
+            at = d._replace(level=1 - 2 * ALPHA / comparison.looks)
+            if d.judged and at.low + cell.moved[0] > -most:
+                outcome = PASSES
+            else:
+                outcome = FAILS if cell.direction < 0 else UNDECIDED
+            outcomes.append(outcome)
+            against = f"{visible(name)} against {visible(table.baseline)} on {visible(table.benchmark)}"
+            why = "" if d.judged else ", as training is not known" if not d.known else ", as it has too few seeds"
+            line = f"{against} {outcome}{why}: {difference(d, ' points')}"
+            measured = noise_of(table, name, table.baseline, comparison.metrics[0])
+            if measured is not None and d.judged:
+                found = needs(*measured, most, level=d.level)
+                line += f"; {sees(found, measured[1], most).replace('a difference', 'a loss')}"
+            lines.append(line)
+    order = (FAILS, UNDECIDED, PASSES)
+    return GateResult(min(outcomes, key=order.index, default=""), lines)
