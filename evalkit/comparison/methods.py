@@ -15,8 +15,9 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,7 @@ from typing import Any
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object
 from gtpo.evalkit.comparison.like_for_like import by_run
-from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.eval_run import EvalRun
-from gtpo.runs.find import evaluations, training_folder
 from gtpo.runs.train_run import TrainFolder
 
 SEED_KEY = "model.random_seed"
@@ -48,8 +47,6 @@ class Member:
     train: TrainFolder | None
     # Flattened config.yaml of the train run; None if there is none.
     config: dict[str, Any] | None = field(repr=False)
-    # Records of all evaluations of its training, its own included.
-    evaluations: tuple[EvalRecord, ...] = field(default=(), repr=False)
 
     @cached_property
     def preset(self) -> str:
@@ -69,13 +66,6 @@ class Member:
         return self.run.record.model.checkpoint if self.run is not None else None
 
     @cached_property
-    def folder(self) -> Path | None:
-        """The folder of its training: its train run's, else the one that its checkpoint lies in; None if unknown."""
-        if self.run is not None and self.train is None:
-            return training_folder(self.run.record, self.run.folder)
-        return None if self.train is None else self.train.root.resolve()
-
-    @cached_property
     def settings(self) -> dict[str, Any] | None:
         """What must be equal within a method; None if it is unknown."""
         if self.config is None:
@@ -83,52 +73,46 @@ class Member:
         skipped = (*NAME_KEYS, *WHERE_KEYS, SEED_KEY)
         return {key: value for key, value in self.config.items() if key not in skipped}
 
+    @cached_property
+    def marks(self) -> dict[Hashable, str]:
+        """What only runs of one training share, with its name."""
+        marks: dict[Hashable, str] = {}
+        if self.train is not None:
+            marks[self.train.root.resolve()] = "one train folder"
+            if (of_run := self.train.run().get("id")) or self.settings:
+                # A copy of a folder that has no id shows by what it says of itself.
+                marks[of_run or f"{self.seed} {self.settings}"] = "one id" if of_run else "equal settings and seed"
+        # Several trainings may end in the untrained model, which competes for best/.
+        if self.run is None or (self.checkpoint == "best" and self._is_untrained):
+            return marks
+        model, engine, texts = self.run.record.model, self.run.record.engine, self.run.record.engine.canaries or {}
+        weights = Path(os.path.abspath(model.adapter or model.source or ""))
+        if self.train is None and re.fullmatch(r"checkpoint-\d+", weights.name):  # as trainers name them
+            marks[weights.parent.resolve()] = "checkpoints in one folder"
+        content = model.weights or model.fingerprint
+        # A Hub name stands for one model; the name that a server gives may be that of the next weights.
+        if content is None and self.train is None and engine.name in ("vllm", "transformers"):
+            content = f"{model.source} {model.adapter}"
+        marks |= {} if content is None else {content: "equal " + ("files" if engine.name == "recorded" else "weights")}
+        # Greedy decoding, and a policy that always begins alike, give other weights the same text.
+        told = [tuple(of) for of in texts.get("texts", {}).values() if self.run.record.sampling.temperature != 0]
+        return marks | {of: "a server that wrote the same texts" for of in told if of and len(set(of)) == len(of)}
+
+    @property
+    def _is_untrained(self) -> bool:
+        path = None if self.train is None else self.train.best / "best.json"
+        return path is not None and path.is_file() and read_json_object(path).get("step") == 0
+
 
 def one_training(a: Member, b: Member) -> str:
     """Say what shows that two runs are of one training; empty if nothing does."""
-    if a.folder is not None and a.folder == b.folder:
-        return f"one train folder, {a.folder.name}"
-    if a.train is not None and b.train is not None:
-        ids = [train.run().get("id") for train in (a.train, b.train)]
-        if all(ids) and ids[0] == ids[1]:
-            return "one id in run.json: a folder and its copy"
-        # Without ids a copy of a folder shows by what it says of itself.
-        if not all(ids) and a.seed == b.seed and a.settings is not None and a.settings == b.settings:
-            return "equal settings and seed"
-    if a.run is None or b.run is None or (_is_untrained(a) and _is_untrained(b)):
-        return ""
-    one, other = a.run.record, b.run.record
-    for what in ("weights", "fingerprint"):
-        if getattr(one.model, what) is not None and getattr(one.model, what) == getattr(other.model, what):
-            return "equal " + ("files" if one.engine.name == "recorded" else "weights")
-    if _first_texts(one) & _first_texts(other):
-        return "a server that wrote the same first texts"
-    # A Hub name or a path stands for one model; the name that a server gives may be that of the next weights.
-    same = all(getattr(one.model, key) == getattr(other.model, key) for key in ("source", "adapter", "weights"))
-    if same and a.train is b.train is None and one.engine.name in ("vllm", "transformers"):
-        return f"one model, {one.model.source}"
-    return ""
-
-
-def _is_untrained(member: Member) -> bool:
-    """Return whether best/ is the untrained model, in which several trainings may end."""
-    path = None if member.train is None else member.train.best / "best.json"
-    return member.checkpoint == "best" and path is not None and path.is_file() and read_json_object(path)["step"] == 0
-
-
-def _first_texts(record: EvalRecord) -> set[tuple[str, ...]]:
-    """What servers wrote first, by hashes; nothing if it is too little to tell weights apart."""
-    texts = (record.engine.canaries or {}).get("texts", {}).values()
-    # Greedy decoding, and a policy that always begins alike, give other weights the same text.
-    return {tuple(of) for of in texts if of and len(set(of)) == len(of) and record.sampling.temperature != 0}
+    return next((what for mark, what in a.marks.items() if mark in b.marks), "")
 
 
 def trained_apart(a: Member, b: Member) -> bool:
     """Return whether two runs that are not of one training are known to be trained apart, by their train folders."""
-    if a.train is None or b.train is None or a.seed is None or b.seed is None:
-        return False
     # Trained twice with one seed: the same order of data, and on some machines the same weights.
-    return a.seed != b.seed or a.settings != b.settings
+    return None not in (a.seed, b.seed) and (a.seed != b.seed or a.settings != b.settings)
 
 
 @dataclass(frozen=True)
@@ -220,29 +204,22 @@ class Method:
         """Return whether every run of another method began from its weights, which are then as they are."""
         trains = [member.train for member in other.members]
         bases = [None if train is None else train.base_run() for train in trains]
-        return len(self.members) == 1 and all(
-            base is not None and base.root.resolve() == self.evaluated[0].folder for base in bases
+        return len(self.members) == len(self.trains) == 1 and all(
+            base is not None and base.root.resolve() == self.trains[0].root.resolve() for base in bases
         )
 
     def is_named(self, word: str) -> bool:
         """Return whether a word is its name, its preset, or one of its runs by name or folder."""
-        if word in (self.name, self.preset):
-            return True
-        path = Path(os.path.abspath(word))
-        return any(
-            word == member.name
-            or (member.run is not None and Path(os.path.abspath(member.run.folder)) == path)
-            or (member.train is not None and Path(os.path.abspath(member.train.root)) == path)
-            for member in self.members
+        folders = [run.folder for run in self.runs] + [train.root for train in self.trains]
+        return word in (self.name, self.preset, *(member.name for member in self.members)) or (
+            os.path.abspath(word) in map(os.path.abspath, folders)
         )
 
 
 def members_of(runs: Sequence[EvalRun], trains: Iterable[TrainFolder]) -> list[Member]:
     """Eval runs with the train run behind each, then the train runs that no eval run stands for."""
     members = [Member(run.name, run, run.train, run.train.config() if run.train else None) for run in runs]
-    known = evaluations(runs) if any(member.folder for member in members) else {}
-    members = [replace(m, evaluations=tuple(known.get(m.folder, ())) if m.folder else ()) for m in members]
-    evaluated = {member.folder for member in members}
+    evaluated = {run.train.root.resolve() for run in runs if run.train is not None}
     rest = [train for train in trains if train.root.resolve() not in evaluated]
     return members + [Member(train.name, None, train, train.config()) for train in rest]
 
@@ -389,8 +366,6 @@ def _notes_inside(method: Method) -> Iterator[str]:
         yield f"{name}: its runs are of different checkpoints ({by_run(weights)})"
     if method.doubt:
         yield f"{name}: {method.doubt}, so its runs are no seeds: their mean is shown as one run"
-    elif method.declared:
-        yield f"{name}: --seeds declares that its {len(set(method.draws.values()))} runs were trained independently"
     for one, other in itertools.combinations(method.evaluated, 2):
         if not method.doubt and (why := one_training(one, other)):
             yield f"{name}: {one.name} and {other.name} are one training ({why}): their mean counts as one seed"

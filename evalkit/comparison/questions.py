@@ -17,8 +17,9 @@ from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.statistics import clusters_of
 from gtpo.rewards.data.problem import Problem
-from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, Interval
+from gtpo.runs.eval_record import BenchmarkRecord, Interval
 from gtpo.runs.eval_run import EvalRun, Questions
+from gtpo.runs.find import records_of
 
 # Name of a benchmark that several recorded files have in common.
 SAME = "the same questions"
@@ -114,23 +115,20 @@ class Shared:
         return of_k.get(column.k)
 
     def checkpoints(self, method: str, column: Column) -> tuple[int, float]:
-        """Return how many checkpoints of one of a method's trainings were evaluated here, and how far above its figure
-        their mean lies.
+        """Return how many checkpoints of a training were evaluated here, and how far their mean lies above the figure.
 
-        best/ was chosen on other questions: 1, 0.0.
+        The most of any training of the method. best/ was chosen on other questions: 1, 0.0.
         """
-        members, most, gaps = {m.name: m for m in self.by_name[method].members}, 1, []
+        most, gaps = 1, []
         for run in self.runs[method]:
             means: dict[str | None, list[float]] = {}
-            for record in members[run.name].evaluations if column.metric.by_k and not self.group else ():
+            chosen = run.train is not None and run.record.model.checkpoint != "best" and not self.group
+            for record in records_of(run.train.root) if run.train and chosen and column.metric.by_k else ():
                 if at := self._stored(record.benchmarks.get(self.benchmark, BenchmarkRecord()), column):
-                    means.setdefault(_weights_of(record), []).append(at.mean)
-            by_checkpoint = {name: float(np.mean(of)) for name, of in means.items()}
-            own = by_checkpoint.get(_weights_of(run.record))
-            if own is None or run.record.model.checkpoint == "best":
-                by_checkpoint, own = {}, 0.0
-            most = max(most, len(by_checkpoint))
-            gaps.append(float(np.mean(list(by_checkpoint.values()))) - own if by_checkpoint else 0.0)
+                    means.setdefault(record.model.checkpoint, []).append(at.mean)
+            own = means.get(run.record.model.checkpoint)
+            most = max(most, len(means) if own else 1)
+            gaps.append(float(np.mean([np.mean(of) for of in means.values()]) - np.mean(own)) if own else 0.0)
         return most, float(np.mean([np.mean([gaps[i] for i in places]) for places in self.draws(method)]))
 
     def cut_off(self, method: str) -> float | None:
@@ -166,11 +164,6 @@ class Shared:
             taken = {method: [part.take(rows) for part in parts] for method, parts in self.parts.items()}
             kept = None if self.clusters is None else self.clusters[rows]
             yield replace(self, group=name, parts=taken, notes=[], clusters=kept)
-
-
-def _weights_of(record: EvalRecord) -> str | None:
-    """Return which weights of its training a run evaluated."""
-    return record.model.checkpoint or record.model.adapter or record.model.source
 
 
 def name_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:

@@ -69,14 +69,15 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
 
 def _remarks(table: Table, method: str, baseline: str, column: Column) -> Iterator[str]:
     """What bears on a verdict beside the figures: how checkpoints were chosen, and what the token limit cut off."""
-    where, cells = visible(table.benchmark), [table.cells[side, column] for side in (method, baseline)]
-    ours, base = (cell.checkpoints for cell in cells)
-    if ours > 1 or base > 1:
-        count = f"{ours} checkpoints of its training" if ours > 1 else f"{base} checkpoints of the baseline's"
-        count += f" and {base} of the baseline's" * (ours > 1 and base > 1)
+    where, cell = visible(table.benchmark), table.cells[method, column]
+    ours, base = cell.checkpoints, table.cells[baseline, column].checkpoints
+    if cell.paired is not None and max(ours, base) > 1:
+        what = f"{ours} checkpoints of its training" if ours > 1 else f"{base} checkpoints of the baseline's"
+        what += f" and {base} of the baseline's" * (ours > 1 and base > 1)
+        fails = ", and does not" * bool(cell.paired.shown(cell.missing) and not cell.direction)
         yield (
-            f"{count} were evaluated on {where}, so the verdict must also hold for their mean; questions on which only "
-            "the chosen one was evaluated need no such bound."
+            f"{what} were evaluated on {where}: the verdict must also hold for their mean{fails}. Other questions, on "
+            "which only the chosen one is evaluated, need no such bound."
         )
     rates = [table.cut_off(side) for side in (method, baseline)]
     known = [rate for rate in rates if rate is not None]
@@ -117,8 +118,7 @@ def _advice(comparison: MethodComparison, table: Table, method: str) -> str:
     if cell.verdict != UNDECIDED:
         return ""
     if d.shown():
-        by_choice = d.shown(cell.missing)
-        return f"{'The choice of its checkpoint' if by_choice else 'Its missing samples'} could reverse the difference."
+        return "Its missing samples could reverse the difference." * (not d.shown(cell.missing))
     return advice(comparison, table, method)
 
 

@@ -6,10 +6,7 @@ it. What makes a run unreadable is a UserError that names it and says what to do
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -135,6 +132,11 @@ def is_eval(folder: Path) -> bool:
     return (folder / "eval.json").is_file() or (folder / "samples").is_dir()
 
 
+def records_of(folder: Path) -> list[EvalRecord]:
+    """Return the records of the eval runs of a train run, complete or not."""
+    return [_read_once(entry.resolve(), (entry / "eval.json").stat().st_mtime_ns) for entry in evals_of(folder)]
+
+
 def evals_of(folder: Path) -> list[Path]:
     """Return the eval runs of a train run, complete or not: beside it (results/train/X -> results/eval/*), or here."""
     beside = (Path(os.path.abspath(folder)).parent.parent / "eval", folder.resolve().parent.parent / "eval")
@@ -156,36 +158,6 @@ def _is_of(entry: Path, train: Path) -> bool:
 def _read_once(folder: Path, changed: int) -> EvalRecord:
     """Every train run looks through the same eval runs for its own; `changed` makes a rewritten file another one."""
     return read_record(folder)
-
-
-def training_folder(record: EvalRecord, folder: Path) -> Path | None:
-    """Return the folder of the training that an eval run's weights are of; None if it is not known.
-
-    That of a train run, or of a trainer that names its checkpoints checkpoint-N.
-    """
-    train = _train_run_of(record, folder)
-    if train is not None:
-        return train.root.resolve()
-    weights = Path(os.path.abspath(record.model.adapter or record.model.source or ""))
-    return weights.parent.resolve() if re.fullmatch(r"checkpoint-\d+", weights.name) else None
-
-
-def evaluations(runs: Iterable[EvalRun]) -> dict[Path, list[EvalRecord]]:
-    """Return training folder -> records of its evaluations, complete or not: those beside these runs and their trains.
-
-    And those under results/.
-    """
-    homes = {RESULTS.resolve() / "eval"}
-    for run in runs:
-        homes.add(run.folder.resolve().parent)
-        homes |= {run.train.root.resolve().parent.parent / "eval"} if run.train is not None else set()
-    records: dict[Path, list[EvalRecord]] = {}
-    for path in sorted(path for home in homes for path in home.glob("*/eval.json")):
-        with contextlib.suppress(UserError, OSError):
-            record = _read_once(path.parent.resolve(), path.stat().st_mtime_ns)
-            if (folder := training_folder(record, path.parent)) is not None:
-                records.setdefault(folder, []).append(record)
-    return records
 
 
 def _train_run_of(record: EvalRecord, folder: Path) -> TrainFolder | None:

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 from gtpo.evalkit.evaluation.evaluate import write_results
 from gtpo.evalkit.evaluation.scoring import Tally, score
 from gtpo.evalkit.evaluation.tasks import checksum
+from gtpo.evalkit.metrics import pass_at_all_k
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION, EvalRecord
-from gtpo.runs.tables import Sample
+from gtpo.runs.tables import PROBLEM_SCHEMA, QUESTION_SCHEMA, Sample
 
 HOSTILE = "</script><script>window.hostile = true</script><img src=x onerror='window.hostile = true'>"
 
@@ -197,3 +198,55 @@ def _logged_group(rng: np.random.Generator, step: int, group: int) -> pa.Table:
             "reward_final_reward": float(rewards[i]),
         })  # fmt: skip
     return pa.Table.from_pylist(rows)
+
+
+def write_counts(
+    folder: Path,
+    correct: np.ndarray,
+    n: int,
+    *,
+    train: Path | None = None,
+    checkpoint: str | None = None,
+    texts: list[str] | None = None,
+    **model: Any,
+) -> Path:
+    """Write a complete eval run by its right samples of each question [Q], without completions: in milliseconds.
+
+    train: the folder of its train run; it is written if it is not there, with its name as its seed.
+    """
+    folder.mkdir(parents=True)
+    by_k = pass_at_all_k(np.full(n + 1, n), np.arange(n + 1))[correct]
+    ids = [f"q{i:04d}" for i in range(len(correct))]
+    rows = [
+        {"benchmark": "b", "question_id": name, "scoring": scoring, "n": n, "correct": int(right), "votes": [],
+         "pass_at_k": of.tolist(), "maj_at_k": of.tolist(), "format_ok": n, "truncated": 0}
+        for scoring in ("strict", "lenient") for name, right, of in zip(ids, correct, by_k, strict=True)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows, schema=QUESTION_SCHEMA), folder / "questions.parquet")
+    problems = [
+        {"benchmark": "b", "id": name, "problem": text, "answer": "1", "subject": "", "cluster": "", "answers": "mathematics",
+         "asked": True} for name, text in zip(ids, texts or ids, strict=True)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(problems, schema=PROBLEM_SCHEMA), folder / "problems.parquet")
+    if train is not None and not train.is_dir():
+        train.mkdir(parents=True)
+        run = {"schema_version": 1, "run_name": train.name, "preset": "gtpo", "seed": train.name, "status": "finished"}
+        (train / "run.json").write_text(json.dumps(run))
+        (train / "config.yaml").write_text(json.dumps({"method": "gtpo", "model": {"random_seed": train.name}}))
+    means = {str(k + 1): {"mean": mean, "low": 0, "high": 1} for k, mean in enumerate(by_k.mean(axis=0))}
+    entry = {
+        "source": "a file",
+        "questions": len(ids),
+        "n": n,
+        "samples": n * len(ids),
+        "truncation_rate": 0.0,
+        "pass@k": means,
+    }
+    record = {
+        "schema_version": EVAL_SCHEMA_VERSION, "status": "complete", "name": folder.name, "scoring": "strict",
+        "model": {"source": "tiny", "train_run": train and str(train), "checkpoint": checkpoint, **model},
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64, "n": n}, "verifier": {"version": 1},
+        "benchmarks": {"b": entry},
+    }  # fmt: skip
+    (folder / "eval.json").write_text(json.dumps(record))
+    return folder

@@ -563,22 +563,6 @@ def test_the_gate_neither_passes_nor_fails_what_is_not_known(case: str, gate: st
     assert ran.stderr.splitlines()[-1] == f"gate: B against A on arithmetic: {UNKNOWN}"
 
 
-def test_equal_methods_of_unknown_training_are_never_marked(tmp_path: Path) -> None:
-    """A null: two methods that are equal, three files a side that vary as trained weights do."""
-    rng = np.random.default_rng(20261128)
-    apart = 0
-    for draw in range(12):
-        effects = {(side, i): rng.normal(0, 0.45) for side in PAIR for i in range(3)}
-        side_by_side(tmp_path / str(draw), "files", lambda side, i, of=effects: of[side, i])
-        names = [*PAIR["A"], *PAIR["B"]]
-        (table,) = compared(tmp_path / str(draw), *names, labels=["A=A*", "B=B*"], margin=0.1).tables
-        cell = table.cells["B", Column(PASS, 1)]
-        assert (cell.verdict, cell.direction, cell.p_corrected) == (UNDECIDED, 0, None)
-        assert cell.paired is not None
-        apart += not cell.paired.low <= 0 <= cell.paired.high
-    assert apart, "in none of these pairs would the outputs have looked like methods"
-
-
 def test_a_label_names_outputs_and_seeds_declares_trainings(seeds_home: Path) -> None:
     """Of runs that are known to be trained apart: the declaration changes nothing, a label takes the verdict away."""
 
