@@ -548,6 +548,7 @@ class ServerEngine(Engine):
         text, status, now = self.access.redact(str(error)), error.status, time.monotonic()
         # A refusal for the rate: the sample has not failed.
         if status == 429 and error.passing:
+            self.retried += 1
             self._waiting.appendleft(request)
             server.pause_until = max(server.pause_until, now + max(error.pause_s, min(FIRST_PAUSE_S, LONGEST_PAUSE_S)))
             server.full_since = server.full_since or now

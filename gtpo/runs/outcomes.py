@@ -109,9 +109,8 @@ def says_something(text: str) -> bool:
     # Only what ends with a delimiter needs a look at all of it.
     if len(text) > 200 and text.rstrip()[-1:] not in (">", "]", "|", "▷"):
         return True
-    if _NO_CHARACTER.fullmatch(text) or _REMAINS.fullmatch(text):
-        return False
-    return _NO_CHARACTER.fullmatch(without_thoughts(plain(text))) is None
+    visible = without_thoughts(plain(text))
+    return _NO_CHARACTER.fullmatch(visible) is None and _REMAINS.fullmatch(visible) is None
 
 
 def check_reply(reply: Reply, max_tokens: int | None = None, context: int | None = None) -> Ending:

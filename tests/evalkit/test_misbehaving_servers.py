@@ -146,8 +146,8 @@ def test_settings_may_change_where_nothing_came_back(gtpo, serve, whole: Path, t
         return refused if payload["max_tokens"] > 64 else completion(payload)
 
     server = serve(behaviour)
-    done = gtpo(*EVAL, "--base-url", server.url, "--max-tokens", "9999", "--out", "run", code=3)
-    assert "24 of 24 samples failed, more than --fail-on-error 0.05 allows" in done.stderr
+    done = gtpo(*EVAL, "--base-url", server.url, "--max-tokens", "9999", "--out", "run", code=2)
+    assert "refuses every request (HTTP 400: max_tokens is too large). Choose a smaller --max-tokens" in done.stderr
     gtpo(*EVAL, "--base-url", server.url, "--out", "run")
     assert rows(tmp_path / "run") == rows(whole)
 
@@ -225,7 +225,7 @@ def test_another_model_is_refused(gtpo, serve, whole: Path, tmp_path: Path) -> N
 
     def renamed(payload: dict[str, Any], times: int) -> Reply:
         reply = completion(payload)
-        reply.body["model"] = "m-0613"
+        reply.body["model"] = "m-mini"
         return reply
 
     other, same = serve(renamed), serve(named)
@@ -233,12 +233,12 @@ def test_another_model_is_refused(gtpo, serve, whole: Path, tmp_path: Path) -> N
     shutil.copytree(whole, tmp_path / "run")
     more = (*EVAL, "--k", str(SAMPLES + 1))
     done = gtpo(*more, "--base-url", other.url, "--out", "run", code=2)
-    assert "was sampled from another model: m-0613 answers, and m did" in done.stderr
+    assert "was sampled from another model: m-mini answers, and m did" in done.stderr
     assert rows(tmp_path / "run") == rows(whole)
     done = gtpo(*EVAL, "--base-url", f"{same.url},{other.url}", "--out", "two", code=2)
     assert "the servers have different models" in done.stderr
     done = gtpo(*EVAL, "--base-url", other.url, "--out", "renamed")
-    assert '"m-0613" answers, and "m" was asked for' in done.stderr
+    assert '"m-mini" answers, and "m" was asked for' in done.stderr
 
 
 def test_further_fields(gtpo, serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

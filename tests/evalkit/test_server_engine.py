@@ -3,22 +3,27 @@ vLLM: test_vllm_engine.py)."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import random
+import selectors
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from servers import DONE, USAGE, Clock, Reply, Server, collect, completion, delta, event, make, stream, tasks, text_of
 
 import gtpo.evalkit.engines.server as engine_module
+import gtpo.evalkit.engines.server_request as request_module
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Prompt, Reading, Sampling, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.engines.server import refusal
+from gtpo.evalkit.engines.server import Answer, RequestError, ServerEngine, refusal
 from gtpo.evalkit.engines.server_request import Access
 from gtpo.evalkit.engines.server_request import Server as AskedServer
 from gtpo.runs.eval_record import read_record
@@ -225,8 +230,16 @@ COMPLETIONS: dict[str, tuple[Reply, str, int | None, str | None]] = {
     ),
     "thoughts alone": (answer({"content": None, "reasoning": "5?"}), "<think>5?</think>", 7, "stop"),
     "no usage": (events(*(piece for piece in WHOLE if piece != USAGE)), TEXT, None, "stop"),
-    "no content": (answer({"content": None}), "", 7, "stop"),
-    "a refusal in words": (answer({"content": None, "refusal": "I cannot."}), "I cannot.", 7, "stop"),
+    "thoughts in details": (
+        answer({"content": TEXT, "reasoning_details": [{"type": "reasoning.text", "text": "is it 5?"}]}), THOUGHT, 7,
+        "stop",
+    ),
+    "a reason of its own": (answer(finish="repetition"), TEXT, 7, "repetition"),
+    "a tool that nobody offered": (answer({"content": TEXT, "tool_calls": [{}]}), TEXT, 7, "tool_calls"),
+    "stop at the limit": (answer(usage={"completion_tokens": 33}), TEXT, 33, "length"),
+    "stop at the end of the context": (
+        answer(usage={"completion_tokens": 32, "prompt_tokens": 4064}), TEXT, 32, "length",
+    ),
     "the end of a sequence": (answer(finish="eos"), TEXT, 7, "stop"),
     "the limit": (answer(finish="max_tokens"), TEXT, 7, "length"),
 }  # fmt: skip
@@ -242,9 +255,11 @@ def test_what_is_a_completion(serve: Serve, name: str) -> None:
 
 ENDINGS = {
     "stop": "stop STOP Stop eos </s> END_TURN end_turn endTurn complete FinishReason.STOP FINISH_REASON_STOP "
-    "stop_str matched_stop eos_token_id finished_stopped",
+    "stop_str matched_stop eos_token_id finished_stopped stop_sequence",
     "length": "length LENGTH MAX_TOKENS max-tokens maxTokens FinishReason.MAX_TOKENS model_context_window_exceeded "
-    "max_tokens_exceeded token_limit_reached hit_max_length num_predict",
+    "max_tokens_exceeded token_limit_reached hit_max_length num_predict hit_max_ctx n_predict token_budget",
+    "tool": "tool_calls tool_use FUNCTION_CALL",
+    "": "null None unknown",
     "refused": "content_filter content-filter SAFETY RECITATION FinishReason.PROHIBITED_CONTENT policy_violation",
     "failed": "error network_error abort cancelled rate_limit MALFORMED_FUNCTION_CALL insufficient_system_resource",
 }
@@ -253,7 +268,7 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_how_a_completion_ended(ending: str) -> None:
     assert {finish_word(said) for said in ENDINGS[ending].split() if said != "</s>"} == {ending}
-    assert finish_word("whatever") == "whatever"
+    assert finish_word("repetition") == "repetition"
 
 
 CARDS = [
@@ -290,19 +305,42 @@ PASSING: dict[str, tuple[Reply, str]] = {
     ),
     "no end": (events(*WHOLE[:2]), "the completion was not finished (finish_reason None)"),
     "abort": (answer({"content": HALF}, "abort"), "the completion was not finished (finish_reason abort)"),
-    "a reason of its own": (answer({"content": HALF}, "whatever"), "the completion was not finished"),
+    "no content": (answer({"content": None}), "the reply is empty (finish_reason stop, 7 tokens, no text)"),
+    "spaces": (answer({"content": " \n"}), "the reply is empty"),
+    "an end token": (answer({"content": "<|im_end|>"}), "the reply is empty"),
+    "a tool call alone": (
+        answer({"content": None, "tool_calls": [{}]}, "tool_calls"),
+        "the reply is empty (finish_reason tool_calls, 7 tokens, a tool call, no text)",
+    ),
+    "[DONE] alone": (events(DONE), "the reply is empty (finish_reason None, no text)"),
+    "an error beside the text": (
+        events(*WHOLE[:2], event({"choices": [{"delta": {"content": ""}, "error": {"message": "upstream is gone"}}]})),
+        "the server broke off: upstream is gone",
+    ),
+    "content filter": (
+        answer({"content": HALF}, "content_filter"),
+        "withheld the completion (finish_reason content_filter)",
+    ),
+    "a filter's flag": (
+        Reply(body={"choices": [{"message": {"content": HALF}, "finish_reason": "stop",
+                                 "content_filter_results": {"violence": {"filtered": True}}}]}),
+        "withheld the completion (finish_reason stop)",
+    ),
+    "a refusal in words": (answer({"content": None, "refusal": HALF}), "withheld the completion"),
 }  # fmt: skip
+BLOCKED = {"content filter", "a filter's flag", "a refusal in words"}
+
 STAYING: dict[str, tuple[Reply, str]] = {
     "400": (Reply(400, {"error": {"message": "the prompt\nis refused"}}), "HTTP 400: the prompt is refused"),
     "403 by moderation": (Reply(403, {"error": {"message": "flagged"}}), "HTTP 403: flagged"),
     "422": (Reply(422, {"detail": [{"msg": "too long"}]}), "HTTP 422"),
     "413 with a page": (Reply(413, b"<html>\x1b[31mlarge</html>"), "HTTP 413: <html> [31mlarge</html>"),
-    "content filter": (
-        answer({"content": HALF}, "content_filter"),
-        "withheld the completion (finish_reason content_filter)",
+    "a prompt that a filter refuses": (
+        Reply(400, {"error": {"code": "content_filter", "message": "no"}}),
+        "HTTP 400: no",
     ),
 }
-PARTIAL = {"a broken event", "an error as an event", "no end", "abort", "a reason of its own", "content filter"}
+PARTIAL = {"a broken event", "an error as an event", "an error beside the text", "no end", "abort", *BLOCKED}
 """Of these there is a text, which is kept."""
 
 
@@ -314,8 +352,10 @@ def test_what_is_none(serve: Serve, name: str) -> None:
     server = serve(lambda payload, times: reply if times == 1 else completion(payload))
     (found,) = collect(make(server, retries=0), tasks(1, 1)).values()
     assert message in str(found.error)
-    assert (found.tokens, found.finish_reason) == (None, "error" if passes else "refused")
-    assert found.completion == (HALF if name in PARTIAL else "")
+    assert (found.tokens, found.finish_reason) == (None, "error" if passes and name not in BLOCKED else "refused")
+    assert (found.outcome == "blocked") == (name in BLOCKED or "filter" in name)
+    assert (found.outcome == "empty") == ("is empty" in message)
+    assert found.completion == HALF if name in PARTIAL else found.completion.strip() in ("", "<|im_end|>")
     server.times.clear()
     (found,) = collect(make(server, retries=1), tasks(1, 1)).values()
     assert (found.error is None, server.times[SEED]) == ((True, 2) if passes else (False, 1))
@@ -335,21 +375,17 @@ def test_retry_after(header: str, expected: float) -> None:
 
 
 def test_a_stop_text_inside_a_thought_ends_nothing(serve: Serve) -> None:
-    """The sample is asked for again without stop texts, which are applied here."""
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        whole = "<think>Q: restated</think>5"
-        return completion(payload, content=whole.partition("Q:")[0] if "stop" in payload else whole)
-
-    found = collect(make(serve(behaviour), sampling={"reading": Reading(("Q:",))}), tasks(4, 4))
-    assert {g.completion for g in found.values()} == {"<think>Q: restated</think>5"}
-
-
-def test_a_reply_that_is_all_thought_is_named(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    server = serve(lambda payload, times: completion(payload, content=None, reasoning_content="it is 5"))
-    collect(make(server), tasks(2, 4))
-    assert "8 of 8 replies are thoughts only (reasoning_content) though they ended by themselves" in caplog.text
-    assert "--reasoning-parser" in caplog.text
+    """The sample is asked for again without stop texts, which are applied here: wherever the thought comes."""
+    whole = {"content": "5", "reasoning_content": "Q: restated"}
+    in_text = {"content": "<think>Q: restated</think>5"}
+    for cut, rest in (
+        ({"content": "<think>"}, in_text), ({"content": None, "reasoning_content": "so "}, whole),
+        ({"content": "/think>", "reasoning_content": "so "}, whole), ({"content": ""}, whole),
+    ):  # fmt: skip
+        server = serve(lambda payload, times, cut=cut, rest=rest: completion(
+            payload, **(cut if "stop" in payload else rest)))  # fmt: skip
+        found = collect(make(server, retries=0, sampling={"reading": Reading(("Q:",))}), tasks(4, 4))
+        assert {g.completion for g in found.values()} == {"<think>Q: restated</think>5"}
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -404,7 +440,7 @@ def test_slow_completions_are_waited_for(serve: Serve, monkeypatch: pytest.Monke
 
 AT_ONCE = [
     (Reply(401, {"error": "bad key"}), r"refuses a request without a key; set OPENAI_API_KEY \(HTTP 401"),
-    (Reply(404, {"message": "nothing here"}), r"chat/completions is not there \(HTTP 404: nothing here"),
+    (Reply(404, {"message": "nothing here"}), r"chat/completions is not there \(HTTP 404: nothing here\)$"),
     (
         Reply(308, {}, {"Location": "http://elsewhere.example/v1"}),
         "it redirects to http://elsewhere.example/v1; --base-url takes that address",
@@ -450,10 +486,11 @@ def test_a_server_that_is_shut_down(serve: Serve) -> None:
 
 def test_another_model_in_the_middle(serve: Serve) -> None:
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        return answer(model="m" if len(server.requests) <= 20 else "m-0613")
+        number = len(server.requests)
+        return answer(model=("m" if number % 2 else "Provider/M-2026-01-31") if number <= 20 else "m-mini")
 
     server = serve(behaviour)
-    with pytest.raises(EngineStopped, match='another model answers: "m-0613", no longer "m"'):
+    with pytest.raises(EngineStopped, match='another model answers: "m-mini", no longer "Provider/M-2026-01-31"'):
         collect(make(server, retries=0), tasks(20, 4))
 
 
@@ -490,3 +527,70 @@ def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> 
     record = json.loads((tmp_path / "results/eval/my-run/eval.json").read_text())
     assert record["model"]["train_run"] == "my-run"
     assert record["model"]["fingerprint"]
+
+
+# -- load, by a clock that no one waits for --------------------------------------------------------------------------
+
+ROUND_S = 0.5
+
+
+class Rounds:
+    """A server that answers each request after a round, and a share of them with a failure; time jumps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, share: float, error: Callable[[], RequestError]) -> None:
+        self.now, self.share, self.error, self.rng = 0.0, share, error, random.Random(3)
+        self.in_flight, self.seen, outer = 0, list[int](), self
+
+        class Selector(selectors.DefaultSelector):
+            def select(self, timeout: float | None = None) -> Any:
+                outer.now += max(0.0, timeout or 0.0)
+                return super().select(0)
+
+        class Loop(asyncio.SelectorEventLoop):
+            def __init__(self) -> None:
+                super().__init__(Selector())
+
+            def time(self) -> float:
+                return outer.now
+
+        monkeypatch.setattr(asyncio.events, "new_event_loop", Loop)
+        clock = SimpleNamespace(monotonic=lambda: outer.now)
+        monkeypatch.setattr(engine_module, "time", clock)
+        monkeypatch.setattr(request_module, "time", clock)
+
+    async def ask(self, server: Any, request: Any, sampling: Sampling) -> Answer:
+        self.in_flight += 1
+        self.seen.append(self.in_flight)
+        request.answer, request.seed = Answer(), len(self.seen)
+        await asyncio.sleep(ROUND_S)
+        self.in_flight -= 1
+        if self.rng.random() < self.share:
+            raise self.error()
+        request.answer.feed(b"".join(WHOLE))
+        request.answer.end()
+        answered: Answer = request.answer
+        return answered
+
+    def rounds(self, samples: int) -> float:
+        source = ServerEngine([asked()], Sampling(1.0, 1.0, 64, samples, 0), concurrency=64)
+        source._ask = self.ask  # type: ignore[method-assign]
+        found = [sample for lot in source.generate(tasks(1, samples)) for sample in lot]
+        assert [sample.error for sample in found] == [None] * samples
+        assert len(self.seen) == samples + source.retried
+        return self.now / ROUND_S
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.0, 1.1), (0.01, 1.2), (0.03, 1.3), (0.1, 1.7)])
+def test_random_failures_cost_little(monkeypatch: pytest.MonkeyPatch, share: float, most: float) -> None:
+    """640 samples, 64 at a time: ten rounds without failures."""
+    server = Rounds(monkeypatch, share, lambda: refusal(502, {}, "bad gateway"))
+    assert server.rounds(640) <= most * 10
+    assert max(server.seen) == 64
+
+
+@pytest.mark.parametrize(("status", "lowers"), [(429, True), (503, True), (529, True), (500, False), (502, False)])
+def test_only_overload_lowers_the_number_in_flight(monkeypatch, status: int, lowers: bool) -> None:  # type: ignore[no-untyped-def]
+    server = Rounds(monkeypatch, 0.2, lambda: refusal(status, {}, ""))
+    server.rounds(640)
+    middle = server.seen[128:512]
+    assert (sum(middle) / len(middle) < 32) == lowers

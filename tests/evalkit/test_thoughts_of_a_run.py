@@ -117,8 +117,8 @@ def test_recorded_completions_are_read_by_a_protocol(gtpo, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("reason", "stored"),
-    [("MAX_TOKENS", "length"), ("token_limit", "length"), ("eos", "stop"), ("whatever", None), ("abort", "error"),
-     ("content_filter", "error")],
+    [("MAX_TOKENS", "length"), ("token_limit", "length"), ("eos", "stop"), ("whatever", "whatever"), ("abort", "error"),
+     ("content_filter", "refused"), ("unknown", None)],
 )  # fmt: skip
 def test_finish_reasons_of_recorded_completions(gtpo, tmp_path: Path, reason: str, stored: str | None) -> None:  # type: ignore[no-untyped-def]
     recorded = [{"id": "a", "gold": "1", "completion": "\\boxed{1}", "finish_reason": reason}]
@@ -127,7 +127,7 @@ def test_finish_reasons_of_recorded_completions(gtpo, tmp_path: Path, reason: st
     gtpo("eval", "--completions", "c.jsonl", "--out", "run")
     row = rows(tmp_path / "run")["a"]
     assert row["finish_reason"] == stored
-    assert (row["error"] is not None) == (stored == "error")
+    assert (row["error"] is not None) == (stored in ("error", "refused"))
 
 
 def test_a_thought_apart_in_a_recorded_row(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

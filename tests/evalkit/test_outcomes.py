@@ -1,0 +1,163 @@
+"""What is made of a reply: no combination without a text to trust is scored as a wrong answer in silence."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from servers import event
+
+from gtpo.evalkit.engines.server import Answer, RequestError
+from gtpo.evalkit.evaluation.scoring import score
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.verify import Verifier
+from gtpo.runs.outcomes import Ending, Tokens, cut_prompts, read_usage, shared_limit
+from gtpo.runs.tables import Sample
+
+MOST = 64
+WORDS = {
+    "stop": ("stop", "STOP", "eos_token", "end_turn", "stop_sequence"),
+    "limit": ("length", "MAX_TOKENS", "max_output_tokens", "hit_max_ctx"),
+    "filter": ("content_filter", "SAFETY", "refusal"),
+    "failure": ("error", "abort", "malformed_function_call"),
+    "none": (None, "null", "unknown"),
+    "other": ("repetition", "loop_detected", "load", "OTHER", "zqx"),
+    "tool": ("tool_calls", "FUNCTION_CALL"),
+}
+TEXTS = {
+    "no": ("", None, " \n", "<|im_end|>", "/think>"),
+    "yes": ("It is \\boxed{8}.", "<think>7?</think>8", "no idea"),
+}
+USAGE = (
+    {}, {"completion_tokens": 0}, {"completion_tokens": 9}, {"completion_tokens": MOST}, {"completion_tokens": 300},
+    {"completion_tokens": 5, "prompt_tokens": 20, "total_tokens": 925},
+    {"completion_tokens": 5, "prompt_tokens": 20, "total_tokens": 20 + MOST},
+)  # fmt: skip
+
+
+def receive(word: str | None, text: str | None, thought: str, tool: bool, usage: dict[str, int]) -> Sample:
+    """The sample of a streamed reply, as the engine makes it."""
+    delta = {"content": text, "reasoning_content": thought or None, "tool_calls": [1] * tool}
+    answer = Answer()
+    answer.feed(event({"choices": [{"delta": delta, "finish_reason": word}], "usage": usage}) + b"data: [DONE]\n\n")
+    sample = Sample("b", "q", 0, "")
+    try:
+        answer.end(MOST)
+        sample.settle(answer.ending)
+    except RequestError as error:
+        sample.settle(error.ending._replace(why=str(error)))
+    sample.completion = answer.text()
+    return sample
+
+
+COMBINATIONS = [
+    (kind, word, said, text, thought, tool, usage)
+    for kind, words in WORDS.items() for word in words
+    for said, texts in TEXTS.items() for text in texts
+    for thought, tool, usage in itertools.product(("", "7?"), (False, True), USAGE)
+]  # fmt: skip
+
+
+def test_no_reply_without_a_text_is_wrong_in_silence() -> None:
+    samples = [receive(*combination[1:2], *combination[3:]) for combination in COMBINATIONS]
+    with Verifier(workers=1) as verifier:
+        score(samples, {("b", "q"): Problem("q", "What is 3 plus 4?", "7")}, verifier)
+    for (kind, word, said, text, thought, tool, usage), sample in zip(COMBINATIONS, samples, strict=True):
+        told = (word, text, thought, tool, usage, sample)
+        spent = usage.get("completion_tokens", 0) >= MOST or usage.get("total_tokens") == 20 + MOST
+        whole = kind == "stop" and said == "yes" and not tool and not spent
+        assert (sample.outcome == "complete") == whole, told
+        assert (sample.error is None) == (sample.verdict_lenient is not None), told
+        if kind in ("filter", "failure"):
+            assert (sample.error is not None, sample.outcome) == (True, "blocked" if kind == "filter" else None), told
+        elif said == "no" and not thought and not (kind == "limit" or spent):
+            assert sample.error is not None or kind == "other", told
+        if sample.error is None and sample.outcome == "complete":
+            assert sample.verdict_lenient != "NO_ANSWER" or text == "no idea", told
+        # What is scored and is not whole is counted: as cut off, as silent, or as not known.
+        if sample.error is None and sample.outcome != "complete":
+            assert sample.outcome in ("cut off", "empty", "unknown"), told
+            assert (sample.outcome == "unknown") == (sample.cut_off is None), told
+
+
+def test_words_that_nobody_knows_are_kept_and_counted_as_cut_off() -> None:
+    rng = random.Random(4)
+    for _ in range(300):
+        word = "".join(rng.choice("bghjkqvwxyz_") for _ in range(rng.randint(2, 12))).strip("_") or "q"
+        sample = receive(word, "8", "", False, {})
+        assert (sample.finish_reason, sample.outcome, sample.cut_off, sample.error) == (word, "cut off", True, None)
+
+
+def test_samples_of_0_2_end_as_they_would_now() -> None:
+    for kind, word, _, text, thought, tool, usage in COMBINATIONS:
+        if kind not in ("stop", "limit") or tool or usage.keys() - {"completion_tokens"}:
+            continue
+        now = receive(word, text, thought, tool, usage)
+        said = "stop" if kind == "stop" else "length"
+        old = Sample("b", "q", 0, f"<think>{thought}</think>{text or ''}" if thought else text or "")
+        old.finish_reason, old.tokens, old.verdict_lenient = said, usage.get("completion_tokens"), "INCORRECT"
+        own = replace(old)
+        old.settle_as_stored(MOST, own=False)
+        assert (old.outcome, old.finish_reason, old.error is None) == (
+            now.outcome,
+            now.finish_reason,
+            now.error is None,
+        )
+        assert old.verdict_lenient == (None if old.error else "INCORRECT")
+        # What an engine of this process sampled is what the model wrote.
+        own.settle_as_stored(MOST, own=True)
+        assert own.error is None
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"completion_tokens": 5, "prompt_tokens": 20, "total_tokens": 925}, Tokens(905, 20, 5)),
+        ({"completion_tokens": 9, "prompt_tokens": 20, "total_tokens": 29}, Tokens(9, 20, 9)),
+        ({"completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 900}}, Tokens(905, None, 5)),
+        ({"completion_tokens": 905, "completion_tokens_details": {"reasoning_tokens": 900}}, Tokens(905, None, 905)),
+        ({"prompt_tokens": 20, "total_tokens": 623}, Tokens(603, 20, None)),
+        ({"input_tokens": 3, "output_tokens": 9, "cache_read_input_tokens": 40}, Tokens(9, 43, 9)),
+        ({"prompt_tokens": 10, "completion_tokens": 9, "total_tokens": 59,
+          "prompt_tokens_details": {"cached_tokens": 40}}, Tokens(9, 50, 9)),
+        ({"completion_tokens": "9", "prompt_tokens": -1, "total_tokens": True}, Tokens()),
+    ],
+)  # fmt: skip
+def test_tokens(usage: dict[str, object], expected: Tokens) -> None:
+    assert read_usage(usage) == expected
+
+
+def test_prompts_that_were_cut() -> None:
+    """By (bytes, tokens) of each question: one number for all of a long prompt, too few, the largest of many."""
+    rng = random.Random(5)
+    whole = {i: (size, size // 4 + rng.randint(-3, 3)) for i in range(200) for size in [rng.randint(40, 30_000)]}
+    assert cut_prompts(whole) == set()
+    limit = {i: (size, min(tokens, 4096)) for i, (size, tokens) in whole.items()}
+    assert cut_prompts(limit) == {i for i, (_, tokens) in whole.items() if tokens >= 4096}
+    assert cut_prompts({i: (19_600 + i, 2050) for i in range(4)}) == set(range(4))
+    assert cut_prompts({i: (5_000 + i, 1250) for i in range(4)}) == set(), "short questions of one length"
+    assert cut_prompts({i: (50 + i % 3, 20) for i in range(9)}) == set()
+    assert cut_prompts({0: (30_000, 2048), 1: (400, 100)}) == {0}
+
+
+def test_limits_that_several_share() -> None:
+    assert shared_limit([4096] * 3 + [300, 20]) == 4096
+    for counts in ([4096] * 3, [4096] * 2 + [7], [4100] * 3 + [5], [64] * 5 + [3], []):
+        assert shared_limit(counts) is None
+
+
+def test_the_record_of_0_2_says_how_samples_ended(gtpo, tmp_path: Path, root: Path) -> None:  # type: ignore[no-untyped-def]
+    """Nothing is sampled again but what was empty: here a file, which brings it again."""
+    rows = [{"id": f"q{i}", "gold": "7", "completion": text} for i, text in enumerate(["\\boxed{7}", "", "8"])]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row | {"finish_reason": "stop"}) + "\n" for row in rows))
+    done = gtpo("eval", "--completions", "c.jsonl", "--out", "run")
+    assert (
+        "1 samples have no completion and are unscored, 1 questions are left out (1: the reply is empty" in done.stderr
+    )
+    entry = json.loads((tmp_path / "run/eval.json").read_text())["benchmarks"]["c"]
+    assert (entry["samples"], entry["unscored"], entry["outcomes"]) == (2, 1, {"complete": 2})
+    assert Ending().outcome is None
