@@ -1,8 +1,8 @@
 """The openai engine: one or many servers with OpenAI's chat completions (vLLM, SGLang, a cluster's endpoint).
 
 One streamed request per sample, each with the sample's seed; all servers take from one queue, at most `concurrency` at
-a time each. A request that fails in a way that may pass, or brings no text, is sent again, at once and then after
-growing pauses, to another server if there is one. A server that is overloaded (429, 503, 529, timeouts) gets half as
+a time each. A request that fails in a way that may pass, or brings no text, is sent again, after a growing pause
+if few are answered, to another server if there is one. A server that is overloaded (429, 503, 529, timeouts) gets half as
 many at a time. A sample that keeps failing is handed on with its error. A server that answers nothing is left out;
 without another the engine stops. The key comes from the environment, goes into the request header and nowhere else.
 """
@@ -47,8 +47,8 @@ from gtpo.runs.tables import Sample
 # Between two looks at the queue.
 TICK_S = 0.1
 
-# Before another attempt; it doubles with each. Only an overloaded server needs one before the second.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
+# Before another attempt, of an overloaded server or after more than so many failures in a row; it doubles with each.
+FIRST_PAUSE_S, LONGEST_PAUSE_S, FEW_FAILED = 0.5, 20.0, 8
 
 # What an HTTP status says of load: too many requests, or none answered in time.
 OVERLOAD = frozenset((408, 429, 503, 504, 524, 529))
@@ -572,9 +572,10 @@ class ServerEngine(Engine):
             self._halt(UserError(mistake))
         if error.passing and request.attempts <= self._retries:
             request.failed_at = server.url
-            # Most failures are one replica's, or chance: the second attempt is made at once.
-            doubled = 2 ** (request.attempts - 1) - (not error.overload)
-            pause = max(error.pause_s, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * doubled))
+            pause = error.pause_s
+            # A server that answers others fails by chance, or in one of its replicas.
+            if error.overload or len(server.failures) > FEW_FAILED:
+                pause = max(pause, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (request.attempts - 1)))
             self.retried += 1
             asyncio.get_running_loop().call_later(pause, self._waiting.appendleft, request)
         elif self._stop_at is None or not error.passing:
