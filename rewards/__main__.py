@@ -1,25 +1,29 @@
 """Judge answers from the shell: `python -m gtpo.rewards FILE`, or `-` for JSON lines on standard input.
 
 Each row of a .jsonl, .csv or .parquet file has `prediction` (or `completion`), `gold` (or `answer`, `ground_truth`) and
-perhaps `problem`; --fields gives them other names. Prints each row again as JSON with its `verdict`, with --explain how
-both answers were read too, and the counts on standard error. --against names a reward function with TRL's signature and
-prints on which completions it differs from this judge instead.
+perhaps `problem`; --fields gives them other names. Prints each row again as JSON, or writes it to --out, with its
+`verdict`, with --explain how both answers were read too, and the counts on standard error. --against names a reward
+function with TRL's signature and prints on which completions it differs from this judge instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError, explained
+from gtpo.common.files import check_writable, read_jsonl, write_parquet, write_text
 from gtpo.rewards import Verifier, extract_answer
 from gtpo.rewards.adapters import audit, interval
+from gtpo.rewards.data.problems import read_rows, renamed
 from gtpo.rewards.extract import Scoring, choose_scoring
 from gtpo.rewards.loading import import_dotted
 
@@ -30,6 +34,7 @@ def main() -> int:
     """Judge the pairs of a file; 5 if the function beside the judge differs too often. Raises UserError."""
     parser = argparse.ArgumentParser(prog="python -m gtpo.rewards", description=__doc__)
     parser.add_argument("file", help="a .jsonl, .csv or .parquet file, or - for JSON lines on standard input")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a .jsonl, .csv or .parquet file for the judged rows")
     parser.add_argument("--scoring", choices=("auto", "strict", "lenient"), default="auto")
     parser.add_argument("--workers", type=_count, help="processes at most; default: the CPUs, at most 16")
     parser.add_argument("--fields", nargs="*", default=[], metavar="NAME=COLUMN", help="gold=target completion=text")
@@ -40,23 +45,23 @@ def main() -> int:
     names = dict(field.split("=", 1) for field in args.fields if "=" in field)
     if len(names) < len(args.fields):
         raise UserError(f"--fields {' '.join(args.fields)}: expected NAME=COLUMN, as in gold=target")
-    try:
-        rows = [_row(row, names, where) for row, where in _rows(args.file)]
-    except (OSError, ValueError) as error:  # of pyarrow too
-        raise UserError(f"{args.file}: {getattr(error, 'strerror', None) or error}") from None
-    function = import_dotted(args.against, "reward function") if args.against else None
+    if args.out:
+        check_writable("--out", args.out, folder=False)
+    rows = [_row(row, names, where) for where, row in _rows(args.file)]
+    golds = [next(row[name] for name in GOLDS if name in row) for row in rows]
     scoring = _scoring(rows) if args.scoring == "auto" else args.scoring
     texts = [_prediction(row, scoring) for row in rows]
-    golds = [next(row[name] for name in GOLDS if name in row) for row in rows]
-    if function is not None:
+    if args.against:
+        function = import_dotted(args.against, "reward function")
         return _against(function, rows, golds, texts, scoring, args.fail_above)
+    problems = [row.get("problem") for row in rows]
     with Verifier(workers=args.workers) as verifier:
-        problems = [row.get("problem") for row in rows]
         verdicts = verifier.verify_many(list(zip(texts, golds, strict=True)), problems, scoring=scoring)
         for row, text, gold, problem, verdict in zip(rows, texts, golds, problems, verdicts, strict=True):
-            why = verifier.verify(text, gold, problem=problem, explain=True).why if args.explain else None
-            print(json.dumps(row | {"verdict": str(verdict)} | ({"why": why} if why else {}), ensure_ascii=False))
-    sys.stdout.flush()
+            row["verdict"] = str(verdict)
+            if args.explain:
+                row["why"] = verifier.verify(text, gold, problem=problem, explain=True).why
+    _write(rows, args.out)
     print(*(f"{verdict}: {count}" for verdict, count in Counter(verdicts).most_common()), sep=", ", file=sys.stderr)
     return 0
 
@@ -91,33 +96,16 @@ def _against(
     return 5 if total and len(flips) / total > most else 0
 
 
-def _rows(file: str) -> list[tuple[Any, str]]:
-    """Return the rows of a file, each with the place where it stands."""
-    if file.endswith(".parquet"):
-        import pyarrow.parquet
-
-        return [(row, f"{file}:{at}") for at, row in enumerate(pyarrow.parquet.read_table(file).to_pylist(), 1)]
-    if file.endswith(".csv"):
-        with Path(file).open(encoding="utf-8", newline="") as opened:
-            return [(row, f"{file}:{at}") for at, row in enumerate(csv.DictReader(opened), 2)]
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    # Not splitlines(), which breaks at U+2028 too: texts of GSM8K hold it.
-    return [
-        (_parsed(line, f"{file}:{at}"), f"{file}:{at}") for at, line in enumerate(text.split("\n"), 1) if line.strip()
-    ]
+def _rows(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where it stands, fields) of each row."""
+    if file == "-":
+        return ((f"-:{number}", row) for number, row in read_jsonl(Path("/dev/stdin")))
+    return read_rows(Path(file))
 
 
-def _parsed(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where}: no JSON ({error})") from None
-
-
-def _row(row: Any, names: dict[str, str], where: str) -> dict[str, Any]:
-    if isinstance(row, dict):
-        row = row | {name: row[column] for name, column in names.items() if column in row}
-    if not isinstance(row, dict) or not any(n in row for n in PREDICTIONS) or not any(n in row for n in GOLDS):
+def _row(row: dict[str, Any], names: dict[str, str], where: str) -> dict[str, Any]:
+    row = row | renamed(row, names, where)
+    if not any(name in row for name in PREDICTIONS) or not any(name in row for name in GOLDS):
         raise UserError(f"{where}: expected an object with {' or '.join(PREDICTIONS)}, and {' or '.join(GOLDS)}")
     return row
 
@@ -132,6 +120,26 @@ def _prediction(row: dict[str, Any], scoring: Scoring) -> str | None:
     """Return the answer of a row, extracted if it is a whole completion."""
     given = next(row[name] for name in PREDICTIONS if name in row)
     return extract_answer(given, scoring) if "completion" in row else given
+
+
+def _write(rows: list[dict[str, Any]], file: Path | None) -> None:
+    """Write judged rows to a file, of the kind that its name ends in, or print them."""
+    if file is None or file.suffix not in (".csv", ".parquet"):
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_text(file, lines) if file else print(lines, end="", flush=True)
+    elif file.suffix == ".csv":
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
+        table.writeheader()
+        table.writerows(rows)
+        write_text(file, text.getvalue())
+    else:
+        import pyarrow as pa
+
+        try:
+            write_parquet(file, pa.Table.from_pylist(rows))
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise UserError(f"--out {file}: a column holds several types ({error}); write a .jsonl file") from None
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import mpmath
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.answers import (
     NO_UNIT,
-    ZERO,
     Answer,
     Based,
     Kind,
@@ -21,18 +20,23 @@ from gtpo.rewards.equality.answers import (
     Named,
     Relation,
     Scalar,
-    Term,
     Union,
     Unit,
     Words,
-    canonical,
-    contains,
     one_to_one,
-    substitute,
-    symbols,
     symbols_of,
 )
-from gtpo.rewards.equality.arithmetic import NoValue, evaluate, number_of
+from gtpo.rewards.equality.arithmetic import (
+    ZERO,
+    NoValue,
+    Term,
+    canonical,
+    contains,
+    evaluate,
+    number_of,
+    substitute,
+    symbols,
+)
 from gtpo.rewards.equality.comparing.numeric import (
     FLIPPED,
     RealSets,

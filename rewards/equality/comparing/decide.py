@@ -18,17 +18,13 @@ from gtpo.rewards.equality.answers import (
     Named,
     Relation,
     Scalar,
-    Term,
     Union,
     Words,
-    canonical,
     leaves,
-    parts,
     parts_of,
-    symbols,
     symbols_of,
 )
-from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate
+from gtpo.rewards.equality.arithmetic import Budget, NoValue, Term, TooBig, canonical, evaluate, parts, symbols
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.work import finding, work_left
 from gtpo.rewards.equality.reading.clean import (

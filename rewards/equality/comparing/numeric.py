@@ -18,31 +18,24 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from gtpo.rewards.equality.answers import (
-    Answer,
-    Listing,
-    Named,
-    Relation,
-    Scalar,
-    Term,
-    Union,
-    contains,
-    parts,
-    subterms,
-    symbols,
-)
+from gtpo.rewards.equality.answers import Answer, Listing, Named, Relation, Scalar, Union
 from gtpo.rewards.equality.arithmetic import (
     Budget,
     Magnitudes,
     Matrix,
     NoValue,
+    Term,
     TooBig,
     Value,
+    contains,
     evaluate,
     integer,
     multiply,
     noise,
     number_of,
+    parts,
+    subterms,
+    symbols,
 )
 from gtpo.rewards.equality.reading.problem import Contract
 from gtpo.rewards.limits import COMPARISON_DIGITS

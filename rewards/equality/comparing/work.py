@@ -16,30 +16,39 @@ from itertools import chain
 from typing import NamedTuple
 
 from gtpo.rewards.equality.answers import (
-    NO_BASE,
-    ONE,
-    ZERO,
     Answer,
     Based,
     Listing,
     Named,
     Relation,
     Scalar,
-    Term,
     Words,
-    canonical,
-    contains,
-    is_literal,
     leaves,
     one_to_one,
-    parts,
     quotient_of,
     ratios,
-    subterms,
-    symbols,
     symbols_of,
 )
-from gtpo.rewards.equality.arithmetic import Budget, NoValue, Value, evaluate, negative, noise, number_of, whole_root
+from gtpo.rewards.equality.arithmetic import (
+    NO_BASE,
+    ONE,
+    ZERO,
+    Budget,
+    NoValue,
+    Term,
+    Value,
+    canonical,
+    contains,
+    evaluate,
+    is_literal,
+    negative,
+    noise,
+    number_of,
+    parts,
+    subterms,
+    symbols,
+    whole_root,
+)
 from gtpo.rewards.equality.comparing.comparison import rename
 from gtpo.rewards.equality.comparing.numeric import close
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of

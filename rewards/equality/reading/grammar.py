@@ -12,8 +12,7 @@ from fractions import Fraction
 from itertools import accumulate
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.answers import NO_BASE, Term
-from gtpo.rewards.equality.arithmetic import FUNCTIONS, TooBig
+from gtpo.rewards.equality.arithmetic import FUNCTIONS, NO_BASE, Term, TooBig
 from gtpo.rewards.equality.reading import TABLES, WORDS
 from gtpo.rewards.limits import MAX_DECIMAL_EXPONENT
 

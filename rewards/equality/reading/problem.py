@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.answers import Term, canonical, is_literal, subterms
-from gtpo.rewards.equality.arithmetic import TooBig
+from gtpo.rewards.equality.arithmetic import Term, TooBig, canonical, is_literal, subterms
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse, tokens_of

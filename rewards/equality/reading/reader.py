@@ -12,21 +12,8 @@ from typing import Any
 
 from mpmath import mp
 
-from gtpo.rewards.equality.answers import (
-    NO_UNIT,
-    Answer,
-    Based,
-    Listing,
-    Named,
-    Relation,
-    Scalar,
-    Term,
-    Union,
-    Words,
-    contains,
-    symbols,
-)
-from gtpo.rewards.equality.arithmetic import NoValue, evaluate, number_of
+from gtpo.rewards.equality.answers import NO_UNIT, Answer, Based, Listing, Named, Relation, Scalar, Union, Words
+from gtpo.rewards.equality.arithmetic import NoValue, Term, contains, evaluate, number_of, symbols
 from gtpo.rewards.equality.reading import SAYS, WORDS
 from gtpo.rewards.equality.reading.grammar import NotMathematics, closes_first, parse, split_top
 from gtpo.rewards.equality.reading.types import TYPES

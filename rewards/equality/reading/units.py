@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.answers import NO_UNIT, Based, Scalar, Term, Unit, Words
+from gtpo.rewards.equality.answers import NO_UNIT, Based, Scalar, Unit, Words
+from gtpo.rewards.equality.arithmetic import Term
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.limits import UNIT_WORDS

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from gtpo.rewards.equality.answers import Answer, Kind, Listing, Named, Part, Same, Scalar, Term, symbols
-from gtpo.rewards.equality.arithmetic import NoValue, evaluate
+from gtpo.rewards.equality.answers import Answer, Kind, Listing, Named, Part, Same, Scalar
+from gtpo.rewards.equality.arithmetic import NoValue, Term, evaluate, symbols
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 
 # What clean makes of every spelling of the modulus.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gtpo.rewards.equality.answers import ONE, Answer, Kind, Listing, Part, Scalar, Term
+from gtpo.rewards.equality.answers import Answer, Kind, Listing, Part, Scalar
+from gtpo.rewards.equality.arithmetic import ONE, Term
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.equality.reading.units import mixed
 
