@@ -11,8 +11,7 @@ ExactCheckpoints touches no loss and no gradient:
                  dataset's own order if the arguments do not shuffle
     sampling     random numbers are re-seeded from (seed, step) before each round, so that a resumed run draws what
                  the uninterrupted one would have drawn
-    checkpoints  written at the end of a round of sampling, with what the next line of the log has gathered, to a hidden
-                 folder that is renamed when it is complete
+    checkpoints  written at the end of a round of sampling, to a hidden folder that is renamed when it is complete
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -67,11 +65,6 @@ def explain_damage(checkpoint: str | Path) -> Iterator[None]:
     except Exception as error:
         why = f"cannot be read ({type(error).__name__}: {str(error)[:160]})"
         raise damage_error(checkpoint, why) from error
-
-
-def window_file(checkpoint: str | Path, rank: int) -> Path:
-    """Return the file of what a process has gathered for the next line of metrics.jsonl."""
-    return Path(checkpoint) / f"metrics_{rank}.pt"
 
 
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
@@ -159,13 +152,6 @@ def no_room(checkpoints: Path, what: str) -> UserError:
 
 # Files of a checkpoint whose sizes are kept with it: a copy that was cut off differs.
 WEIGHED = (".safetensors", ".pt", ".pth", ".bin")
-
-# Arguments that decide what the rest of a run computes.
-FOLLOWS_FROM = (
-    *("seed", "data_seed", "shuffle_dataset", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("steps_per_generation", "num_generations", "num_iterations", "temperature", "max_completion_length"),
-    *("max_steps", "num_train_epochs", "learning_rate", "weight_decay", "max_grad_norm", "beta", "initial_entropy"),
-)
 
 
 class EpochOrder(RepeatSampler):
@@ -255,6 +241,8 @@ class ExactCheckpoints(RunPart):
         """Put a checkpoint that is due off to the end of its round of sampling."""
         if control.should_save or self._put_off:
             control.should_save = not self.puts_off()
+        # So that no line of the log spans a checkpoint: what it has gathered would be lost.
+        control.should_log |= control.should_save
 
     def puts_off(self) -> bool:
         """Return whether a checkpoint that is due waits for the end of the round of sampling in use."""
@@ -275,7 +263,7 @@ class ExactCheckpoints(RunPart):
                 shutil.rmtree(self.staging, ignore_errors=True)
             accelerator.wait_for_everyone()
             yield
-            state = self._save_extra(self.staging / name)
+            state = self._state()
             if str(trainer.state.best_model_checkpoint) == str(self.staging / name):  # its name after the renaming
                 trainer.state.best_model_checkpoint = str(folder / name)
                 if accelerator.is_main_process:
@@ -306,26 +294,12 @@ class ExactCheckpoints(RunPart):
         finally:
             self.staging = None
 
-    def _save_extra(self, folder: Path) -> dict[str, Any]:
-        """Write what a process adds to a checkpoint; return what gtpo_state.json is to hold."""
-        trainer, rank = self.trainer, self.trainer.accelerator.process_index
-        if window := trl_seam.open_window(trainer):
-            torch.save(window, window_file(folder, rank))
+    def _state(self) -> dict[str, Any]:
+        """Return what gtpo_state.json is to hold."""
+        trainer = self.trainer
         # Only the last step of a run may lie within one.
         counted = {"within_round": trl_seam.round_in_use(trainer) is not None, **trl_seam.counters(trainer)}
-        of_parts = {name: value for part in trainer.parts for name, value in part.checkpoint_state().items()}
-        return {**of_parts, **counted, "follows_from": self._follows_from()}
-
-    def _follows_from(self) -> dict[str, Any]:
-        """Return what the rest of a run follows from: settings, and a checksum of a few rows in their order."""
-        trainer, rows = self.trainer, self.trainer.train_dataset
-        causes = {name: getattr(trainer.args, name) for name in FOLLOWS_FROM if hasattr(trainer.args, name)}
-        causes |= {"optim": str(trainer.args.optim), "processes": trainer.accelerator.num_processes}
-        if hasattr(rows, "__len__") and len(rows):
-            some = [rows[len(rows) * part // 8] for part in range(8)]
-            plain = [[each for each in row.values() if isinstance(each, str | int | float | list)] for row in some]
-            causes |= {"rows of train_dataset": len(rows), "its checksum": zlib.crc32(repr(plain).encode())}
-        return causes
+        return {name: value for part in trainer.parts for name, value in part.checkpoint_state().items()} | counted
 
     # -- resuming ----------------------------------------------------------------------------------------------------
 
@@ -346,34 +320,21 @@ class ExactCheckpoints(RunPart):
         if name := not_finite(trainer.model):
             raise damage_error(checkpoint, f"holds NaN or infinity in the weight {name}")
         self._resumed_from = Path(checkpoint)
-        restored, now = read_state(checkpoint), self._follows_from()
-        before = restored.get("follows_from", {})
-        changed = [f"{name} {was!r}, now {now.get(name)!r}" for name, was in before.items() if now.get(name) != was]
-        if changed:
-            LOG.warning(
-                f"{checkpoint} was written with other settings, so what follows is not what its run would have done: "
-                f"{', '.join(changed)}"
-            )
+        restored = read_state(checkpoint)
         trl_seam.restore(trainer, restored)
         for part in trainer.parts:
             part.on_resume(restored)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore the metrics gathered since the last line of the log; say if checkpoints are put off."""
+        """Refuse a checkpoint from within a round of sampling; say if checkpoints are put off."""
         steps = trl_seam.round_steps(args)
         if state.is_world_process_zero and args.save_strategy == "steps" and state.save_steps % steps:
             LOG.info(
                 f"save_steps {state.save_steps}: a round of sampling feeds {steps} steps, and a checkpoint is written "
                 "at the end of the round"
             )
-        if self._resumed_from is None:
-            return
-        if state.global_step < state.max_steps:
+        if self._resumed_from is not None and state.global_step < state.max_steps:
             refuse_within_round(self._resumed_from, read_state(self._resumed_from))
-        path = window_file(self._resumed_from, self.trainer.accelerator.process_index)
-        if path.is_file():
-            with explain_damage(self._resumed_from):
-                trl_seam.reopen_window(self.trainer, torch.load(path, map_location="cpu", weights_only=True))
 
 
 class CleanStop(RunPart):

@@ -40,7 +40,7 @@ OF_TRAINERS = """
     _get_grad_norm(model,grad_norm)
     _get_output_dir(trial) _save_checkpoint(model,trial) _load_optimizer_and_scheduler(checkpoint)
     _load_from_checkpoint(resume_from_checkpoint,model)
-    _total_train_tokens _metrics _tr_loss _globalstep_last_logged model_wrapped
+    _total_train_tokens _metrics model_wrapped
 """
 OF_GRPO = """
     _compute_loss(model,inputs) _generate_and_score_completions(inputs) _tokenize_prompts(prompts) _generate(prompts)
@@ -240,25 +240,6 @@ def restore(trainer: Any, counted: dict[str, Any]) -> None:
     trainer._total_train_tokens = counted["tokens_seen"]
     if isinstance(trainer, GRPOTrainer):
         trainer._step = counted["micro_step"]
-
-
-def open_window(trainer: Any) -> dict[str, Any] | None:
-    """Return what a process has gathered since the last line of the log; None at a line."""
-    if trainer._globalstep_last_logged >= trainer.state.global_step:
-        return None
-    return {
-        "last_logged": trainer._globalstep_last_logged,
-        "loss": trainer._tr_loss.cpu(),
-        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
-    }
-
-
-def reopen_window(trainer: Any, window: dict[str, Any]) -> None:
-    """Go on gathering where `open_window` was; on_train_begin, since the trainer sets its counters to 0 before it."""
-    trainer._globalstep_last_logged = window["last_logged"]
-    trainer._tr_loss += window["loss"].to(trainer._tr_loss.device)
-    for name, values in window["metrics"].items():
-        trainer._metrics["train"][name] = values
 
 
 # -- what is built inside TRL's ----------------------------------------------------------------------------------------

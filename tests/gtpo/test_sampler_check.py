@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,32 @@ def test_positions_counted_from_the_padding_are_found(tmp_path: Path) -> None:
     trainer.model.base_model._forward_pre_hooks.clear()
     with pytest.raises(OtherPolicy, match="it counts positions from the padding on"):
         check(trainer)
+
+
+def test_rotary_positions_that_count_from_the_first_token_are_found_in_a_long_row(tmp_path: Path) -> None:
+    """Ministral 3 past its original length: right with the mask's positions, found without."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}  # fmt: skip
+    for mended in (True, False):
+        model = small("Ministral3", max_position_embeddings=512, rope_parameters=rope)
+        trainer = built(tmp_path, model, max_completion_length=100)
+        if not mended:
+            trainer.model.base_model._forward_pre_hooks.clear()
+        with nullcontext() if mended else pytest.raises(OtherPolicy, match="counts positions from the padding on"):
+            check(trainer)
+
+
+def test_positions_that_follow_from_the_length_of_a_batch_are_refused_or_said(tmp_path: Path) -> None:
+    dynamic = small("Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    with pytest.raises(ValueError, match="rope_type dynamic gives a token another position as the batch grows"):
+        built(tmp_path, dynamic)
+    with pytest.raises(ValueError, match="may take 147 tokens, and the model knows 64 positions"):
+        check(built(tmp_path, small("GPT2", max_position_embeddings=64), max_completion_length=100))
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+            "original_max_position_embeddings": 64, "factor": 4.0}  # fmt: skip
+    with logged(logging.WARNING) as lines:
+        built(tmp_path, small("Phi3", original_max_position_embeddings=64, rope_parameters=long))
+    assert "rope_type longrope takes other factors for a whole batch" in lines[0]
 
 
 def test_sampling_parameters_of_the_model_do_not_act(tmp_path: Path) -> None:
