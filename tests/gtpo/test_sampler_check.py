@@ -184,7 +184,8 @@ def test_positions_counted_from_the_padding_are_found(tmp_path: Path) -> None:
 def test_rotary_positions_that_count_from_the_first_token_are_found_in_a_long_row(tmp_path: Path) -> None:
     """Ministral 3 past its original length: right with the mask's positions, found without."""
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64,
-            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}  # fmt: skip
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5}  # fmt: skip
     for mended in (True, False):
         model = small("Ministral3", max_position_embeddings=512, rope_parameters=rope)
         trainer = built(tmp_path, model, max_completion_length=100)
