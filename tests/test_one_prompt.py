@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
+from commands import command_line
 from hypothesis import given
 from hypothesis.strategies import datetimes, lists, sampled_from, text
 from tokenizers.processors import TemplateProcessing
@@ -23,70 +26,47 @@ from gtpo.inputs.tiny import build_tokenizer
 from gtpo.rewards.data.problem import Problem, chat_messages
 from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.prompt import Clock, PromptRenderer, begins_twice, text_ids
+from gtpo.runs.tables import read_prompts, read_table, sample_parts
 from gtpo.runs.train_run import TrainFolder
 
-# The first line of each: what is peculiar to it. Shortened to that from the public form.
-CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-CHATML_ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-TEMPLATES = {
-    # A system prompt of its own if there is none.
-    "qwen2.5": "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are Qwen.<|im_end|>\n{% endif %}"
-    + CHATML + CHATML_ASK,
-    # Thoughts are dropped from history, the last turn gets an empty one, and a switch puts that into the question.
-    "qwen3": "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
-    "{% set thought = m.content.split('</think>')[0].split('<think>')[-1] if '</think>' in m.content else '' %}"
-    "{% if loop.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
-    "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-    + CHATML_ASK[:-len("{% endif %}")]
-    + "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}",
-    # Thoughts are dropped, the generation prompt opens one, and the template writes BOS.
-    "deepseek-r1": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content }}"
-    "{% elif m.role == 'system' %}{{ m.content }}{% else %}<|Assistant|>{{ m.content.split('</think>')[-1] }}"
-    "{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}",
-    # The date stands in the system turn; BOS in the template; content is trimmed.
-    "llama3.2": "{{ bos_token }}<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
-    "Today Date: {{ strftime_now('%d %b %Y') }}\n\n{{ messages[0].content | trim if messages[0].role == 'system' }}"
-    "<|eot_id|>{% for m in messages if m.role != 'system' %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
-    "{{ m.content | trim }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
-    # The system text is folded into the first question.
+# Of public models, as TRL holds them, and what is peculiar to each.
+PUBLIC = {
+    "qwen2_5": "a system prompt of its own if there is none",
+    "qwen3": "thoughts are dropped from history, the last turn gets an empty one, a switch puts that into the question",
+    "qwen3_5_think": "the generation prompt opens a thought, and the answer keeps it",
+    "deepseek_r1_distill": "the generation prompt opens a thought, and the answer loses it; BOS",
+    "llama3_2": "the date in the system turn, if no date_string is given; BOS; content is trimmed",
+    "gemma": "no system role: it raises; BOS",
+    "gemma3": "the system text is folded into the question",
+    "phi3": "a turn ends in a token that is not the end of the text",
+    "gptoss": "the date; an answer in a channel that the generation prompt does not open",
+    "cohere2": "system texts of its own; BOS",
+    "glm4moe": "a switch writes into the question; the last turn gets an empty thought",
+}
+FOLDER = Path(trl.__file__).parent / "chat_templates"
+TEMPLATES = {name: (FOLDER / f"{name}.jinja").read_text() for name in PUBLIC if (FOLDER / f"{name}.jinja").is_file()}
+# Of further public ones, shortened to what is peculiar.
+TEMPLATES |= {
+    # The system text is folded into the first question; a BOS for each question.
     "llama2": "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] "
     "{% if messages[0].role == 'system' and loop.index0 == 1 %}<<SYS>>\n{{ messages[0].content }}\n<</SYS>>"
-    "\n\n{% endif %}{{ m.content }} [/INST]{% elif m.role == 'assistant' %} {{ m.content }} {{ eos_token }}{% endif %}"
-    "{% endfor %}",
-    # No system role: it raises.
-    "gemma2": "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
-    "{% endif %}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
-    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
-    # The system text is folded into the question.
-    "gemma3": "{{ bos_token }}{% set first = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
-    "{% for m in messages if m.role != 'system' %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
-    "{{ first if loop.first }}{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
-    # No generation prompt at all: the answer follows the closing bracket.
+    "\n\n{% endif %}{{ m.content.strip() }} [/INST]{% elif m.role == 'assistant' %} {{ m.content.strip() }} "
+    "{{ eos_token }}{% endif %}{% endfor %}",
+    # No generation prompt at all: the answer follows the closing bracket. The system text is in the last question.
     "mistral": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] "
     "{{ messages[0].content + '\n\n' if loop.index0 == 1 and messages[0].role == 'system' }}{{ m.content }}[/INST]"
-    "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
-    # A turn ends in a token that is not the end of the text.
-    "phi3": "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}",
-    # The date stands in front of the system text.
-    "granite": "<|start_of_role|>system<|end_of_role|>Today's Date: {{ strftime_now('%B %d, %Y') }}.\n"
-    "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}<|end_of_text|>\n{% else %}"
-    "<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>\n{% endif %}{% endfor %}"
+    "{% elif m.role == 'assistant' %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}",
+    # The date, if there is no system text.
+    "granite": "{% if messages[0].role != 'system' %}<|start_of_role|>system<|end_of_role|>Knowledge Cutoff Date: "
+    "April 2024.\nToday's Date: {{ strftime_now('%B %d, %Y') }}.\nYou are Granite.<|end_of_text|>\n{% endif %}"
+    "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}",
-    # The date, and an answer in a channel that the generation prompt does not open.
-    "gpt-oss": "{% macro system_message() %}{{ 'Current date: ' + strftime_now('%Y-%m-%d') }}{% endmacro %}"
-    "<|start|>system<|message|>{{ system_message() }}<|end|>"
-    "{% for m in messages %}{% if m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}"
-    "<|return|>{% else %}<|start|>{{ 'developer' if m.role == 'system' else m.role }}<|message|>{{ m.content }}<|end|>"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}",
     # It drops the system text without a word.
     "dropping": "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}{{ eos_token if m.role == "
     "'assistant' }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
 }  # fmt: skip
-DATED = {"llama3.2", "granite", "gpt-oss"}
-NOT_FOR_SFT = {"deepseek-r1", "gpt-oss"}
+DATED = {"llama3_2", "granite", "gptoss"}
+WITHOUT_SYSTEM = {"gemma", "granite"}
 THEN, LATER = "2025-02-28T23:30:00+01:00", "2026-07-14T09:00:00+00:00"
 
 
@@ -122,7 +102,7 @@ def by_trl(renderer: PromptRenderer, messages: Any) -> list[int]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_sampling_sft_and_evaluation_read_one_prompt(name: str, adds_bos: bool) -> None:
     tokenizer = tokenizer_of(name, adds_bos=adds_bos)
-    system = "" if name == "gemma2" else "Think  first.\nThen answer."
+    system = "" if name in WITHOUT_SYSTEM else "Think  first.\nThen answer."
     messages = chat_messages("What is 2 + 3?", system)
     renderer = PromptRenderer(tokenizer, {"enable_thinking": False}, Clock(THEN))
     (asked,) = renderer.render([messages])
@@ -142,21 +122,38 @@ def test_sampling_sft_and_evaluation_read_one_prompt(name: str, adds_bos: bool) 
     assert (later != [asked]) is (name in DATED)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_sft_trains_on_the_target_behind_the_prompt_of_sampling_or_is_refused(name: str, tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(name)
-    system = "" if name == "gemma2" else "Think first."
-    problems = training(tmp_path, "sft", system=system)
-    if name in NOT_FOR_SFT:
-        with pytest.raises(UserError, match=r"method sft: .*chat template(.|\n)*sampling asks(.|\n)*sft trains on"):
-            problems.select(tokenizer)
-        return
-    rows, report = problems.select(tokenizer)
-    row, n = rows[0], sum(not marked for marked in rows[0]["completion_mask"])
-    assert row["input_ids"][:n] == by_trl(problems.prompts(tokenizer), row["prompt"])
-    labels = tokenizer.decode(row["input_ids"][n:])
-    assert labels.lstrip().removeprefix("<think>\n\n</think>").lstrip().startswith(row["completion"][0]["content"])
-    assert report.longest == n
+@pytest.mark.parametrize(
+    ("target", "text", "refused"),
+    [
+        (
+            "tags",
+            "<reasoning>\n{n} and 1 so {m}\n</reasoning>\n<answer>{m}</answer>",
+            {"deepseek_r1_distill", "gptoss"},
+        ),
+        ("think", "<think>\n{n} and 1 so {m}\n</think>\n\n\\boxed{{{m}}}", {"gptoss"}),
+        ("So {reasoning}: {answer}!", "So {n} and 1 so {m}: {m}!", {"deepseek_r1_distill", "gptoss"}),
+    ],
+)
+def test_sft_trains_on_the_target_behind_the_prompt_of_sampling_or_is_refused(
+    target: str, text: str, refused: set[str], tmp_path: Path
+) -> None:
+    for name in TEMPLATES:
+        tokenizer = tokenizer_of(name)
+        problems = training(tmp_path, "sft", "" if name in WITHOUT_SYSTEM else "Think first.")
+        problems.config.dataset.sft_target = target
+        if name in refused:
+            with pytest.raises(UserError, match=r"method sft: .*chat template(.|\n)*sampling asks(.|\n)*sft trains on"):
+                problems.select(tokenizer)
+            continue
+        rows, report = problems.select(tokenizer)
+        row, n = rows[0], sum(not marked for marked in rows[0]["completion_mask"])
+        assert row["input_ids"][:n] == by_trl(problems.prompts(tokenizer), row["prompt"]), name
+        asked, labels = ("".join(tokenizer.decode(ids).split()) for ids in (row["input_ids"][:n], row["input_ids"][n:]))
+        wanted = "".join(text.format(n=row["id"], m=int(row["id"]) + 1).split())
+        # A thought that the prompt opens is gone on with; an empty one may stand before the target.
+        opened = "<think>" * asked.endswith("<think>")
+        assert (opened + labels).removeprefix("<think></think>").startswith(wanted), name
+        assert report.longest == n
 
 
 def test_sft_refuses_a_template_that_drops_a_part_of_the_target(tmp_path: Path) -> None:
@@ -171,7 +168,8 @@ def test_sft_refuses_a_template_that_drops_a_part_of_the_target(tmp_path: Path) 
 def training(folder: Path, method: str, system: str = "Think first.", **training: Any) -> TrainingProblems:
     path = folder / "run.yaml"
     path.write_text("model: {model_name: org/model}\ndataset: {name: arithmetic}\n")
-    flags = {"method": method, "dataset.system_instruction": system}
+    flags = {"method": method, "dataset.system_instruction": system, "model.max_seq_length": 8192}
+    training = {"max_prompt_length": 4096, **training}
     more = {f"training.{name}": value for name, value in training.items()}
     config: TrainConfig = load_config(path, flags | more, world_size=1)
     rows = [Problem(str(n), f"What is {n} + 1?", str(n + 1), solution=f"{n} and 1 so {n + 1}") for n in range(8)]
@@ -197,7 +195,7 @@ def test_the_clock_of_a_template_shows_what_strftime_does(when: datetime, form: 
 
 def test_what_a_template_drops_is_said() -> None:
     messages = chat_messages("What is 2 + 3?", "Think  first.\nThen answer.")
-    for name in TEMPLATES.keys() - {"gemma2"}:
+    for name in TEMPLATES.keys() - {"gemma"}:
         faults = list(PromptRenderer(tokenizer_of(name)).faults(messages))
         assert [fault.partition(" message")[0] for fault in faults] == (
             ["the chat template drops the system"] if name == "dropping" else []
@@ -205,13 +203,13 @@ def test_what_a_template_drops_is_said() -> None:
 
 
 def test_a_text_that_was_rendered_before_begins_once() -> None:
-    tokenizer = tokenizer_of("llama3.2", adds_bos=True)
+    tokenizer = tokenizer_of("llama3_2", adds_bos=True)
     (prompt,) = PromptRenderer(tokenizer).render([chat_messages("What is 2 + 3?")])
     assert begins_twice(tokenizer, prompt.text)
     assert text_ids(tokenizer, prompt.text) == prompt.ids
     assert text_ids(tokenizer, "2 + 3 =")[0] == tokenizer.bos_token_id
     assert not begins_twice(tokenizer, "2 + 3 =")
-    assert not begins_twice(tokenizer_of("llama3.2"), prompt.text)
+    assert not begins_twice(tokenizer_of("llama3_2"), prompt.text)
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])
@@ -242,8 +240,53 @@ def test_a_run_of_before_the_record_has_the_prompt_that_its_config_says(tmp_path
 
 
 def test_an_evaluation_of_before_the_record_differs_in_no_other_setting() -> None:
-    fields = PromptRenderer(tokenizer_of("qwen2.5")).fields(chat_messages("2 + 3"))
+    fields = PromptRenderer(tokenizer_of("qwen2_5")).fields(chat_messages("2 + 3"))
     before = {name: fields[name] for name in ("chat_template_hash", "chat_template_kwargs")}
     records = [EvalRecord.model_validate({"prompt": {"system": "", **prompt}}) for prompt in (before, fields)]
     old, new = map(_other_settings, records)
     assert {key for key in old | new if old.get(key) != new.get(key)} == set()
+
+
+def today(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    class Day(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            return datetime.fromisoformat(when)
+
+    monkeypatch.setattr("gtpo.runs.prompt.datetime", Day)
+
+
+def test_a_run_goes_on_and_is_evaluated_on_other_days(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if eval.json is damaged in between: what was sampled stays, and the rest is asked with the same date."""
+    shutil.copytree(root / "tests/golden/0.2/results/train/gtpo/final", tmp_path / "model")
+    dated = "{{ strftime_now('%d %b %Y') }} {% for m in messages %}{{ m.content }}{% endfor %} A:"
+    (tmp_path / "model/chat_template.jinja").write_text(dated)
+    train = (
+        "train --model model --data arithmetic --run-name r --dataset.limit 8 --dataset.system_instruction= --quiet "
+        "--model.max_seq_length 96 --training.max_prompt_length 80 --training.max_completion_length 8 "
+        "--training.num_generations 4 --training.max_steps 2 --training.save_steps 1 --training.initial_entropy 1"
+    )
+    today(monkeypatch, THEN)
+    done = command_line(*train.split(), cwd=tmp_path)
+    assert not done.returncode, done.stderr
+    run = TrainFolder(tmp_path / "results/train/r")
+    began = run.prompt()
+    shutil.rmtree(run.checkpoints / "checkpoint-2")
+    run.update_run(status="running")
+    today(monkeypatch, LATER)
+    done = command_line(*train.split(), cwd=tmp_path)
+    assert (done.returncode, run.status, run.prompt()) == (0, "finished", began), done.stderr
+
+    samples, folder = "eval r --benchmarks arithmetic --limit 2 --max-tokens 4 --quiet --k", tmp_path / "results/eval/r"
+    for k, damage in ((1, "{"), (2, None), (3, None)):
+        before = [row for part in sample_parts(folder) for row in read_table(part).to_pylist()]
+        done = command_line(*samples.split(), k, cwd=tmp_path)
+        assert not done.returncode, done.stderr
+        rows = [row for part in sample_parts(folder) for row in read_table(part).to_pylist()]
+        assert (len(rows), rows[: len(before)]) == (2 * k, before)
+        prompts = [text or "" for _, text, _ in read_prompts(folder).values()]
+        assert all(text.startswith("28 Feb 2025 ") for text in prompts), prompts
+        if damage:
+            (folder / "eval.json").write_text(damage)

@@ -95,6 +95,8 @@ def test_a_script_goes_on_from_its_checkpoint(home: Path, monkeypatch: pytest.Mo
     trainer.train(resume_from_checkpoint="script/checkpoint-2")
     assert list(steps(run)) == [1, 2, 3, 4]
     assert len(list((run / "completions").iterdir())) == 4
+    prompt = read(run / "run.json")["prompt"]
+    assert (prompt["system"], prompt["chat_template_source"]) == ("", "tokenizer")
 
 
 @pytest.mark.parametrize("name", EVALUATED)

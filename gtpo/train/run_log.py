@@ -24,6 +24,7 @@ from trl import SFTConfig
 from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder, write_json, write_text
 from gtpo.common.provenance import cpu_model, git_commit, now, package_versions, peak_memory
+from gtpo.runs.prompt import PromptRenderer
 from gtpo.runs.train_run import COLLAPSED, OF_TRL, RUN_ID, TrainFolder
 from gtpo.train.resume import save_weights
 from gtpo.trainer import GTPOConfig, RunPart, trl_seam
@@ -163,9 +164,20 @@ class RunLog(RunPart):
             "status": "running",
             # Where a script's checkpoints lie, from the folder.
             **({"weights": os.path.relpath(args.output_dir, self.folder.root)} if outside else {}),
+            **({"prompt": before.get("prompt") or self._prompt()} if outside else {}),
             **(self.about or {}),
             **more,
         })  # fmt: skip
+
+    def _prompt(self) -> dict[str, Any] | None:
+        """Return the record of a script's prompts by its first row; None if they are no conversations of texts."""
+        messages = (next(iter(self.trainer.train_dataset or ()), None) or {}).get("prompt")
+        if not (isinstance(messages, list) and all(isinstance(message["content"], str) for message in messages)):
+            return None
+        tokenizer = getattr(self.trainer, "_tokenizer", self.trainer.processing_class)  # a processor has one inside
+        arguments = getattr(self.trainer, "chat_template_kwargs", None)
+        system = next((message["content"] for message in messages if message["role"] == "system"), "")
+        return {"system": system, **PromptRenderer(tokenizer, arguments).fields(messages)}
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put the run's id beside the checkpoint."""
