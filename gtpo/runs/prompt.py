@@ -235,8 +235,8 @@ def trained_ids(
     rest = whole.text[len(prompt.text) :]
     if told != target and not follows:
         # The template drops thoughts: what it puts behind the answer ends the turn.
-        _, follows, end = whole.text.rpartition(target.rpartition("</think>")[2].strip())
-        rest = told + end
+        _, answer, end = whole.text.rpartition(target.rpartition("</think>")[2].strip())
+        follows, rest = bool(answer), told + end
     ids = whole.ids
     # Tokens may merge across the boundary; in sampling they cannot.
     if ids[: len(prompt.ids)] != prompt.ids:
