@@ -230,15 +230,19 @@ def demo() -> None:
 def doctor(
     out: Annotated[Path | None, typer.Option(help="Also write the report to this file, as JSON.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="Try what real runs do on the GPU too, in about eight minutes; on a CPU in small."),
+    ] = False,
 ) -> None:
     """Describe this machine: versions, devices, what gtpo can do here; and check the loss on it against float64.
 
-    Exit code 1 if the loss or a gradient is wrong.
+    Exit code 1 if the loss, a gradient or a path that --gpu tries is wrong.
     """
     from gtpo.doctor import run_doctor
 
     start_logging()
-    if not run_doctor(out=out, json_output=json_output):
+    if not run_doctor(out=out, json_output=json_output, gpu=gpu):
         raise typer.Exit(1)
 
 
