@@ -307,7 +307,7 @@ def check_training(device: str, large: bool, run: Callable[..., Trained] = train
         yield Outcome(f"{title}, killed and resumed", None if noise else difference == 0, text)
 
         ok, text = None, "the peak is known on a GPU"
-        if peak := whole.run.get("peak_memory_bytes"):
+        if device == "cuda" and (peak := whole.run.get("peak_memory_bytes")):
             config = load_config(folder / "doctor.yaml", {"model-name": str(folder / "base")})
             items = memory(config, model_on_meta(config, str(folder / "base")))
             ratio = peak / GIB / sum(item.gib for item in items)

@@ -149,7 +149,7 @@ def test_the_doctor_describes_a_machine_without_torch(gtpo, tmp_path):
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert "torch" not in report["packages"]
-    assert report["loss"] == []
+    assert report["checks"] == []
     assert "pip install 'gtpo[train]'" in done.stdout
 
 

@@ -127,12 +127,12 @@ FAULTS = [
 ]
 
 
-def tried(check: Any, part: Any) -> dict[str, Outcome]:
+def tried(check: Any, part: Any, device: str = "cpu") -> dict[str, Outcome]:
     def handed_in(device: str, large: bool) -> Any:
         return check(device, large, part)
 
     handed_in.__name__ = check.__name__
-    return {outcome.name: outcome for outcome in doctor.outcomes("cpu", False, [handed_in])}
+    return {outcome.name: outcome for outcome in doctor.outcomes(device, False, [handed_in])}
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("check", "fault", "name"), FAULTS, ids=[fault.__name__ for _, fault, _ in FAULTS])
 def test_a_planted_fault_is_found(check: Any, fault: Any, name: str, packages: None) -> None:
-    found = tried(check, fault)
+    found = tried(check, fault, "cuda" if fault is memory_that_is_forgotten else "cpu")
     assert found[name].ok is False, found[name].line()
     assert found[name].line().startswith(f"WRONG    {name}")
     if fault in (resume_that_differs, adapters_that_stay, memory_that_is_forgotten):
