@@ -67,8 +67,8 @@ METHODS, WEIGHTS, OUTPUTS = "methods", "weights", "outputs"
 # The prior of V_Q above: the least that keeps wrong equivalence at 6 % if one model loses a few of many questions. It
 # shows a difference of 0/1 scores from 6 questions to none on, as McNemar's exact test does.
 UNSEEN = 2.25
-# Texts apart from their numbers from which on they are families of questions.
-FAMILIES = 5
+# Wordings (texts apart from their numbers) from which on each is a family of questions.
+FAMILIES = 20
 _NUMBER = re.compile(r"\d+([.,]\d+)*")
 # c above: it keeps a mean's interval honest if all scores agree.
 _PRIOR = 0.25
@@ -362,20 +362,25 @@ def by_cluster(x: Array, clusters: ArrayLike | None) -> tuple[Array, Array]:
     return total / size.mean(), weight
 
 
+def wording(text: str) -> str:
+    """Return a text without its numbers."""
+    return _NUMBER.sub("#", " ".join(text.split()))
+
+
 def clusters_of(texts: Sequence[str], families: Sequence[str], source: str = "") -> NDArray[np.int64] | None:
     """Return a number for each question [Q]: the same for one family, or for texts that differ in white space only.
 
-    Texts that differ in their numbers too are one, if there are FAMILIES of them or more: fewer are the templates of a
-    generator, which every set of its questions has in common. families: "" is none; if any is known, texts that differ
-    are not compared. source: of the questions; `generated` ones are no families. None if every question is its own.
+    Texts that differ in their numbers only are one too, if there are at least FAMILIES wordings: problems in several
+    versions. Fewer are the templates of a generator, which all sets of its questions have in common. families: "" is
+    none; if any is known, wordings are not compared, nor for a source that is `generated`. None if every question is
+    its own.
     """
     names = [
         f"\1{family}" if family else " ".join(text.split()) or f"\0{i}"
         for i, (text, family) in enumerate(zip(texts, families, strict=True))
     ]
-    stems = [name if name[0] == "\0" else _NUMBER.sub("#", name) for name in names]
-    if not any(families) and not source.startswith("generated") and len(set(stems)) >= FAMILIES:
-        names = stems
+    if not any(families) and not source.startswith("generated") and len(set(map(wording, names))) >= FAMILIES:
+        names = [name if name[0] == "\0" else wording(name) for name in names]
     numbers = np.unique(names, return_inverse=True)[1]
     return None if numbers.max(initial=-1) + 1 == len(texts) else numbers
 

@@ -15,7 +15,7 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.columns import Column
 from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
-from gtpo.evalkit.statistics import clusters_of
+from gtpo.evalkit.statistics import FAMILIES, clusters_of, wording
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_record import BenchmarkRecord, Interval
 from gtpo.runs.eval_run import EvalRun, Questions
@@ -40,6 +40,8 @@ class Shared:
     scoring: str = "strict"
     # [Q] Questions of the same text have the same number; None if there are none.
     clusters: NDArray[np.int64] | None = field(default=None, repr=False)
+    # Different texts apart from their numbers, if these are so few that they are not families; else 0.
+    wordings: int = 0
     # Whether every run has all samples of all questions that any run has.
     even: bool = True
 
@@ -244,11 +246,13 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     known, unknown = loaded[0][1].problems(benchmark), Problem("", "", "")
     asked = [known.get(question, unknown) for question in next(iter(parts.values()))[0].ids.tolist()]
     source = loaded[0][1].entry(benchmark).source
+    wordings = len({wording(p.problem) for p in asked if p.problem and not source.startswith("generated")})
     clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
-    shared = Shared(benchmark, "", {m.name: m for m in methods}, parts, runs, notes, scoring, clusters, even)
+    shared = Shared(benchmark, "", {m.name: m for m in methods}, parts, runs, notes, scoring, clusters,
+                    wordings * (wordings < min(FAMILIES, common.size) and clusters is None), even)
     if clusters is not None:
         notes.append(
-            f"{clusters.size} questions have {clusters.max() + 1} texts (apart from their numbers) or clusters: those "
+            f"{clusters.size} questions have {clusters.max() + 1} texts, apart from numbers, or clusters: those "
             "of one count as one question (a `cluster` column says otherwise)"
         )
     short = int((~shared.having(shared.samples)).sum())

@@ -156,10 +156,9 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
              for method in table.methods if (method, comparison.metrics[0]) in table.cells]  # fmt: skip
     about = _what_it_is_about([(visible(method), base, d) for method, d in cells if d is not None])
     lines += [("", text) for text in about]
-    own = (text for text in (one.advice for one in found) if not re.search(" is about these (weights|outputs)", text))
-    remarks = [(one, text) for one in found for text in one.remarks]
-    advised = [(one, one.advice) for one in found if one.advice in set(own)]
-    lines += [("", text) for text in _one_line_each([*remarks, *advised])]
+    texts = [(one, text) for one in found for text in one.remarks]
+    texts += [(one, one.advice) for one in found if not re.search(" is about these (weights|outputs)", one.advice)]
+    lines += [("", text) for text in _one_line_each(texts)]
     if len(comparison.methods) > 2:
         lines.append(("", "The others are not compared with each other (--baseline NAME)."))
     return lines

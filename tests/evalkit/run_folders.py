@@ -224,8 +224,8 @@ def write_counts(
     ]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows, schema=QUESTION_SCHEMA), folder / "questions.parquet")
     problems = [
-        {"benchmark": "b", "id": name, "problem": text, "answer": "1", "subject": "", "cluster": "", "answers": "mathematics",
-         "asked": True} for name, text in zip(ids, texts or ids, strict=True)
+        {"benchmark": "b", "id": name, "problem": text, "answer": "1", "subject": "", "cluster": "", "asked": True,
+         "answers": "mathematics"} for name, text in zip(ids, texts or ids, strict=True)
     ]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(problems, schema=PROBLEM_SCHEMA), folder / "problems.parquet")
     if train is not None and not train.is_dir():
