@@ -155,7 +155,7 @@ def compare(
         parts.append((shared, columns))
         if per_subject:
             parts += [(part, [c for c in columns if c.k <= part.samples]) for part in shared.groups()]
-    tables = [_table(shared, columns, chosen) for shared, columns in parts]
+    tables = [_table(shared, columns, chosen, shown[0]) for shared, columns in parts]
     tables = _correct_all(tables, shown[0], margin, looks)
     trained = [method for method in grouped if method.trains]
     return MethodComparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin,
@@ -188,7 +188,7 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
     return methods[0].name, "the first given; choose another with --baseline"
 
 
-def _table(shared: Shared, columns: list[Column], baseline: str | None) -> Table:
+def _table(shared: Shared, columns: list[Column], baseline: str | None, primary: Column) -> Table:
     names, notes = shared.methods, list(shared.notes)
     if baseline is not None and baseline not in names:
         notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
@@ -200,20 +200,22 @@ def _table(shared: Shared, columns: list[Column], baseline: str | None) -> Table
     if baseline is not None:
         for name in names:
             if name != baseline:
+                # What a third method lacks must not change a verdict; in other columns all have the same questions.
                 pair = shared.pair(name, baseline)
-                for column, paired in zip(tested, differ(pair, name, baseline, tested), strict=True):
-                    one, other = (
-                        cells[side, column] if pair is shared else mean_cell(pair, side, column)
-                        for side in (name, baseline)
-                    )
+                for column in tested:
+                    of = pair if column == primary else shared
+                    sides = (name, baseline)
+                    one, other = (cells[s, column] if of is shared else mean_cell(of, s, column) for s in sides)
                     cells[name, column] = replace(
-                        cells[name, column], paired=paired, missing=_missing_shift(one, other),
-                        selected=one.to_mean - other.to_mean,
+                        cells[name, column], paired=differ(of, name, baseline, column),
+                        missing=_missing_shift(one, other), selected=one.to_mean - other.to_mean,
                     )  # fmt: skip
                 note = pairing_note(pair, name, baseline)
                 notes += [note] if note and not shared.group else []
                 if pair.questions != shared.questions and not shared.group:
-                    notes.append(f"{name} against {baseline}: on all {pair.questions} questions that these two share")
+                    notes.append(
+                        f"{name} against {baseline}: {primary.label} on all {pair.questions} questions that they share"
+                    )
     of_shared = {f.name: getattr(shared, f.name) for f in fields(Shared)} | {"notes": notes}
     return Table(**of_shared, columns=columns, cells=cells, baseline=baseline)
 
@@ -241,7 +243,7 @@ def mean_cell(shared: Shared, name: str, column: Column) -> Cell:
 def with_baseline(comparison: MethodComparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
     """The tables against another baseline: columns[i] of table i, the primary ones corrected anew."""
     tables = [
-        replace(_table(table, chosen, baseline), notes=table.notes)
+        replace(_table(table, chosen, baseline, comparison.metrics[0]), notes=table.notes)
         for table, chosen in zip(comparison.tables, columns, strict=True)
     ]
     return _correct_all(tables, comparison.metrics[0], comparison.margin, comparison.looks)

@@ -66,6 +66,12 @@ class Member:
         return self.run.record.model.checkpoint if self.run is not None else None
 
     @cached_property
+    def base(self) -> Path | None:
+        """The folder of the train run whose weights it began from; None if there is none."""
+        base = None if self.train is None else self.train.base_run()
+        return None if base is None else base.root.resolve()
+
+    @cached_property
     def settings(self) -> dict[str, Any] | None:
         """What must be equal within a method; None if it is unknown."""
         if self.config is None:
@@ -202,11 +208,8 @@ class Method:
 
     def is_base_of(self, other: Method) -> bool:
         """Return whether every run of another method began from its weights, which are then as they are."""
-        trains = [member.train for member in other.members]
-        bases = [None if train is None else train.base_run() for train in trains]
-        return len(self.members) == len(self.trains) == 1 and all(
-            base is not None and base.root.resolve() == self.trains[0].root.resolve() for base in bases
-        )
+        folders = [train.root.resolve() for train in self.trains]
+        return len(self.members) == len(folders) == 1 and all(member.base == folders[0] for member in other.members)
 
     def is_named(self, word: str) -> bool:
         """Return whether a word is its name, its preset, or one of its runs by name or folder."""
@@ -275,10 +278,10 @@ def _read_names(members: list[Member], options: dict[str, Sequence[str]]) -> dic
                     other = " ".join(named[member.name])
                     raise UserError(f'run "{member.name}" is given to two names, --{other} and --{option} {name}')
         together = [m for m in members if named.get(m.name) == (DECLARED, name) and m.run is not None]
-        for one, other in itertools.combinations(together, 2):
-            if why := one_training(one, other):
+        for one, two in itertools.combinations(together, 2):
+            if why := one_training(one, two):
                 raise UserError(
-                    f"--seeds {name}: {one.name} and {other.name} are one training ({why}); name one run of each"
+                    f"--seeds {name}: {one.name} and {two.name} are one training ({why}); name one run of each"
                 )
     return named
 

@@ -102,12 +102,12 @@ class Shared:
         """A method's mean if every missing sample were wrong, and if it were right; None if none is missing."""
         if self.group or not column.metric.by_k:
             return None
-        entries = [run.entry(self.benchmark) for run in self.runs[method]]
-        ends = [(at.mean, at.worst, at.best) for entry in entries if (at := self._stored(entry, column)) is not None]
-        if len(ends) < len(entries) or all(worst is None for _, worst, _ in ends):
+        stored = [self._stored(run.entry(self.benchmark), column) for run in self.runs[method]]
+        known = [at for at in stored if at is not None]
+        if len(known) < len(stored) or all(at.worst is None for at in known):
             return None
-        worst, best = ([mean if end[i] is None else end[i] for mean, *end in ends] for i in (0, 1))
-        return float(np.mean(worst)), float(np.mean(best))
+        worst = [at.mean if at.worst is None else at.worst for at in known]
+        return float(np.mean(worst)), float(np.mean([at.mean if at.best is None else at.best for at in known]))
 
     def _stored(self, entry: BenchmarkRecord, column: Column) -> Interval | None:
         """What a record says of a column that has a k."""
@@ -121,9 +121,9 @@ class Shared:
 
         The most of any training of the method. best/ was chosen on other questions: 1, 0.0.
         """
-        most, gaps = 1, []
+        most, gaps = 1, list[float]()
         for run in self.runs[method]:
-            means: dict[str | None, list[float]] = {}
+            means: dict[str | None, list[float]] = {}  # of each checkpoint
             chosen = run.train is not None and run.record.model.checkpoint != "best" and not self.group
             for record in records_of(run.train.root) if run.train and chosen and column.metric.by_k else ():
                 if at := self._stored(record.benchmarks.get(self.benchmark, BenchmarkRecord()), column):
@@ -248,8 +248,18 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     source = loaded[0][1].entry(benchmark).source
     wordings = len({wording(p.problem) for p in asked if p.problem and not source.startswith("generated")})
     clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
-    shared = Shared(benchmark, "", {m.name: m for m in methods}, parts, runs, notes, scoring, clusters,
-                    wordings * (wordings < min(FAMILIES, common.size) and clusters is None), even)
+    shared = Shared(
+        benchmark,
+        "",
+        {m.name: m for m in methods},
+        parts,
+        runs,
+        notes,
+        scoring,
+        clusters,
+        wordings * (wordings < min(FAMILIES, common.size) and clusters is None),
+        even,
+    )
     if clusters is not None:
         notes.append(
             f"{clusters.size} questions have {clusters.max() + 1} texts, apart from numbers, or clusters: those "

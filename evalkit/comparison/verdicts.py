@@ -10,7 +10,7 @@ family belongs to one method. Every other difference is exploratory: shown with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -99,19 +99,15 @@ def pairing_note(shared: Shared, a: str, b: str) -> str | None:
     return f"{a} against {b}: the {len(pair[0])} seeds that both trained are compared, without {' and '.join(unpaired)}"
 
 
-def differ(shared: Shared, a: str, b: str, columns: Sequence[Column]) -> list[PairedDifference]:
-    """Return the differences of two methods in several columns, each as its own 95 % comparison."""
+def differ(shared: Shared, a: str, b: str, column: Column) -> PairedDifference:
+    """Return the difference of two methods in a column, as its own 95 % comparison."""
     trained, pair = _trained(shared, a, b)
     known = not (shared.by_name[a].doubt or shared.by_name[b].doubt)
-    out = []
-    for column in columns:
-        of_a, of_b = _rows(shared.scores, a, b, column, pair)
-        clusters = shared.clusters_at(column.k)
-        each = differences(
-            of_a[None], of_b[None], paired=pair is not None, trained=trained, known=known, clusters=clusters
-        )
-        out.append(each.at(0))
-    return out
+    of_a, of_b = _rows(shared.scores, a, b, column, pair)
+    clusters = shared.clusters_at(column.k)
+    return differences(
+        of_a[None], of_b[None], paired=pair is not None, trained=trained, known=known, clusters=clusters
+    ).at(0)
 
 
 def noise_of(shared: Shared, a: str, b: str, column: Column) -> tuple[Noise, Design] | None:

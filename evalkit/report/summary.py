@@ -191,8 +191,11 @@ def short_legend(comparison: MethodComparison) -> str:
     if any(cell.bounds for cell in cells):
         text += " {a, b}: if all missing samples were wrong, or right."
     if is_judged(comparison):
+        looks = f" 1 of {comparison.looks} planned looks." if comparison.looks > 1 else ""
+        if any(0 not in one.seeds and one.judged for one in found):
+            looks = looks or " If seeds are added after a look, plan it with --looks."
         text += " ▲ better, ▼ worse" + ", ≈ equivalent" * (comparison.margin is not None)
-        text += " (Holm)" * (len(comparison.benchmarks) > 1 or comparison.margin is not None) + "."
+        text += " (Holm)" * (len(comparison.benchmarks) > 1 or comparison.margin is not None) + "." + looks
     return text
 
 
@@ -212,6 +215,11 @@ def legend(comparison: MethodComparison) -> list[str]:
     ]
     if any(cell.bounds for table in comparison.benchmarks for cell in table.cells.values()):
         lines[0] += " {a, b}: the figure if every missing sample were wrong, and if it were right."
+    lines += [
+        f"{visible(table.benchmark)}: its {table.questions:,} questions have {table.wordings} wordings beside their "
+        "numbers. If each wording is one problem in many versions, name it in a column `cluster`."
+        for table in comparison.benchmarks if table.wordings
+    ]  # fmt: skip
     if not comparison.baseline:
         return lines
     primary = comparison.metrics[0].label

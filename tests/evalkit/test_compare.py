@@ -554,13 +554,12 @@ def test_runs_that_are_not_known_to_be_trained_apart_say_nothing_of_methods(case
     assert [method["counted"] for method in core["methods"]] == ["3 runs", "3 runs"]
 
 
-@pytest.mark.parametrize("gate", ["--fail-if-worse", "--fail-if-worse=90"])
-@pytest.mark.parametrize("case", CASES)
-def test_the_gate_neither_passes_nor_fails_what_is_not_known(case: str, gate: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["files", "checkpoints"])
+def test_the_gate_neither_passes_nor_fails_what_is_not_known(case: str, tmp_path: Path) -> None:
     words = side_by_side(tmp_path, case, lambda side, i: 2.0 if side == "A" else 0.0, questions=30)
-    ran = gtpo("compare", *words, "--baseline", "A", gate, cwd=tmp_path)
+    ran = gtpo("compare", *words, "--baseline", "A", "--fail-if-worse=90", cwd=tmp_path)
     assert ran.returncode == 6, ran.stderr
-    assert ran.stderr.splitlines()[-1] == f"gate: B against A on arithmetic: {UNKNOWN}"
+    assert "gate: B against A on arithmetic is undecided, as training is not known" in ran.stderr
 
 
 def test_a_label_names_outputs_and_seeds_declares_trainings(seeds_home: Path) -> None:

@@ -166,8 +166,8 @@ def equal_methods(home: Path, rng: np.random.Generator, case: str) -> tuple[str,
 
     logit, place = rng.normal(0, 1.5, 60), home / "results"
     if case == "families":
-        logit, unlike = np.repeat(rng.normal(0, 1.5, 12), 5), rng.normal(0, 1, (2, 12))
-        texts = [f"{'ABCDEFGHIJKL'[i // 5]} has {i} apples and {7 * i + 3} more." for i in range(60)]
+        logit, unlike = np.repeat(rng.normal(0, 1.5, 20), 5), rng.normal(0, 1, (2, 20))
+        texts = [f"{chr(65 + i // 5)} has {i} apples and {7 * i + 3} more." for i in range(100)]
         for name, of_family in zip("AB", unlike, strict=True):
             write_counts(place / f"eval/{name}", sampled(logit + np.repeat(of_family, 5)), 4, texts=texts)
         return "*", {}
