@@ -83,12 +83,15 @@ class Noise:
     def at_least_zero(self, seeds: int) -> Noise:
         """Return it without variances below 0; what `seeds` seeds of each showed of questions stays the same."""
         both = self.questions.mean + self.single.mean / seeds
-        moved = {"questions": 0.0, "single": 0.0}
+        of_questions, of_runs = 0.0, 0.0
         if self.single.mean < 0:
-            moved = {"questions": both - self.questions.mean, "single": -self.single.mean}
+            of_questions, of_runs = both - self.questions.mean, -self.single.mean
         elif self.questions.mean < 0:
-            moved = {"questions": -self.questions.mean, "single": seeds * both - self.single.mean}
-        return replace(self, **{name: Spread(*(x + by for x in getattr(self, name))) for name, by in moved.items()})
+            of_questions, of_runs = -self.questions.mean, seeds * both - self.single.mean
+        return replace(
+            self, questions=Spread(*(end + of_questions for end in self.questions)),
+            single=Spread(*(end + of_runs for end in self.single)),
+        )  # fmt: skip
 
     def scaled(self, by: float, seeds_by: float) -> Noise:
         """Return it with all variances changed, that of training apart."""
@@ -233,8 +236,8 @@ def needs(noise: Noise, design: Design, target: float, *, margin: bool = False, 
 
     sees = _ordered(strength(noise, design, level=level, end=end).detectable() for end in ENDS)
     endless = design._replace(samples=MOST["samples"], seeds=MOST["seeds"] if design.seeds else 0)
-    levers: list[Lever] = ["questions"] + ["samples"] * (noise.samples is not None) + ["seeds"] * bool(design.seeds)
-    counts = {lever: _ordered(least(lever, end) for end in ENDS) for lever in levers}
+    has: dict[Lever, bool] = {"questions": True, "samples": noise.samples is not None, "seeds": design.seeds > 0}
+    counts = {lever: _ordered(least(lever, end) for end in ENDS) for lever in has if has[lever]}
     return Needs(
         sees, strength(noise, endless, level=level).detectable(),
         {lever: None if math.isinf(count.mean) else count for lever, count in counts.items()},
@@ -316,7 +319,8 @@ def published() -> list[Published]:
     text = resources.files("gtpo.evalkit").joinpath("spreads.yaml").read_text(encoding="utf-8")
     out = []
     for name, row in yaml.safe_load(text).items():
-        noise = Noise(*(Spread.exactly(float(row[what])) for what in ("questions", "single", "samples", "training")))
+        of = [Spread.exactly(float(row[what])) for what in ("questions", "single", "samples", "training")]
+        noise = Noise(of[0], of[1], of[2], of[3])
         out.append(Published(name, row["source"], float(row["accuracy"]), noise))
     return out
 

@@ -58,7 +58,7 @@ def _tokens(of: Questions, k: int, *, right: bool) -> Array:
     return of.tokens(right=right)
 
 
-def _of_samples(counts: Array, n: Array, k: int = 1) -> Array | None:
+def _of_samples(counts: NDArray[np.int32], n: NDArray[np.int32], k: int = 1) -> Array | None:
     """The jackknife over samples of pass@k, which is unbiased for k = 1."""
     if n.min(initial=k) <= k:
         return None

@@ -18,7 +18,7 @@ NOUNS = {"questions": "such questions", "samples": "samples of each question", "
 
 def round_up(count: float) -> int:
     """Return a count to two figures, no fewer: a planned number is no more exact."""
-    step = 10 ** max(len(str(math.ceil(count))) - 2, 0)
+    step: int = 10 ** max(len(str(math.ceil(count))) - 2, 0)
     return math.ceil(count / step) * step
 
 

@@ -66,7 +66,7 @@ def as_terminal(
     for column in metrics if comparison.tables else []:
         parts += _draw_short(short_grids(comparison, column), width)
     for grid in detail_grids(comparison, details):
-        parts += [Text(""), _draw(grid, width)]
+        parts += [Text(""), draw(grid, width)]
     if comparison.tables:
         lines = legend(comparison) if explain else [short_legend(comparison)]
         more = " --explain" * (not explain)
@@ -105,7 +105,7 @@ def _draw_short(grids: list[Grid], width: int) -> list[RenderableType]:
     return parts
 
 
-def _draw(grid: Grid, width: int) -> Group:
+def draw(grid: Grid, width: int) -> Group:
     """Draw a table in frames, in pieces that fit, each with what the rows are."""
     from rich.console import Group
     from rich.table import Table as Drawn

@@ -562,6 +562,34 @@ def test_the_gate_neither_passes_nor_fails_what_is_not_known(case: str, tmp_path
     assert "gate: B against A on arithmetic is undecided, as training is not known" in ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("skill", "failed", "words", "code", "said"),
+    [
+        (0.0, (), ["12"], 0, "passes: "),
+        (0.0, (), ["2"], 6, "is undecided: "),
+        (-2.5, (), ["2"], 5, "fails: "),
+        (-2.5, (), ["90"], 0, "passes: "),
+        (0.0, tuple((q, j) for q in range(60) for j in range(6)), ["12"], 6, "is undecided: "),
+        (0.0, (), ["2", "--undecided", "pass"], 0, "is undecided: "),
+    ],
+)
+def test_the_gate_has_three_outcomes(
+    skill: float, failed: Any, words: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    """Shown to lose less, shown to be worse, neither: too few questions, or samples that are missing."""
+    write_eval(tmp_path / "old", method=None, seed=1)
+    write_eval(tmp_path / "new", method=None, seed=2, skill=skill, failed=failed)
+    ran = gtpo(
+        "compare", "old", "new", "--baseline", "old", "--allow-mismatch", "--fail-if-worse", *words, cwd=tmp_path
+    )
+    assert ran.returncode == code, ran.stderr
+    line, *more = (line for line in ran.stderr.splitlines() if line.startswith("gate: "))
+    assert f"gate: new against old on arithmetic {said}" in line
+    assert "this design sees a loss of " in line
+    assert ("such questions" in line) == ("passes" not in said)
+    assert more == ["gate: undecided, which passes (--undecided pass)"] * ("pass" in words)
+
+
 def test_a_label_names_outputs_and_seeds_declares_trainings(seeds_home: Path) -> None:
     """Of runs that are known to be trained apart: the declaration changes nothing, a label takes the verdict away."""
 

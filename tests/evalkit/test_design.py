@@ -1,0 +1,120 @@
+"""Planned power is that of the test that compare does; a pilot's variances are those that were put in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import command_line
+from numpy.typing import NDArray
+
+from gtpo.evalkit.design import (
+    ENOUGH,
+    Design,
+    Noise,
+    Spread,
+    assumed_noise,
+    fewest,
+    measure_noise,
+    needs,
+    parts,
+    published,
+    strength,
+)
+from gtpo.evalkit.statistics import differences
+
+SEED = 20261128
+NOISE = Noise(*(Spread.exactly(x) for x in (0.01, 0.02, 0.3, 0.0008)))
+Array = NDArray[np.float64]
+
+
+def simulated(noise: Noise, design: Design, effect: float, repeats: int) -> tuple[Array, Array]:
+    """Scores [repeats, S, Q] of two methods with this noise; half of each variance belongs to either."""
+    rng, out = np.random.default_rng([SEED, *design]), []
+    size = (repeats, max(design.seeds, 1), design.questions)
+    assert noise.samples is not None
+    for sign in (1, -1):
+        x = sign * effect / 2 + rng.normal(0, (noise.questions.mean / 2) ** 0.5, (repeats, 1, design.questions))
+        x = x + rng.normal(0, ((noise.single.mean + noise.samples.mean / design.samples) / 2) ** 0.5, size)
+        if noise.training and design.seeds:
+            x = x + rng.normal(0, (noise.training.mean / 2) ** 0.5, size[:2])[..., None]
+        out.append(x)
+    return out[0], out[1]
+
+
+@pytest.mark.parametrize("design", [Design(30, 4, 0), Design(200, 1, 0), Design(60, 8, 3), Design(100, 4, 5)])
+def test_planned_power_is_that_of_the_comparison(design: Design) -> None:
+    plan = strength(NOISE, design)
+    for effect in (plan.detectable(), plan.detectable() / 2):
+        a, b = simulated(NOISE, design, effect, 1200)
+        found = differences(a, b, trained=(design.seeds > 0, design.seeds > 0))
+        assert plan.power(effect) == pytest.approx((found.shown() > 0).mean(), abs=0.05)
+        margin = 3 * effect
+    a, b = simulated(NOISE, design, 0.0, 1200)
+    found = differences(a, b, trained=(design.seeds > 0, design.seeds > 0))
+    assert plan.equivalence(margin) == pytest.approx((found.equivalence_p(margin) <= 0.05).mean(), abs=0.06)
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_variances_of_pilots_are_unbiased_and_their_ranges_hold_the_truth(clustered: bool) -> None:
+    design, found = Design(80, 4, 3), []
+    clusters = np.arange(80) if clustered else None
+    for a, b in zip(*simulated(NOISE, design, 0.05, 400), strict=True):
+        each = np.full(a.shape, 0.3 / 4 / 2)
+        found.append(measure_noise(a, b, sampling=(each, each), samples=4, clusters=clusters))
+    for name in ("questions", "single", "samples", "training"):
+        truth, got = getattr(NOISE, name).mean, np.array([getattr(one, name) for one in found])
+        error = got[:, 0].std() / 20
+        assert got[:, 0].mean() == pytest.approx(truth, abs=max(3.5 * error, 1e-9)), name
+        assert error < 0.1 * truth
+        if name != "samples":  # stated here
+            assert 0.72 < ((got[:, 1] <= truth) & (truth <= got[:, 2])).mean() < 0.88, name
+    total = [sum(parts(one, design)) for one in found]
+    assert np.mean(total) == pytest.approx(sum(parts(NOISE, design)), rel=0.1)
+
+
+def test_one_sample_of_two_models_tells_nothing_apart() -> None:
+    rng = np.random.default_rng(SEED)
+    a, b = (rng.random((1, 1, 50)) < 0.5).astype(float)[0], (rng.random((1, 50)) < 0.5).astype(float)
+    found = measure_noise(a, b, trained=True)
+    assert (found.samples, found.training, found.single) == (None, None, Spread(0.0, 0.0, 0.0))
+    assert found.questions.mean == pytest.approx(np.var(a - b, ddof=1))
+
+
+def test_what_a_design_lacks_is_what_gives_it_eighty_percent() -> None:
+    design = Design(100, 4, 3)
+    found = needs(NOISE, design, 0.05)
+    for lever, count in found.counts.items():
+        if count is not None:
+            enough = strength(NOISE, design._replace(**{lever: int(count.mean)})).power(0.05)
+            assert ENOUGH <= enough < ENOUGH + 0.08, lever
+    assert found.counts["samples"] is None
+    assert found.limit < found.sees.mean
+    assert fewest(design, "samples", lambda one: False) is None
+    below = Noise(Spread(-0.002, -0.01, 0.01), Spread(0.03, 0.02, 0.04), None, Spread(-1e-5, -1e-4, 0.001))
+    assert parts(below.at_least_zero(3), design).questions == pytest.approx(parts(below, design).questions)
+    assert below.at_least_zero(3).questions.mean == 0
+
+
+def test_the_published_pairs_are_those_of_the_records(root: Path) -> None:
+    subprocess.run([sys.executable, root / "docs/tools/spreads.py", "--check"], check=True)
+    noise, like = assumed_noise(0.4, 0.02)
+    assert like in published()
+    assert noise.training == Spread.exactly(2 * 0.02**2)
+    assert assumed_noise(0.4, None, weights=True)[0].training is None
+
+
+def test_the_command_prints_its_table_and_the_cheapest_design(tmp_path: Path) -> None:
+    words = ("plan", "--accuracy", "0.4", "--seed-sd", "2", "--effect", "5", "--questions", "30,500", "--samples", "4")
+    ran = command_line(*words, cwd=tmp_path)
+    assert "Cheapest with 80 %: " in ran.stdout
+    (plan,) = json.loads(command_line(*words, "--json", "--tokens", "100", cwd=tmp_path).stdout)["plans"]
+    best = plan["cheapest"]
+    assert best["questions"] == 500
+    designs = {(d["seeds"], d["questions"]): d for d in plan["designs"]}
+    assert designs[5, 500]["power"] == pytest.approx(0.8, abs=0.1)
+    assert designs[5, 500]["tokens"] == 2 * 5 * 500 * 4 * 100
