@@ -1,20 +1,26 @@
-"""What the intervals and verdicts of `gtpo compare` are worth, by simulation: coverage, false marks, false equivalence.
+"""What `gtpo compare` and `gtpo plan` are worth, by simulation: coverage, false marks, false equivalence, gate, power.
 
 Two methods whose true difference is known. Questions are drawn from a population of difficulties, training seeds from
 one of training runs, samples from the chances; "true" is the mean over those populations. Kinds of cells:
 
     alike      seeds of both methods lie 0.3 logits apart
     unequal    those of the first 0.45, of the second 0.15
+    unlike     those of the first 0.45, of the second 0.05
     skewed     0.45 logits apart, most of them close together and a few far below
     collapse   as alike, and half of the runs of either method collapse: 3 logits lower
     weights    two models that were not trained here; also at ceilings of pass@k, and differing widely by question
+    chosen     the best of a's checkpoints, 0.15 logits apart, was chosen on these questions
+    thrice     one training of each, evaluated three times
+    unknown    as alike, but nothing is known of the training of any run
     one-sided  a share of the questions is lost by one model, the rest is solved by both
     missing    half of the wrong samples of one model are missing
     repeated   every question stands in the benchmark one to eight times
     mean       the interval of one method's mean
+    power      what `gtpo plan` says of a design, against how often the difference is shown
 
 Design `3 v 10`: training seeds of each; `base v 3`: weights that all runs began from. Marked: a difference is shown.
 Equivalent: declared within a margin that is the true difference, so every one is wrong; of equal ones: within 2 points.
+Passed: the gate lets this difference pass as a loss of fewer points.
 If too few seeds are there to speak of methods, the truth is that of these very runs ("of weights"), and marked are
 differences that are shown with the wrong sign; with too few on both sides nothing is marked at all.
 LIMITS says what is promised, and a test holds the published file to it within two standard errors.
@@ -36,20 +42,28 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from bench.common import parser, save, table
+from gtpo.evalkit.comparison.methods import Member, Method
+from gtpo.evalkit.design import Design, Noise, measure_noise, strength
 from gtpo.evalkit.metrics import pass_at_all_k
 from gtpo.evalkit.statistics import METHODS, differences, mean_interval, method_mean
+from gtpo.runs.train_run import TrainFolder
 
 Array = NDArray[np.float64]
 Cell = dict[str, Any]
 
 SEED = 20261126
 SPREADS = {"alike": (0.3, 0.3), "unequal": (0.45, 0.15), "skewed": (0.45, 0.45), "collapse": (0.3, 0.3)}
+FURTHER = {"unlike": (0.45, 0.05), "chosen": (0.15, 0.0), "thrice": (0.3, 0.3), "unknown": (0.3, 0.3)}
 DROP = 3.0
 """Logits that a collapse takes."""
 ALPHA, BETA = 0.6, 0.8
 """Chances of the questions."""
-LIMITS = {"marked": 0.06, "equivalent": 0.06, "coverage": 0.93}
-"""Most equal methods that are marked, most false equivalence, least coverage."""
+LIMITS = {"marked": 0.06, "equivalent": 0.06, "passed": 0.06, "coverage": 0.93}
+"""Most equal methods that are marked, false equivalence, losses of POINTS that pass, least coverage."""
+ALLOWED = {"unequal": 0.07, "unlike": 0.07}
+"""Most marks, if seeds of the two methods lie unlike far apart."""
+CLOSE = 0.05
+"""How far the planned power may lie from the simulated one."""
 LARGEST = 8_000_000
 """Numbers held at once."""
 
@@ -125,20 +139,51 @@ def draw(rng: np.random.Generator, one: Setting, repeats: int) -> tuple[list[Arr
         runs = max(seeds, 1)
         moved = shift + (seed_effects(one.kind, spread, rng.random((repeats, runs, 1))) if spread else 0.0)
         own = one.apart * rng.standard_normal((repeats, runs, one.questions), dtype=np.float32)
-        out.append(rng.binomial(one.samples, special.expit(logit + own + moved)))
+        chance = np.repeat(special.expit(logit + own + moved), 3 if one.kind == "thrice" else 1, axis=1)
+        out.append(rng.binomial(one.samples, chance))
         means.append(np.interp(moved, *scores_by_shift(one.ease, one.apart, one.k)) * np.ones((repeats, runs, 1)))
     return out, means[0].mean(axis=(1, 2)) - means[1].mean(axis=(1, 2))
 
 
 def spreads_of(one: Setting) -> tuple[float, float]:
     """Return how far the seeds of each method lie apart; 0 for weights that were not trained here."""
-    first, second = SPREADS.get(one.kind, (0.0, 0.0))
+    first, second = (SPREADS | FURTHER).get(one.kind, (0.0, 0.0))
     return first * bool(one.a), second * bool(one.b)
 
 
 def scored(right: Array, n: int, k: int) -> Array:
     """pass@k of counts of right samples out of n."""
     return pass_at_all_k(np.full(n + 1, n), np.arange(n + 1))[:, k - 1][right]
+
+
+@lru_cache
+def by_draw(kind: str, runs: int) -> tuple[list[list[int]], bool]:
+    """Return which of a method's runs are one draw of training, and whether that is known, as `gtpo compare` does."""
+    one = TrainFolder(Path("one")) if kind == "thrice" else None
+    if kind not in ("thrice", "unknown"):
+        return [[i] for i in range(runs)], True
+    method = Method("", tuple(Member(str(i), None, one, None) for i in range(runs)))
+    return method.by_draw(method.evaluated), not method.doubt
+
+
+def noise_of(one: Setting, questions: int = 2000) -> Noise:
+    """The noise of a kind of cell, from a pilot that is as good as endless."""
+    runs = 200 if one.a else 1
+    pilot = one._replace(
+        a=one.a and runs, b=one.b and runs, samples=8, questions=questions if one.a else 20 * questions
+    )
+    a, b = (x[0] / 8 for x in draw(np.random.default_rng(SEED), pilot, 1)[0])
+    return measure_noise(a, b, sampling=(a * (1 - a) / 7, b * (1 - b) / 7), samples=8, trained=one.a > 0)
+
+
+def measure_power(one: Setting, repeats: int, seed: int) -> Cell:
+    """Simulate what a design shows: of the difference that it is planned to see with 80 %, or 0.6 of it."""
+    kind = one._replace(kind="alike" if one.a else "weights", difference=0.0)
+    plan = strength(noise_of(kind), Design(one.questions, one.samples, one.a))
+    effect = round(plan.detectable() * one.difference, 4)
+    cell = measure(kind._replace(difference=effect), repeats, seed)
+    return one._asdict() | {"design": one.design, "repeats": repeats, "effect": effect,
+                            "planned": round(plan.power(effect), 4), "shown": cell["shown"]}  # fmt: skip
 
 
 def measure(one: Setting, repeats: int, seed: int) -> Cell:
@@ -159,21 +204,35 @@ def measure(one: Setting, repeats: int, seed: int) -> Cell:
             if one.kind == "repeated":
                 clusters = np.repeat(np.arange(one.questions), rng.integers(1, 9, one.questions))
                 a, b = a[..., clusters], b[..., clusters]
+            if one.kind == "chosen":
+                every = a.mean(axis=2)
+                best = every.argmax(axis=1)[:, None]
+                down = every.mean(axis=1) - np.take_along_axis(every, best, axis=1)[:, 0]
+                a, moved = np.take_along_axis(a, best[..., None], axis=1), (down, np.zeros(count))
+            a, b = (np.stack([x[:, rows].mean(axis=1) for rows in places], axis=1) for x, (places, _) in
+                    ((a, by_draw(one.kind, a.shape[1])), (b, by_draw(one.kind, b.shape[1]))))  # fmt: skip
             if one.kind == "missing":
                 gone = rng.binomial(one.samples - x, 0.5)
                 seen = np.maximum(one.samples - gone, 1)
                 worst, best = a, (x + gone) / one.samples
                 a = x / seen
                 moved = (worst - a).mean(axis=(1, 2)), (best - a).mean(axis=(1, 2))
-        found = differences(a, b, paired=one.paired, trained=(one.a > 0, one.b > 0), clusters=clusters)
+        trained = (one.a > 0 and one.kind != "chosen", one.b > 0)
+        known = by_draw(one.kind, max(one.a, 1))[1]
+        found = differences(a, b, paired=one.paired, trained=trained, known=known, clusters=clusters)
         shown = found.shown(moved)
         of_weights = any(found.seeds) and found.scope != METHODS
         truth = of_runs if of_weights else truth
         lots.append({
             "coverage": (found.low <= truth + 1e-12) & (found.high >= truth - 1e-12),
+            "shown": shown == np.sign(one.difference),
             "marked": (shown != 0) & (shown != np.sign(truth)) if of_weights else shown != 0,
             "equivalent": (found.equivalence_p(margin, moved) <= 0.05) & (shown == 0) & found.judged,
             "width": found.high - found.low,
+            # The loss is that of the second method, if it is the worse one.
+            "passed": found._replace(
+                difference=-np.sign(one.difference or 1) * found.difference
+            ).loses_less(margin, moved),
         })  # fmt: skip
     means = {name: round(float(np.mean(np.concatenate([lot[name] for lot in lots]))), 4) for name in lots[0]}
     about = {"design": one.design, "repeats": repeats, "judged": found.judged, "of_weights": of_weights}
@@ -218,6 +277,19 @@ def settings() -> list[Setting]:
     for (questions, k), ease, apart in product(((30, 8), (30, 32), (30, 64), (100, 8)), (0.0, 2.5, 4.0), (0.3, 1.0)):
         one = pair._replace(questions=questions, samples=k, k=k, ease=ease, apart=apart)
         found += [one._replace(difference=-lost) for lost in (0.0, 0.015, 0.04)]
+    for (questions, k), ease in product(((30, 4), (30, 16), (100, 8), (100, 32), (300, 32)), (1.0, 2.5, 4.0)):
+        one = pair._replace(questions=questions, samples=64, k=k, ease=ease)
+        found += [one._replace(difference=-lost) for lost in (0.0, 0.015, 0.04)]
+        if k == 4:
+            found += [one._replace(kind="alike", a=10, b=10, difference=lost) for lost in (0.0, 0.02)]
+    for (a, b, _), questions, difference in product(DESIGNS[:4], (100, 500), (0.0, 0.02)):
+        found.append(Setting("unlike", a, b, questions=questions, samples=8, difference=difference))
+    found += [Setting("chosen", checkpoints, samples=16) for checkpoints in (3, 10, 20)]
+    found += [Setting("thrice", 1, 1, samples=4), Setting("unknown", 3, 3), Setting("unknown", 10, 10)]
+    designs = ((0, 30, 64), (0, 30, 16), (0, 100, 4), (0, 500, 1), (0, 500, 8), (0, 1319, 1),
+               (3, 100, 4), (3, 500, 8), (5, 30, 64), (5, 500, 8), (10, 100, 16), (10, 30, 64))  # fmt: skip
+    for (seeds, questions, samples), share in product(designs, (1.0, 0.6)):
+        found.append(Setting("power", seeds, seeds, questions=questions, samples=samples, difference=share))
     for questions, lost in product((30, 100, 300), (0.02, 0.05, 0.1)):
         found.append(Setting("one-sided", questions=questions, samples=1, difference=-lost))
     for questions, samples, kind in product((30, 100), (1, 16), ("missing", "repeated")):
@@ -230,15 +302,20 @@ def settings() -> list[Setting]:
 def kept(cell: Cell) -> dict[str, bool]:
     """Return whether each promise holds for a cell, within two standard errors."""
     found = {}
+    if cell["kind"] == "power":
+        return {"power": abs(cell["planned"] - cell["shown"]) <= CLOSE + 2 * math.sqrt(0.25 / cell["repeats"])}
     for name, limit in LIMITS.items():
         at_most = name != "coverage"
         if name not in cell or not cell.get("judged", True):
             continue
+        limit = ALLOWED.get(cell["kind"], limit) if name == "marked" else limit
         if name == "marked" and cell["difference"] and not cell["of_weights"]:  # rightly so
             continue
-        if name == "equivalent" and (not cell["difference"] or cell["of_weights"]):  # rightly so, or of another truth
+        if name in ("equivalent", "passed") and (
+            not cell["difference"] or cell["of_weights"]
+        ):  # rightly so, or of another truth
             continue
-        if name == "coverage" and cell["kind"] == "missing":  # the interval does not speak of what is missing
+        if name == "coverage" and cell["kind"] in ("missing", "chosen"):  # the interval speaks of neither
             continue
         error = 2 * math.sqrt(limit * (1 - limit) / cell["repeats"])
         found[name] = cell[name] <= limit + error if at_most else cell[name] >= limit - error
@@ -256,26 +333,47 @@ def tables(cells: list[Cell]) -> str:
         its = [cell for cell in cells if group(cell) == (kind, judged)]
         designs = list(dict.fromkeys(cell["design"] for cell in its))
         of_weights = its[0].get("of_weights", False)
+        if kind == "power":
+            continue
         marked = [100 * cell["marked"] for cell in its if "marked" in cell and (of_weights or not cell["difference"])]
         equal = [100 * cell["equivalent"] for cell in its if cell.get("difference") and not of_weights]
+        passed = [100 * cell["passed"] for cell in its if cell.get("difference") and not of_weights]
         covered = [100 * cell["coverage"] for cell in its]
         rows.append((
             kind if judged else f"{kind}, too few seeds",
             f"{designs[0]} to {designs[-1]}" if designs[1:] else designs[0],
             str(len(its)), f"{max(marked):.1f}" if marked else "",
-            f"{min(covered):.1f}" if judged and kind != "missing" else "", f"{max(equal):.1f}" if equal else "",
+            f"{min(covered):.1f}" if judged and kind not in ("missing", "chosen") else "",
+            f"{max(equal):.1f}" if equal else "", f"{max(passed):.1f}" if passed else "",
         ))  # fmt: skip
-    heads = ("kind", "seeds", ">cells", ">equal ones marked", ">least coverage", ">wrongly equivalent")
-    return table(heads, rows)
+    heads = (
+        "kind",
+        "seeds",
+        ">cells",
+        ">equal ones marked",
+        ">least coverage",
+        ">wrongly equivalent",
+        ">wrongly passed",
+    )
+    power = [
+        (cell["design"], f"{cell['questions']:,} x {cell['samples']}", f"{100 * cell['effect']:.1f}",
+         f"{100 * cell['planned']:.0f}", f"{100 * cell['shown']:.1f}")
+        for cell in cells if cell["kind"] == "power"
+    ]  # fmt: skip
+    planned = table(("seeds", "questions x samples", ">points", ">planned power", ">simulated power"), power)
+    return f"{table(heads, rows)}\n\n{planned}"
+
+
+def measure_any(one: Setting, repeats: int, seed: int) -> Cell:
+    """Simulate one cell."""
+    return {"mean": measure_mean, "power": measure_power}.get(one.kind, measure)(one, repeats, seed)
 
 
 def simulate(seed: int, repeats: int, jobs: int) -> list[Cell]:
     """Every cell."""
     work = settings()
     with ProcessPoolExecutor(jobs) as pool:
-        pairs = pool.map(partial(measure, repeats=repeats, seed=seed), [one for one in work if one.kind != "mean"])
-        means = pool.map(partial(measure_mean, repeats=repeats, seed=seed), [one for one in work if one.kind == "mean"])
-        return [*pairs, *means]
+        return list(pool.map(partial(measure_any, repeats=repeats, seed=seed), work))
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.verdicts import ALPHA, noise_of
+from gtpo.evalkit.comparison.verdicts import noise_of
 from gtpo.evalkit.design import MOST, Design, Needs, Spread, needs
 from gtpo.evalkit.report.grid import difference, points, points_text
 
@@ -76,11 +76,8 @@ def gate(comparison: MethodComparison, most: float) -> GateResult:
             cell = table.cells[name, comparison.metrics[0]]
             if (d := cell.paired) is None or table.baseline is None:
                 continue
-            at = d._replace(level=1 - 2 * ALPHA / comparison.looks)
-            if d.judged and at.low + cell.moved[0] > -most:
-                outcome = PASSES
-            else:
-                outcome = FAILS if cell.direction < 0 else UNDECIDED
+            worse = FAILS if cell.direction < 0 else UNDECIDED
+            outcome = PASSES if d.loses_less(most, cell.moved, comparison.looks) else worse
             outcomes.append(outcome)
             against = f"{visible(name)} against {visible(table.baseline)} on {visible(table.benchmark)}"
             why = "" if d.judged else ", as training is not known" if not d.known else ", as it has too few seeds"
