@@ -51,6 +51,8 @@ PRINTED = {
     "help-eval.txt": "eval --help",
     "help-eval-all.txt": "eval --help-all",
     "help-compare.txt": "compare --help",
+    "help-plan.txt": "plan --help",
+    "plan.txt": "plan grpo-s1 grpo-s2 grpo-s3 gtpo-s1 gtpo-s2 gtpo-s3 --effect 10 --margin 10",
     "configs-one.txt": "configs demo/gtpo",
 }
 TINY = "--training.optimizer adamw_torch --training.max_steps 2 --training.eval_steps 2"

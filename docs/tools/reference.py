@@ -23,6 +23,7 @@ from gtpo.config.options import TrainOptions
 from gtpo.config.published import RENAMED, REWARDS, TRAINERS, WITHOUT_EFFECT
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.report.command import CompareSettings
+from gtpo.evalkit.report.plan import PlanSettings
 from gtpo.runs.eval_record import (
     BenchmarkRecord,
     EvalRecord,
@@ -60,7 +61,9 @@ def prose(text: str) -> str:
 
 
 # What is declared as a model; Typer knows the rest.
-DECLARED: dict[str, type[CommandSettings]] = {"train": TrainOptions, "eval": EvalSettings, "compare": CompareSettings}
+DECLARED: dict[str, type[CommandSettings]] = {
+    "train": TrainOptions, "eval": EvalSettings, "compare": CompareSettings, "plan": PlanSettings,
+}  # fmt: skip
 
 
 def command_section(name: str, command: Any) -> str:
@@ -109,8 +112,8 @@ def command_line() -> str:
                     ("2", "a mistake in the command or its input; nothing was changed"),
                     ("3", "incomplete: what was done is kept, the same command, or the one printed, resumes (eval)"),
                     ("4", "the run collapsed and was stopped; its folder says why (train)"),
-                    ("5", "a run is worse than the baseline (compare --fail-if-worse)"),
-                    ("6", "it cannot be said, because training is not known (compare --fail-if-worse)"),
+                    ("5", "a method is shown to be worse than the baseline (compare --fail-if-worse)"),
+                    ("6", "neither that nor that it loses fewer than POINTS is shown (compare --fail-if-worse)"),
                     ("130", "interrupted; the same command resumes"),
                 ),
             ),

@@ -118,3 +118,15 @@ def test_the_command_prints_its_table_and_the_cheapest_design(tmp_path: Path) ->
     designs = {(d["seeds"], d["questions"]): d for d in plan["designs"]}
     assert designs[5, 500]["power"] == pytest.approx(0.8, abs=0.1)
     assert designs[5, 500]["tokens"] == 2 * 5 * 500 * 4 * 100
+
+
+def test_the_page_shows_what_the_command_prints(root: Path, tmp_path: Path) -> None:
+    page = (root / "docs/plan.md").read_text()
+    command = page.split("```bash\ngtpo ")[1].splitlines()[0]
+    rows = [
+        " ".join(line.replace("│", "|").split())
+        for line in command_line(*command.split(), cwd=tmp_path).stdout.splitlines()
+        if line.startswith("│")
+    ]
+    assert len(rows) == 6
+    assert all(row in page for row in rows)
