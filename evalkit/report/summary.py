@@ -15,6 +15,8 @@ from gtpo.evalkit.report.power import advice
 from gtpo.evalkit.statistics import OUTPUTS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+# A number, or a range of numbers.
+_RANGE = re.compile(rf"{_NUMBER.pattern}(?: to {_NUMBER.pattern})?")
 # What is said if a side has several runs that are not known to be trained apart.
 TRAINING_UNKNOWN = "training is not known, so this says nothing about methods"
 # Difference of the shares of answers that were cut off from which on it is said beside the verdict.
@@ -170,12 +172,12 @@ def _one_line_each(texts: Sequence[tuple[Sentence, str]]) -> Iterator[str]:
     for one, text in texts:
         if text:
             text = text.replace(f" on {visible(one.benchmark)}", " on \0")
-            alike.setdefault(_NUMBER.sub("#", text), []).append((one, text))
+            alike.setdefault(_RANGE.sub("#", text), []).append((one, text))
     several = len({one.method for one, _ in texts}) > 1
     for skeleton, group in alike.items():
         first, *between = skeleton.split("#")
-        for after, column in zip(between, zip(*(_NUMBER.findall(text) for _, text in group), strict=True), strict=True):
-            ordered = sorted(set(column), key=lambda number: float(number.replace(",", "")))
+        for after, column in zip(between, zip(*(_RANGE.findall(text) for _, text in group), strict=True), strict=True):
+            ordered = sorted(_NUMBER.findall(" ".join(column)), key=lambda number: float(number.replace(",", "")))
             first += " to ".join(dict.fromkeys((ordered[0], ordered[-1]))) + after
         line = first.replace("\0", join_names(dict.fromkeys(visible(one.benchmark) for one, _ in group)))
         names = dict.fromkeys(visible(one.method) for one, _ in group)

@@ -269,6 +269,18 @@ def test_questions_of_one_text_or_of_one_family_are_a_cluster() -> None:
     assert clusters_of(["a", "b", ""], ["", "", ""]) is None
 
 
+def test_many_wordings_are_families_and_few_are_templates() -> None:
+    """Texts that differ in numbers only are one question if there are many such, unless families are known."""
+    many, few = ([f"{'x' * (i % count)} costs {i},5{i}0.25 or {3 * i}" for i in range(60)] for count in (20, 19))
+    none = [""] * 60
+    assert clusters_of(few, none) is clusters_of(many, none, "generated, embedded") is None
+    assert clusters_of(many, [*none[1:], "known"]) is None
+    found = clusters_of(many, none)
+    assert found is not None
+    assert {found[i] == found[j] for i in range(60) for j in range(60) if i % 20 == j % 20} == {True}
+    assert found.max() == 19
+
+
 def test_clusters_of_unequal_size_keep_the_mean_and_the_ratio_estimators_variance() -> None:
     rng = np.random.default_rng(SEED)
     clusters = np.repeat(np.arange(12), rng.integers(1, 6, 12))
