@@ -169,24 +169,13 @@ def compare(context: typer.Context) -> None:
     """Compare methods: paired differences with intervals, figures, and a page to look into any completion.
 
     Runs that differ only in their training seed are one method. Files of completions are scored first, as
-    `gtpo eval --completions` does. Exit code 5 if --fail-if-worse fails, 6 if it can say neither.
+    `gtpo eval --completions` does. Exit codes of --fail-if-worse: 5 shown to be worse, 6 not known.
     """
     from gtpo.evalkit.report.command import CompareSettings, run_compare
 
     settings = CompareSettings.from_words(_words(context, compare, CompareSettings))
     recorded = settings.recorded()
     raise typer.Exit(run_compare(settings, _score_files(recorded, settings.fields) if recorded else {}))
-
-
-@app.command(**_BY_DECLARATION)
-def plan(context: typer.Context) -> None:
-    """Say what a comparison will be able to show: power and cost by questions, samples and training seeds.
-
-    From a pilot of two methods, or without one from published experiments (--accuracy 0.4 --seed-sd 2).
-    """
-    from gtpo.evalkit.report.plan import PlanSettings, run_plan
-
-    raise typer.Exit(run_plan(PlanSettings.from_words(_words(context, plan, PlanSettings))))
 
 
 def _score_files(recorded: dict[str, tuple[str, Path]], fields: str | None) -> dict[str, str]:

@@ -168,15 +168,12 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
         matching = [m.name for m in methods if m.name == asked] or [m.name for m in methods if m.is_named(asked)]
         if len(matching) == 1:
             return matching[0], "chosen with --baseline"
-        names = [method.name for method in methods]
+        names = ", ".join(matching or [method.name for method in methods])
         if matching:
-            raise UserError(
-                f'--baseline "{asked}" matches several methods: name one of {", ".join(matching)}; or make them one '
-                "method with --group-by method or --label"
-            )
-        raise UserError(
-            f'--baseline "{asked}" is not among the methods compared: {", ".join(names)}.{did_you_mean(asked, names)}'
-        )
+            mend = "or make them one method with --group-by method or --seeds"
+            raise UserError(f'--baseline "{asked}" matches several methods: name one of {names}; {mend}')
+        near = did_you_mean(asked, [method.name for method in methods])
+        raise UserError(f'--baseline "{asked}" is not among the methods compared: {names}.{near}')
     if len(methods) < 2:
         return None, "fewer than two methods with an eval run: nothing to compare with"
     # By preset before by order: the answer does not depend on how a shell sorts `results/eval/*`.
@@ -192,30 +189,26 @@ def _table(shared: Shared, columns: list[Column], baseline: str | None, primary:
     names, notes = shared.methods, list(shared.notes)
     if baseline is not None and baseline not in names:
         notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
-        baseline = None
-    elif len(names) < 2:
-        baseline = None
+    baseline = baseline if baseline in names and len(names) > 1 else None
     cells = {key: mean_cell(shared, *key) for key in itertools.product(names, columns)}
-    tested = [column for column in columns if column.metric.tested]
-    if baseline is not None:
-        for name in names:
-            if name != baseline:
-                # What a third method lacks must not change a verdict; in other columns all have the same questions.
-                pair = shared.pair(name, baseline)
-                for column in tested:
-                    of = pair if column == primary else shared
-                    sides = (name, baseline)
-                    one, other = (cells[s, column] if of is shared else mean_cell(of, s, column) for s in sides)
-                    cells[name, column] = replace(
-                        cells[name, column], paired=differ(of, name, baseline, column),
-                        missing=_missing_shift(one, other), selected=one.to_mean - other.to_mean,
-                    )  # fmt: skip
-                note = pairing_note(pair, name, baseline)
-                notes += [note] if note and not shared.group else []
-                if pair.questions != shared.questions and not shared.group:
-                    notes.append(
-                        f"{name} against {baseline}: {primary.label} on all {pair.questions} questions that they share"
-                    )
+    for name in names:
+        if baseline is None or name == baseline:
+            continue
+        # What a third method lacks must not change a verdict; in other columns all have the same questions.
+        pair = shared.pair(name, baseline)
+        for column in (column for column in columns if column.metric.tested):
+            of = pair if column == primary else shared
+            one, other = (cells[s, column] if of is shared else mean_cell(of, s, column) for s in (name, baseline))
+            cells[name, column] = replace(
+                cells[name, column], paired=differ(of, name, baseline, column), missing=_missing_shift(one, other),
+                selected=one.to_mean - other.to_mean,
+            )  # fmt: skip
+        if not shared.group and (note := pairing_note(pair, name, baseline)):
+            notes.append(note)
+        if not shared.group and pair.questions != shared.questions:
+            notes.append(
+                f"{name} against {baseline}: {primary.label} on the {pair.questions} questions that they share"
+            )
     of_shared = {f.name: getattr(shared, f.name) for f in fields(Shared)} | {"notes": notes}
     return Table(**of_shared, columns=columns, cells=cells, baseline=baseline)
 
@@ -253,11 +246,7 @@ def _correct_all(tables: list[Table], primary: Column, margin: float | None, loo
     """The tables with each method's primary comparisons corrected jointly over the benchmarks, and marked."""
     cells = [dict(table.cells) for table in tables]
     for method in dict.fromkeys(name for table in tables for name in table.methods):
-        at = [
-            table
-            for table in tables
-            if not table.group and (cell := table.cells.get((method, primary))) is not None and cell.paired is not None
-        ]
+        at = [of for of in tables if not of.group and (cell := of.cells.get((method, primary))) and cell.paired]
         family = correct_family([table.cells[method, primary] for table in at], margin, looks)
         for table, cell in zip(at, family, strict=True):
             cells[tables.index(table)][method, primary] = cell

@@ -28,9 +28,8 @@ from gtpo.evalkit.comparison.like_for_like import by_run
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.train_run import TrainFolder
 
-SEED_KEY = "model.random_seed"
-NAME_KEYS = ("run_name",)
-# Where a run ran: seeds of one method may differ here, which is noted.
+# Keys of a config in which the runs of a method always differ; and where they ran, which is noted.
+OWN_KEYS = ("run_name", "model.random_seed")
 WHERE_KEYS = ("env.CUDA_VISIBLE_DEVICES", "rollout.server_host", "rollout.server_port")
 # Rows of one preset are called alike, and why they stay apart is said, up to so many settings that differ.
 NEAR = 3
@@ -74,10 +73,8 @@ class Member:
     @cached_property
     def settings(self) -> dict[str, Any] | None:
         """What must be equal within a method; None if it is unknown."""
-        if self.config is None:
-            return None
-        skipped = (*NAME_KEYS, *WHERE_KEYS, SEED_KEY)
-        return {key: value for key, value in self.config.items() if key not in skipped}
+        skipped = (*OWN_KEYS, *WHERE_KEYS)
+        return None if self.config is None else {k: v for k, v in self.config.items() if k not in skipped}
 
     @cached_property
     def marks(self) -> dict[Hashable, str]:
@@ -88,8 +85,11 @@ class Member:
             if (of_run := self.train.run().get("id")) or self.settings:
                 # A copy of a folder that has no id shows by what it says of itself.
                 marks[of_run or f"{self.seed} {self.settings}"] = "one id" if of_run else "equal settings and seed"
-        # Several trainings may end in the untrained model, which competes for best/.
-        if self.run is None or (self.checkpoint == "best" and self._is_untrained):
+            best = self.train.best / "best.json"
+            # Several trainings may end in the untrained model, which competes for best/.
+            if self.checkpoint == "best" and best.is_file() and read_json_object(best).get("step") == 0:
+                return marks
+        if self.run is None:
             return marks
         model, engine, texts = self.run.record.model, self.run.record.engine, self.run.record.engine.canaries or {}
         weights = Path(os.path.abspath(model.adapter or model.source or ""))
@@ -103,11 +103,6 @@ class Member:
         # Greedy decoding, and a policy that always begins alike, give other weights the same text.
         told = [tuple(of) for of in texts.get("texts", {}).values() if self.run.record.sampling.temperature != 0]
         return marks | {of: "a server that wrote the same texts" for of in told if of and len(set(of)) == len(of)}
-
-    @property
-    def _is_untrained(self) -> bool:
-        path = None if self.train is None else self.train.best / "best.json"
-        return path is not None and path.is_file() and read_json_object(path).get("step") == 0
 
 
 def one_training(a: Member, b: Member) -> str:
@@ -236,23 +231,21 @@ def group(
     """
     named = _read_names(members, {LABEL: labels, DECLARED: declared})
     rest = [member for member in members if member.name not in named]
-    if group_by == CONFIG:
-        keys = {member.name: _config_group(member, rest) for member in rest}
-    elif group_by == "none":
-        keys = {member.name: (SINGLE, member.name) for member in rest}
-    else:
-        wanted = [key.strip() for key in group_by.split(",") if key.strip()]
-        keys = {member.name: _key_group(member, wanted, rest) for member in rest}
-    keys |= named
+    wanted = [key.strip() for key in group_by.split(",") if key.strip()]
+
+    def key_of(member: Member) -> tuple[str, str]:
+        if group_by == CONFIG:
+            return _config_group(member, rest)
+        return (SINGLE, member.name) if group_by == "none" else _key_group(member, wanted, rest)
+
+    keys = {member.name: key_of(member) for member in rest} | named
     groups: dict[tuple[str, str], list[Member]] = {}
     for member in members:
         groups.setdefault(keys[member.name], []).append(member)
     names = _names(groups)
     methods = [Method(names[key], tuple(group), key[0]) for key, group in groups.items()]
-    for method in methods:
-        notes += _notes_inside(method)
-    if group_by == CONFIG:
-        _note_near(methods, notes)
+    notes += [note for method in methods for note in _notes_inside(method)]
+    notes += _notes_near(methods) if group_by == CONFIG else ()
     return methods
 
 
@@ -341,12 +334,11 @@ def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str],
     return names
 
 
-def _config_differences(members: Sequence[Member], ignored: Iterable[str] = ()) -> dict[str, list[Any]]:
+def _config_differences(members: Sequence[Member], ignored: Sequence[str] = ()) -> dict[str, list[Any]]:
     """Config keys in which members differ, beside seeds and names, with their values."""
     configs = [member.config or {} for member in members]
-    found = {key: [config.get(key) for config in configs] for config in configs for key in config}
-    skipped = (*NAME_KEYS, *ignored, SEED_KEY)
-    return {key: values for key, values in found.items() if key not in skipped and len(set(map(str, values))) > 1}
+    values = {key: [config.get(key) for config in configs] for config in configs for key in config}
+    return {k: of for k, of in values.items() if k not in (*OWN_KEYS, *ignored) and len(set(map(str, of))) > 1}
 
 
 def _notes_inside(method: Method) -> Iterator[str]:
@@ -359,10 +351,8 @@ def _notes_inside(method: Method) -> Iterator[str]:
         yield f"{name}: its runs differ in more than the seed ({listed})"
     if not method.doubt and any(m.config is None for m in members) and any(m.config for m in members):
         yield f"{name}: not every run has a config.yaml, so what else differs in it is unknown"
-    packages = [member.train.run().get("packages") if member.train else None for member in members]
-    versions = [of_run if isinstance(of_run, dict) else {} for of_run in packages]
-    moved = sorted({k for of_run in versions for k in of_run if len({str(v.get(k)) for v in versions}) > 1})
-    if moved:
+    versions = [(member.train and member.train.run().get("packages")) or {} for member in members]
+    if moved := sorted({key for of in versions for key in of if len({str(other.get(key)) for other in versions}) > 1}):
         yield f"{name}: its runs were trained with different versions of {', '.join(moved)}"
     weights = {m.name: m.checkpoint or "unknown" for m in members if m.run is not None}
     if len(set(weights.values())) > 1:
@@ -378,27 +368,23 @@ def _notes_inside(method: Method) -> Iterator[str]:
         yield f"{name}: a training seed occurs twice ({', '.join(seeds)})"
 
 
-def _note_near(methods: list[Method], notes: list[str]) -> None:
+def _notes_near(methods: list[Method]) -> Iterator[str]:
     """Say why rows of one preset that look like seeds of one method were not taken as one."""
     for i, method in enumerate(methods):
         for other in methods[:i]:
             first, second = other.members[0], method.members[0]
-            if not first.preset or first.preset != second.preset:
-                continue
             differing = _config_differences((first, second), WHERE_KEYS)
+            if not first.preset or first.preset != second.preset or len(differing) > NEAR:
+                continue
+            reason = "they have the same seed"
             if first.config is None or second.config is None:
                 reason = "not both have a config.yaml to compare"
-            elif len(differing) > NEAR:
-                continue
             elif differing:
                 reason = "they differ in " + ", ".join(f"{k} ({v[0]}, {v[1]})" for k, v in differing.items())
             elif first.run and second.run and first.checkpoint != second.checkpoint:
-                kinds = (first.checkpoint or "unknown", second.checkpoint or "unknown")
-                reason = f"they are of different checkpoints ({', '.join(kinds)})"
-            else:
-                reason = "they have the same seed"
-            mend = "which is one training and not two seeds"
-            if not one_training(first, second):
-                mend = "--seeds NAME=RUN,RUN takes them as one method"
-            notes.append(f"{other.name} and {method.name} are both {first.preset} and shown apart: {reason}. {mend}")
+                reason = f"they are of different checkpoints ({first.checkpoint}, {second.checkpoint})"
+            mend = "--seeds NAME=RUN,RUN takes them as one method"
+            if one_training(first, second):
+                mend = "which is one training and not two seeds"
+            yield f"{other.name} and {method.name} are both {first.preset} and shown apart: {reason}. {mend}"
             break

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,14 +123,24 @@ class Shared:
         most, gaps = 1, list[float]()
         for run in self.runs[method]:
             means: dict[str | None, list[float]] = {}  # of each checkpoint
-            chosen = run.train is not None and run.record.model.checkpoint != "best" and not self.group
-            for record in records_of(run.train.root) if run.train and chosen and column.metric.by_k else ():
-                if at := self._stored(record.benchmarks.get(self.benchmark, BenchmarkRecord()), column):
-                    means.setdefault(record.model.checkpoint, []).append(at.mean)
+            for checkpoint, entry in self._evaluations[run.name] if column.metric.by_k and not self.group else ():
+                if at := self._stored(entry, column):
+                    means.setdefault(checkpoint, []).append(at.mean)
             own = means.get(run.record.model.checkpoint)
             most = max(most, len(means) if own else 1)
             gaps.append(float(np.mean([np.mean(of) for of in means.values()]) - np.mean(own)) if own else 0.0)
         return most, float(np.mean([np.mean([gaps[i] for i in places]) for places in self.draws(method)]))
+
+    @cached_property
+    def _evaluations(self) -> dict[str, list[tuple[str | None, BenchmarkRecord]]]:
+        """Run -> checkpoint and record of every evaluation of its training on this benchmark; none for best/."""
+        runs = [run for runs in self.runs.values() for run in runs]
+        known = {run.name: run.train for run in runs if run.record.model.checkpoint != "best"}
+        records = {run.name: records_of(train.root) if (train := known.get(run.name)) else [] for run in runs}
+        return {
+            name: [(of.model.checkpoint, of.benchmarks.get(self.benchmark, BenchmarkRecord())) for of in evaluations]
+            for name, evaluations in records.items()
+        }
 
     def cut_off(self, method: str) -> float | None:
         """Return the share of a method's samples that were cut off at the token limit; None if unknown."""
@@ -212,34 +221,24 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     for run in (run for found in runs.values() for run in found):
         if seen := run.entry(benchmark).trained_on:
             notes.append(f"{run.name} was trained on {seen} of these questions: its figures say little of others")
-    first = loaded[0][2]
-    same_ids = all(np.array_equal(first.ids, part.ids) for _, _, part in loaded)
+    same_ids = all(np.array_equal(loaded[0][2].ids, part.ids) for _, _, part in loaded)
     even = same_ids and len({n for _, _, part in loaded for n in part.n.tolist()}) == 1
-    if not same_ids and _only_unscored(benchmark, [(run, part) for _, run, part in loaded]):
-        every = set.intersection(*(set(part.ids) for _, _, part in loaded))
-        loaded = [(name, run, part.take(np.isin(part.ids, list(every)))) for name, run, part in loaded]
-        first, same_ids = loaded[0][2], True
-        if first.ids.size == 0:
-            raise UserError(f"no question of {benchmark} has a scored sample in every run; gtpo eval tries them again")
-        notes.append(f"compared on the {first.ids.size} questions of which every run has a scored sample")
-    other_golds = _other_golds(benchmark, [run for _, run, _ in loaded])
-    common: Any = first.ids
-    if not same_ids or other_golds:
-        counts = "; ".join(f"{run.name}: {part.ids.size} questions" for _, run, part in loaded)
-        if same_ids:
-            problem = f"the questions or golds of {benchmark} differ under the same ids ({other_golds})"
-        else:
-            problem = f"the questions of {benchmark} differ ({counts})"
-        if not allow:
-            raise UserError(
-                f"these runs cannot be compared: {problem}. --allow-mismatch compares the questions they share, with a "
-                "note"
-            )
-        for _, _, part in loaded:
-            common = np.intersect1d(common, part.ids)
-        if common.size == 0:
-            raise UserError(f"these runs have no question of {benchmark} in common ({counts})")
+    common = np.array(sorted(set.intersection(*(set(part.ids) for _, _, part in loaded))), dtype=object)
+    counts = "; ".join(f"{run.name}: {part.ids.size} questions" for _, run, part in loaded)
+    problem = f"the questions of {benchmark} differ ({counts})"
+    if same_ids or _only_unscored(benchmark, [(run, part) for _, run, part in loaded]):
+        other_golds = _other_golds(benchmark, [run for _, run, _ in loaded])
+        problem = other_golds and f"the questions or golds of {benchmark} differ under the same ids ({other_golds})"
+    if problem and not allow:
+        raise UserError(
+            f"these runs cannot be compared: {problem}. --allow-mismatch compares the questions they share, with a note"
+        )
+    if common.size == 0:
+        raise UserError(f"these runs have no question of {benchmark} in common ({counts})")
+    if problem:
         notes.append(f"not like for like: {problem}; compared on the {common.size} questions they share")
+    elif not same_ids:
+        notes.append(f"compared on the {common.size} questions of which every run has a scored sample")
     parts: dict[str, list[Questions]] = {name: [] for name in runs}
     for name, _, part in loaded:
         parts[name].append(part if part.ids.size == common.size else part.take(np.isin(part.ids, common)))
@@ -248,18 +247,9 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     source = loaded[0][1].entry(benchmark).source
     wordings = len({wording(p.problem) for p in asked if p.problem and not source.startswith("generated")})
     clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
-    shared = Shared(
-        benchmark,
-        "",
-        {m.name: m for m in methods},
-        parts,
-        runs,
-        notes,
-        scoring,
-        clusters,
-        wordings * (wordings < min(FAMILIES, common.size) and clusters is None),
-        even,
-    )
+    wordings *= clusters is None and wordings < min(FAMILIES, common.size)
+    by_name = {method.name: method for method in methods}
+    shared = Shared(benchmark, "", by_name, parts, runs, notes, scoring, clusters, wordings, even)
     if clusters is not None:
         notes.append(
             f"{clusters.size} questions have {clusters.max() + 1} texts, apart from numbers, or clusters: those "
@@ -277,8 +267,7 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
 def _only_unscored(benchmark: str, parts: list[tuple[EvalRun, Questions]]) -> bool:
     """Return whether what a run lacks of the others' questions are those that its record names as unscored."""
     every = {question for _, part in parts for question in part.ids}
-    unscored = {run.name: set(run.entry(benchmark).unscored_questions) for run, _ in parts}
-    return all(every <= unscored[run.name] | set(part.ids) for run, part in parts)
+    return all(every <= {*run.entry(benchmark).unscored_questions, *part.ids} for run, part in parts)
 
 
 def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
@@ -286,23 +275,22 @@ def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
 
     Checksums settle it if they can. Recorded completions without the questions' text have none of the content.
     """
-    sums = {run.name: run.entry(benchmark).checksum for run in runs}
-    contents = {run.name: run.entry(benchmark).content_checksum for run in runs}
-    known = set(contents.values()) - {None}
+    sums, contents = (
+        {run.name: getattr(run.entry(benchmark), of) for run in runs} for of in ("checksum", "content_checksum")
+    )
     same_golds = len(set(sums.values())) <= 1
-    if same_golds and len(known) <= 1:
+    if same_golds and len(set(contents.values()) - {None}) <= 1:
         return ""
     first, *rest = runs
     golds = first.problems(benchmark)
     for run in rest:
         theirs = run.problems(benchmark)
         if not golds or not theirs:
-            return f"checksums {by_run(sums if not same_golds else contents)}"
+            return f"checksums {by_run(contents if same_golds else sums)}"
         for question in sorted(golds.keys() & theirs.keys()):
             one, other = golds[question], theirs[question]
             if one.answer != other.answer:
                 return f"{question}: {first.name} {one.answer}, {run.name} {other.answer}"
-            texts = one.problem, other.problem
-            if all(texts) and texts[0] != texts[1]:
+            if one.problem and other.problem and one.problem != other.problem:
                 return f"{question}: the text of {run.name} is another than that of {first.name}"
     return f"answers are compared as text in one and not in another ({by_run(contents)})" if same_golds else ""

@@ -131,15 +131,3 @@ def end_of_training(train: TrainFolder) -> dict[str, float | None]:
         smooth = running_mean(accuracy.values, max(1, accuracy.values.size // 10))
         out["best accuracy"], out["best step"] = float(smooth.max()), float(accuracy.steps[int(smooth.argmax())])
     return out
-
-
-def initial_entropy(train: TrainFolder) -> float | None:
-    """H_ini of the untrained policy in nats, as run.json stores it; None if the gate did not need it."""
-    found = train.run().get("initial_entropy")
-    return None if found is None else float(found["nats"])
-
-
-def gate(train: TrainFolder) -> str:
-    """What the entropy gate did, for the reader: `auto: on`, `never: off`; empty if there is none."""
-    found = train.run().get("gate")
-    return f"{found['filter']}: {'on' if found['active'] else 'off'}" if found else ""

@@ -92,11 +92,10 @@ def pairing_note(shared: Shared, a: str, b: str) -> str | None:
     unpaired = []
     for name, places in zip((a, b), pair, strict=True):
         seeds = shared.by_name[name].seeds(shared.runs[name])
-        out = [str(seed) for i, seed in enumerate(seeds) if i not in places]
-        unpaired += [f"{name} seed{'s' * (len(out) > 1)} {', '.join(out)}"] if out else []
-    if not unpaired:
-        return None
-    return f"{a} against {b}: the {len(pair[0])} seeds that both trained are compared, without {' and '.join(unpaired)}"
+        if out := [str(seed) for i, seed in enumerate(seeds) if i not in places]:
+            unpaired.append(f"{name} seed{'s' * (len(out) > 1)} {', '.join(out)}")
+    said = f"{a} against {b}: the {len(pair[0])} seeds that both trained are compared, without {' and '.join(unpaired)}"
+    return said if unpaired else None
 
 
 def differ(shared: Shared, a: str, b: str, column: Column) -> PairedDifference:

@@ -17,14 +17,7 @@ from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, Table, mean_cell, with_baseline
 from gtpo.evalkit.comparison.methods import Method
-from gtpo.evalkit.comparison.training_curves import (
-    CURVES,
-    LN2,
-    bands,
-    gate,
-    initial_entropy,
-    read_curves,
-)
+from gtpo.evalkit.comparison.training_curves import CURVES, LN2, bands, read_curves
 from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
 from gtpo.evalkit.report.grid import Entry, Figure, Grid, MethodName, covers, header, paper_grids, plain, section_grids
 from gtpo.evalkit.report.page import render
@@ -219,11 +212,12 @@ def training_payload(trains: list[TrainFolder], more: Iterable[str] = ()) -> dic
     for curve in curves.values():
         if curve["low"] == curve["high"]:
             del curve["low"], curve["high"]
-    entropies = [initial_entropy(train) for train in trains]
+    abouts = [train.run() for train in trains]
+    gates = [of for about in abouts if (of := about.get("gate"))]
     return {
         "sft": any(train.preset == "sft" for train in trains),
-        "initial_entropy": [value for value in entropies if value is not None],
-        "gate": ", ".join(dict.fromkeys(text for train in trains if (text := gate(train)))),
+        "initial_entropy": [of["nats"] for about in abouts if (of := about.get("initial_entropy")) is not None],
+        "gate": ", ".join(dict.fromkeys(f"{of['filter']}: {'on' if of['active'] else 'off'}" for of in gates)),
         "curves": curves,
     }
 

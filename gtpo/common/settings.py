@@ -353,7 +353,7 @@ def either(words: Sequence[str]) -> str:
 def _meaning(key: Key) -> str:
     choices = f" One of {', '.join(key.choices)}." if key.choices else ""
     default = f"{key.default:g}" if isinstance(key.default, float) else str(key.default)
-    return key.doc + choices + (f" [default: {default}]" if key.default not in (None, False, "") else "")
+    return key.doc + choices + (f" [default: {default}]" if key.default not in (None, False, "", ()) else "")
 
 
 def _placeholder(key: Key) -> str:

@@ -22,7 +22,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gtpo.common.log import LOG
-from gtpo.config.resolve import launched_processes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -74,10 +73,6 @@ def trackers_write_to(root: Path) -> Iterator[None]:
 STOP_FILE = "GTPO_STOP_FILE"
 
 
-class StoppedBeforeTraining(Exception):
-    """The run was asked to stop while the untrained policy was measured."""
-
-
 class Stop:
     """Whether a run stops after its step. As a context manager it takes SIGINT and SIGTERM: the first one asks for a
     clean stop, the second one acts as usual.
@@ -89,8 +84,6 @@ class Stop:
         # Whether a stop was requested: of this process; after `agree`, of any.
         self.requested = False
         self.agreed = False
-        # Whether a signal stops at once: nothing has been trained that a step would lose.
-        self.immediate = False
         self.hint, self.in_folder = hint, run_folder / "stop"
         named = os.environ.get(STOP_FILE)
         self.files = [self.in_folder, *([Path(named)] if named else [])]
@@ -111,19 +104,8 @@ class Stop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
-        if self.immediate:
-            raise StoppedBeforeTraining
         LOG.warning(f"stopping after this step (press again to stop at once){self.hint}")
         signal.signal(number, self._before[number])
-
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Let a signal stop the run at once in here, by StoppedBeforeTraining. Of one process: others would wait."""
-        self.immediate = launched_processes() == 1
-        try:
-            yield
-        finally:
-            self.immediate = False
 
     def forget(self) -> None:
         """Remove the run folder's stop file: the next start must not meet it. The main process calls it."""

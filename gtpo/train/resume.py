@@ -20,7 +20,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ from gtpo.common.errors import DISK_FULL, UserError
 from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel, not_finite
-from gtpo.runs.train_run import PARTIAL, TrainFolder, checkpoint_step, every_checkpoint, last_checkpoint
-from gtpo.train.environment import Stop, StoppedBeforeTraining
+from gtpo.runs.train_run import PARTIAL, TrainFolder, last_checkpoint
+from gtpo.train.environment import Stop
 from gtpo.train.trainers import require_trainer
 from gtpo.trainer import RunPart, SampledTrainer, trl_seam
 
@@ -83,19 +83,9 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def refuse_within_round(checkpoint: Path, state: dict[str, Any]) -> None:
-    """Raise UserError, with what works, if a checkpoint was written within a round of sampling, as 0.2 did."""
-    if not state["within_round"]:
-        return
-    works = "starts from the beginning: no checkpoint before it works"
-    for earlier in every_checkpoint(checkpoint.parent, before=checkpoint_step(checkpoint)):
-        with suppress(UserError):
-            check_checkpoint(earlier)
-            works = f"resumes from {earlier.name}, the newest that works"
-            break
-    raise UserError(
-        f"{checkpoint} was written within a round of sampling, and a run resumes only at the end of one. Move it away: "
-        f"the same command then {works}"
-    )
+    """Raise UserError if a checkpoint was written within a round of sampling, as 0.2 did."""
+    if state["within_round"]:
+        raise damage_error(checkpoint, "was written within a round of sampling, and a run resumes at the end of one")
 
 
 def check_checkpoint(checkpoint: Path) -> None:
@@ -338,21 +328,10 @@ class ExactCheckpoints(RunPart):
 
 
 class CleanStop(RunPart):
-    """Ends the training after the step in which it is asked to stop; at once while nothing is trained yet."""
+    """Ends the training after the step in which it is asked to stop."""
 
     def __init__(self, trainer: Any, stop: Stop) -> None:
         self.trainer, self.stop = trainer, stop
-
-    @contextmanager
-    def activity(self, name: str, count: int) -> Iterator[None]:
-        """Raise StoppedBeforeTraining if a stop is asked for while the untrained policy is measured."""
-        if self.trainer.state.global_step or name not in ("calibrating", "validating"):
-            yield
-            return
-        with self.stop.at_once():
-            yield
-        if self.stop.agree(self.trainer.accelerator):
-            raise StoppedBeforeTraining
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop if the processes agree to."""

@@ -296,25 +296,6 @@ def metrics_row(step: int, logs: Mapping[str, Any], args: Any) -> dict[str, Any]
     return row
 
 
-def reward_table(folder: TrainFolder, window: int) -> str:
-    """Return each reward's mean over the first and the last `window` lines, as text; empty if nothing was rewarded."""
-    metrics = list(folder.metrics().values())
-    names = [name for row in metrics[:1] for name in row if name in ("reward/format", "reward/accuracy")]
-    names += [name for row in metrics[:1] for name in row if name.startswith("rewards/") and name.endswith("/mean")]
-    lines = []
-    for name in names:
-        values = [float(row[name]) for row in metrics if row.get(name) is not None]
-        first, last = (sum(part) / max(1, len(part)) for part in (values[:window], values[-window:]))
-        label = name.removeprefix("rewards/").removeprefix("reward/").removesuffix("/mean")
-        lines.append(f"{label:32} {first:6.2f} -> {last:6.2f}   (means of {min(window, len(values))} logged steps)")
-    for name in ("unscored", "unsimplified"):
-        shares = [row[f"reward/{name}"] for row in metrics if row.get(f"reward/{name}")]
-        if shares:
-            mean = sum(shares) / len(metrics)
-            lines.append(f"{name} completions: {mean:.1%}, in {len(shares)} of {len(metrics)} logged steps")
-    return "\n".join(lines)
-
-
 # -- completions -------------------------------------------------------------------------------------------------------
 
 

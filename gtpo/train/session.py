@@ -26,10 +26,10 @@ from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
 from gtpo.train.advice import Advice, explain
 from gtpo.train.collapse import CollapseWatch
 from gtpo.train.continuation import begin, check_same
-from gtpo.train.environment import Stop, StoppedBeforeTraining, quiet_libraries, run_on_cpu
+from gtpo.train.environment import Stop, quiet_libraries, run_on_cpu
 from gtpo.train.progress import Progress
 from gtpo.train.resume import CleanStop, ExactCheckpoints, check_checkpoint, provide_base
-from gtpo.train.run_log import RunLog, prompt_text, reward_table
+from gtpo.train.run_log import RunLog, prompt_text
 from gtpo.train.trainers import (
     explain_vllm_failures,
     guarded_rewards,
@@ -252,11 +252,6 @@ class TrainingRun:
             LOG.info(f"resuming from {checkpoint}")
         try:
             self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except StoppedBeforeTraining:
-            if self.main:
-                self.folder.update_run(status="interrupted", step=0)
-            LOG.info("stopped before the first step; the same command starts the run")
-        else:
             self._say_the_end()
         finally:
             self.progress.on_train_end()
@@ -276,8 +271,6 @@ class TrainingRun:
                 f"same command resumes the run{again * within}: {command_line()}"
             )
             return
-        if self.main and (table := reward_table(folder, self.watch.health.lines)):
-            LOG.info(table)
         if self.watch.collapsed:
             best = f"step {self.watch.health.best_step} in best/" if folder.best.exists() else "no step before it"
             LOG.error(f"{folder.root}: collapsed at step {step} of {total}; it keeps the weights of {best}")

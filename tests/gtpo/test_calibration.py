@@ -169,32 +169,6 @@ def test_new_run_in_a_used_folder_measures_its_own(tmp_path: Path) -> None:
     assert asked[:5] != PROMPTS
 
 
-def test_signal_while_it_measures_stops_the_run_after_the_forward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: list[int] = []
-    plain = GateCalibration._completion_entropies
-
-    def asked_to_stop(self: GateCalibration, prompts: Any) -> torch.Tensor:
-        measured.append(len(prompts))
-        os.kill(os.getpid(), signal.SIGTERM)
-        return plain(self, prompts)
-
-    # Eight samples, four a forward: the second forward is not begun.
-    changes = {"training.per_device_train_batch_size": 4, "training.max_steps": 2}
-    with monkeypatch.context() as patched:
-        patched.setattr(GateCalibration, "_completion_entropies", asked_to_stop)
-        with logged(logging.INFO) as told, pytest.raises(KeyboardInterrupt):
-            run(tmp_path, **changes)
-    assert measured == [8]
-    assert any("stopped before the first step" in line for line in told)
-    record = json.loads((tmp_path / "results/train/run/run.json").read_text())
-    assert (record["status"], record["step"]) == ("interrupted", 0)
-    assert "initial_entropy" not in record
-    finished = json.loads((run(tmp_path, **changes) / "run.json").read_text())
-    assert (finished["status"], finished["initial_entropy"]["samples"]) == ("finished", 8)
-
-
 def test_h_ini_is_of_the_tokens_that_the_policy_wrote(tmp_path: Path) -> None:
     """An environment's tokens are in the completion and not in the loss: neither are they in H_ini."""
     model, tokenizer = tiny_model()

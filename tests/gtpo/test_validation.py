@@ -59,19 +59,6 @@ def test_resumed_run_with_validation_is_the_uninterrupted_one(tmp_path: Path) ->
     assert_same_run(run(tmp_path / "cut", **ON), whole)
 
 
-def test_signal_in_the_first_validation_stops_the_run_at_once(tmp_path: Path) -> None:
-    def asked_to_stop(problems: Sequence[Problem], completions: Sequence[Sequence[str]]) -> dict[str, Any]:
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("the signal is not waited for")
-
-    with logged(logging.INFO) as told, pytest.raises(KeyboardInterrupt):
-        run(tmp_path, asked_to_stop, **ON)
-    assert any("stopped before the first step" in line for line in told)
-    record = json.loads((tmp_path / "results/train/run/run.json").read_text())
-    assert (record["status"], record["step"]) == ("interrupted", 0)
-    assert [row["validation/pass@1"] for row in metrics(run(tmp_path, **ON)) if "validation/pass@1" in row], "it starts"
-
-
 def scripted(*rates: float) -> Any:
     """Return a scorer that says these rates one after the other, and remembers what it was shown."""
     left = list(rates)

@@ -153,11 +153,11 @@ def test_each_step_is_the_references(run: Run, step: int) -> None:
     print(
         f"step {step}: |a - A' lambda| <= {error:.1e}; kept {int(loss.kept.sum())} of {PROMPTS * G}; loss verl "
         f"{logged['actor/pg_loss']:.7f} reference {float(loss.loss.detach()):.7f}; gradient norm verl "
-        f"{logged['grad_norm']:.7f} reference {float(norm):.7f}"
+        f"{logged['actor/grad_norm']:.7f} reference {float(norm):.7f}"
     )
     assert error <= 2e-5  # float32 entropies of another order of summation
-    assert logged["loss"] == pytest.approx(float(loss.loss.detach()), abs=1e-5)
-    assert logged["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert logged["actor/loss"] == pytest.approx(float(loss.loss.detach()), abs=1e-5)
+    assert logged["actor/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     assert logged["gate/kept"] == pytest.approx(float(loss.kept.double().mean()))
     assert logged["entropy/mean"] == pytest.approx(float(loss.entropy.mean()), rel=1e-5)
 

@@ -42,18 +42,6 @@ from gtpo.own_loss import loss_function, needs_entropy_gradient
 # H_ini, in verl's `trainer.default_local_dir`.
 CALIBRATION_FILE = "initial_entropy.json"
 
-# Our name of a metric -> verl's, which stays.
-_OUR_NAMES = {
-    "loss": "actor/loss",
-    "grad_norm": "actor/grad_norm",
-    "lr": "actor/lr",
-    "time/step": "timing_s/step",
-    "time/generation": "timing_s/gen",
-    "time/log_probs": "timing_s/old_log_prob",
-    "time/update": "timing_s/update_actor",
-}
-
-
 @register_trainer(TRAINER_MODE)
 class GTPOTrainerSync(PPOTrainerSync):
     """verl's synchronous trainer with GTPO's objective; the config section `gtpo` says which.
@@ -172,10 +160,6 @@ class GTPOTrainerSync(PPOTrainerSync):
         last = ids.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1)
         ended: Tensor = last == self.tokenizer.eos_token_id
         return (lengths >= self.settings.max_completion_length) & ~ended
-
-    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        super()._compute_metrics(batch, metrics, *args, **kwargs)
-        metrics.update({ours: metrics[verls] for ours, verls in _OUR_NAMES.items() if verls in metrics})
 
     def _read(self, batch: KVBatchMeta, *fields: str) -> TensorDict:
         return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
