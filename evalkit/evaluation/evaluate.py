@@ -527,8 +527,9 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         assert record is not None
         if record.status != "complete":
             raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
-        asked = settings.scoring != "auto"
-        headline, by = (settings.scoring, "command") if asked else (record.scoring, record.scoring_by or "completions")
+        asked = settings.scoring
+        headline = record.scoring if asked == "auto" else asked
+        by = record.scoring_by or "completions" if asked == "auto" else "command"
         stored = {name: entry.samples for name, entry in record.benchmarks.items()}
         with Verifier() as verifier, EvalProgress(headline, stored) as progress:
             scorer = partial(score, problems=folder.questions(), verifier=verifier)
