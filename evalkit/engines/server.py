@@ -1,10 +1,10 @@
 """The openai engine: one or many servers with OpenAI's chat completions (vLLM, SGLang, a cluster's endpoint).
 
 One streamed request per sample, each with the sample's seed; all servers take from one queue, at most `concurrency` at
-a time each. A request that fails in a way that may pass, or brings no text, is sent again, after a growing pause
-if few are answered, to another server if there is one. A server that is overloaded (429, 503, 529, timeouts) gets half as
-many at a time. A sample that keeps failing is handed on with its error. A server that answers nothing is left out;
-without another the engine stops. The key comes from the environment, goes into the request header and nowhere else.
+a time each. A request that fails in a way that may pass, or brings no text, is sent again, after a growing pause if few
+are answered, to another server if there is one. An overloaded server (429, 503, 529, timeouts) gets half as many at a
+time. A sample that keeps failing is handed on with its error. A server that answers nothing is left out; without
+another the engine stops. The key comes from the environment, goes into the request header and nowhere else.
 """
 
 from __future__ import annotations

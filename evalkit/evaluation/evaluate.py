@@ -49,7 +49,7 @@ from gtpo.evalkit.evaluation.together import first_look, settle_prompts_and_limi
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import choose_scoring
 from gtpo.rewards.verify import Verifier, usable_cpus
-from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.eval_folder import OUTCOMES_SINCE, EvalFolder
 from gtpo.runs.eval_record import (
     EVAL_SCHEMA_VERSION,
     SCORINGS,
@@ -292,7 +292,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
     if old is None:
         return record
     # Once chosen it is kept; versions that did not say by what had chosen it too.
-    if record.scoring_by is None and (old.scoring_by is not None or old.schema_version < 4):
+    if record.scoring_by is None and (old.scoring_by is not None or old.schema_version < OUTCOMES_SINCE):
         record.scoring, record.scoring_by = old.scoring, old.scoring_by or "completions"
     stored, shown = folder.problems(everything=True), folder.problems()
     entries = dict(old.benchmarks)
@@ -533,7 +533,7 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         stored = {name: entry.samples for name, entry in record.benchmarks.items()}
         with Verifier() as verifier, EvalProgress(headline, stored) as progress:
             scorer = partial(score, problems=folder.questions(), verifier=verifier)
-            for before, after in verify_stored(folder, scorer):
+            for before, after in verify_stored(folder, scorer, outcomes=True):
                 for old, new, scoring in ((*pair, s) for pair in zip(before, after, strict=True) for s in SCORINGS):
                     if old.verdict(scoring) != new.verdict(scoring):
                         change = f"{scoring}: {old.verdict(scoring) or ''} -> {new.verdict(scoring) or ''}"

@@ -21,7 +21,7 @@ from gtpo.rewards.thoughts import plain, unfinished
 from gtpo.rewards.verify import Verdict, Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import SCORINGS
-from gtpo.runs.tables import Key, QuestionKey, Sample
+from gtpo.runs.tables import Key, QuestionKey, Sample, sample_parts
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
 RULES_VERSION = 19
@@ -62,14 +62,18 @@ def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], ve
         sample.unfinished = unfinished(plain(sample.completion))
 
 
-def verify_stored(folder: EvalFolder, scorer: Scorer) -> Iterator[tuple[list[Sample], list[Sample]]]:
-    """Verify stored completions again, part by part, and yield each part's samples before and after."""
-    for part, table in folder.tables():
-        # As it was written: an older version did not say how samples ended.
-        before = [Sample(**row) for row in table.to_pylist()]
-        after = folder.part(part)
+def verify_stored(
+    folder: EvalFolder, scorer: Scorer, *, outcomes: bool = False
+) -> Iterator[tuple[list[Sample], list[Sample]]]:
+    """Verify stored completions again, part by part, and yield each part's samples before and after.
+
+    outcomes: also write how samples ended if an older version did not; they are read alike.
+    """
+    for part in sample_parts(folder.path):
+        before, read = folder.part(part, as_written=True), folder.part(part)
+        after = [replace(sample) for sample in read]
         scorer(after)
-        if before != after or "outcome" not in table.column_names:
+        if read != after or (outcomes and before != after):
             folder.replace_part(part, after)
         yield before, after
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
 from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Prompt
@@ -16,47 +16,48 @@ from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.outcomes import Outcome, cut_prompts, shared_limit
 from gtpo.runs.tables import Key, QuestionKey, Sample
 
+_KEY = ("benchmark", "question_id", "sample_index")
+
 
 def settle_thoughts(folder: EvalFolder, tally: Tally, apart: bool, scorer: Scorer) -> None:
     """Decide from a run's other completions whether those that were cut off are thoughts, which have no answer.
 
     apart: whether a completion that begins with `<think>` had its thought apart (a server's `reasoning_content`).
     """
-    if not any(sample.finish_reason == "length" and not sample.unfinished for sample in tally.scored()):
+    cut = {sample.key for sample in tally.scored() if sample.cut_off}
+    if all(tally.questions[key[:2]].scored[key[2]].unfinished for key in cut):
         return
-    hidden: dict[Path, list[int]] = {}  # part -> rows that may be thoughts: nothing in them says so
-    thought = spoke = 0  # completions that prove that the model thinks, and finished ones without any thought
-    for part, table in folder.tables(["completion", "finish_reason", "error"]):
+    hidden = set[Key]()  # Those that may be thoughts: nothing in them says so
+    thought = spoke = 0  # Completions that prove that the model thinks, and finished ones without any thought
+    for _, table in folder.tables(["completion", "error", *_KEY]):
         columns = (table.column(name).to_pylist() for name in table.column_names)
-        for row, (text, reason, error) in enumerate(zip(*columns, strict=True)):
+        for text, error, *key in zip(*columns, strict=True):
             opens = text.startswith("<think>")
             if error is not None:
                 continue
             if (opens and apart) or closes_unopened(text):
                 thought += 1
-            elif reason == "length" and "<think>" not in text and "</think>" not in text:
-                hidden.setdefault(part, []).append(row)
+            elif tuple(key) in cut and "<think>" not in text and "</think>" not in text:
+                hidden.add((key[0], key[1], key[2]))
             else:
                 spoke += not opens
-    count = sum(map(len, hidden.values()))
-    if not count or not thought:
+    if not hidden or not thought:
         return
     if thought <= spoke:
         LOG.warning(
             "%d completions were cut off and may be thoughts: %d others have one that the prompt opened, %d have none. "
             "They are read as answers; a protocol with begins_in_thought: true reads them as thoughts",
-            count, thought, spoke,
+            len(hidden), thought, spoke,
         )  # fmt: skip
         return
-    LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", count)
-    for part, places in hidden.items():
-        samples = folder.part(part)
-        for place in places:
-            samples[place].completion = f"<think>{samples[place].completion}"
-        changed = [samples[place] for place in places]
-        scorer(changed)
-        folder.replace_part(part, samples)
-        tally.add(changed, again=True)
+    LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", len(hidden))
+
+    def think(samples: list[Sample]) -> None:
+        for sample in samples:
+            sample.completion = f"<think>{sample.completion}"
+        scorer(samples)
+
+    _change(folder, tally, hidden, think)
 
 
 def settle_prompts_and_limits(folder: EvalFolder, tally: Tally, prompts: Mapping[QuestionKey, Prompt]) -> None:
@@ -73,30 +74,37 @@ def settle_prompts_and_limits(folder: EvalFolder, tally: Tally, prompts: Mapping
         if sample.prompt_tokens and prompt is not None and prompt.ids is None:
             # The most of all samples: some servers do not count what they have in their cache.
             read[key] = prompt.size, max(sample.prompt_tokens, read.get(key, (0, 0))[1])
-    if cut := cut_prompts(read):
-        outcomes |= {sample.key: "prompt cut" for sample in tally.scored() if sample.key[:2] in cut}
-    changed = outcomes.keys() - {s.key for s in tally.scored() if s.outcome == outcomes.get(s.key)}
-    for part, table in folder.tables(["benchmark", "question_id", "sample_index"]) if changed else ():
-        if changed.isdisjoint(zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True)):
-            continue
-        samples = folder.part(part)
+    cut = cut_prompts(read)
+    outcomes |= {sample.key: "prompt cut" for sample in tally.scored() if sample.key[:2] in cut}
+
+    def settle(samples: list[Sample]) -> None:
         for sample in samples:
-            if sample.key in changed and sample.error is None:
-                sample.outcome = outcomes[sample.key]
-                sample.finish_reason = "length" if sample.outcome == "cut off" else sample.finish_reason
-        folder.replace_part(part, samples)
-        tally.add((sample for sample in samples if sample.key in changed), again=True)
+            sample.outcome = outcomes[sample.key]
+            sample.finish_reason = "length" if sample.outcome == "cut off" else sample.finish_reason
+
+    known = {s.key for s in tally.scored() if s.outcome == outcomes.get(s.key)}
+    _change(folder, tally, outcomes.keys() - known, settle)
+
+
+def _change(folder: EvalFolder, tally: Tally, keys: Set[Key], change: Callable[[list[Sample]], Any]) -> None:
+    """Change some completions where they are stored and counted."""
+    for part, table in folder.tables(_KEY) if keys else ():
+        if not keys.isdisjoint(zip(*(table.column(name).to_pylist() for name in _KEY), strict=True)):
+            samples = folder.part(part)
+            chosen = [sample for sample in samples if sample.key in keys and sample.error is None]
+            change(chosen)
+            folder.replace_part(part, samples)
+            tally.add(chosen, again=True)
 
 
 def first_look(record: EvalRecord, samples: Sequence[Sample]) -> None:
     """Warn if the first completions of a session are not read as they are meant; the run goes on."""
-    total, endings = len(samples), Counter(sample.outcome for sample in samples)
-    shares = {
-        "strict": sum(sample.answer_strict is None for sample in samples) / total,
-        "lenient": sum(sample.answer_lenient is None for sample in samples) / total,
-        "unfinished": sum(bool(sample.unfinished) for sample in samples) / total,
-        "thought": sum("<think>" in sample.completion or "</think>" in sample.completion for sample in samples) / total,
-        "silent": endings["empty"] / total,
-    }
-    if told := misfit(record, shares):
-        LOG.warning("of the first %d completions, %s. The run goes on", total, told)
+    marks = Counter[str]()
+    for s in samples:
+        thinks = "<think>" in s.completion or "</think>" in s.completion
+        marks.update({
+            "strict": s.answer_strict is None, "lenient": s.answer_lenient is None, "unfinished": bool(s.unfinished),
+            "thought": thinks, "silent": s.outcome == "empty",
+        })  # fmt: skip
+    if told := misfit(record, {name: count / len(samples) for name, count in marks.items()}):
+        LOG.warning("of the first %d completions, %s. The run goes on", len(samples), told)

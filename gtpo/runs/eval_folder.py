@@ -37,6 +37,9 @@ from gtpo.runs.tables import (
     sample_parts,
 )
 
+# The version of a part from which on it says how samples ended.
+OUTCOMES_SINCE = 4
+
 # Metadata of a part: the record of its run as it was then, without metrics.
 RUN = b"gtpo_run"
 
@@ -152,13 +155,19 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[tuple[Path, pa.Table]]:
         """Yield (part, its table) with the given columns, one part in memory at a time."""
         for part in sample_parts(self.path):
+            if "outcome" in (columns or ()) or "error" in (columns or ()):
+                metadata = read_table(part, []).schema.metadata or {}
+                if int(metadata.get(b"gtpo_schema_version", b"0")) < OUTCOMES_SINCE:
+                    rows = [asdict(sample) for sample in self.part(part)]
+                    yield part, pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA).select(columns)
+                    continue
             yield part, read_table(part, columns)
 
-    def part(self, path: Path) -> list[Sample]:
+    def part(self, path: Path, *, as_written: bool = False) -> list[Sample]:
         """Return the samples of a part; how they ended, if its version did not store that, by what it stored."""
         table = read_table(path)
         samples = [Sample(**row) for row in table.to_pylist()]
-        if "outcome" not in table.column_names:
+        if "outcome" not in table.column_names and not as_written:
             record = _header(path)
             for sample in samples:
                 sample.settle_as_stored(record.sampling.max_tokens, own=record.engine.name in ("vllm", "transformers"))

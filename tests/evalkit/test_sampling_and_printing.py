@@ -130,11 +130,13 @@ def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
     clock = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    engine: Any = SimpleNamespace(running=lambda: (1, 25))
+    engine: Any = SimpleNamespace(running=lambda: (1, 25), retried=3)
     progress = EvalProgress("strict", {"b": 10}, None, engine, 256)
     progress.arrive([Sample("b", "q", i, "", tokens=50) for i in range(4)])
     clock[0] = 120.0
-    assert progress._speed() == ["1 running with 25 tokens", "11 tokens/s", "about 0:24 left"]
+    assert progress._speed() == [
+        "1 in flight with 25 tokens", "3 requests sent again", "11 tokens/s", "about 0:24 left",
+    ]  # fmt: skip
 
 
 def test_an_unfinished_thought_is_no_answer(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
