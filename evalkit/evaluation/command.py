@@ -138,17 +138,14 @@ def _print_by(
         LOG.warning("--by %s: the questions of %s have none", by, name)
         return
     rows = []
-    for value in sorted(set(values)):
+    for value in sorted(set(values[questions.n >= k])):
         part = questions.take((values == value) & (questions.n >= k))
         asked = [problems[question] for question in part.ids]
         clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked])
-        curves = [(part.pass_at_k, 1), *([(part.pass_at_k, k), (part.maj_at_k, k)] if k > 1 else [])]
-        cells = [
-            _cell(Interval(**mean_interval(curve[:, at - 1], clusters=clusters)._asdict())) if asked else ""
-            for curve, at in curves
-        ]
-        rows.append([str(value) if value else "none", str(len(asked)), *cells])
-    head = [by, "questions", "pass@1", *([f"pass@{k}", f"maj@{k}"] if k > 1 else [])]
+        columns = [part.pass_at_k[:, 0], part.pass_at_k[:, k - 1], part.maj_at_k[:, k - 1]][: 3 if k > 1 else 1]
+        cells = [_cell(Interval(**mean_interval(column, clusters=clusters)._asdict())) for column in columns]
+        rows.append([str(value or "none"), str(len(asked)), *cells])
+    head = [by, "questions", "pass@1", f"pass@{k}", f"maj@{k}"][: 5 if k > 1 else 3]
     _print_table(console, head, rows, f"{name} by {by}, {record.scoring} scoring, %")
 
 
@@ -218,10 +215,7 @@ def warn(record: EvalRecord) -> None:
 def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
     """Say what the overview has no room for."""
     (other,) = (scoring for scoring in SCORINGS if scoring != headline)
-    shares = {
-        "format": entry.format_rate, "cut off": entry.truncation_rate, "no answer": entry.no_answer_rate,
-        "unsimplified": entry.unsimplified_rate,
-    }  # fmt: skip
+    shares = {"no answer": entry.no_answer_rate, "unsimplified": entry.unsimplified_rate}
     parts = [f"{title} {100 * rate:.1f} %" for title, rate in shares.items() if rate is not None]
     if entry.prompt_tokens is not None:
         parts.append(f"{entry.prompt_tokens:,} prompt and {entry.completion_tokens or 0:,} completion tokens")
@@ -248,7 +242,7 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
 def print_benchmarks() -> None:
     """Print the benchmarks and the protocols that are built in (gtpo eval --list)."""
     rows = [
-        (b.name, b.title if b.checksum else f"{b.title} (not verified here)", str(b.size), b.source,
+        (b.name, b.title if b.checksum else f"{b.title} (unverified)", str(b.size), b.source,
          f"{b.local}.jsonl" if b.local else "")
         for b in BENCHMARKS.values()
     ]  # fmt: skip

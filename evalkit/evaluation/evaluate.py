@@ -115,7 +115,12 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 folder.add_prompts(plan.rendered.prompts)
             tally = Tally(folder, verifier)
             sample_missing(settings, plan, folder, record, tally, scorer, plan.engine if engine is None else engine)
-            report_budget(settings, still_missing(plan.tasks, tally), tally.tokens())
+            missing = sum(len(task.missing) for task in still_missing(plan.tasks, tally))
+            if missing and tally.tokens() >= settings.budget:
+                LOG.warning(
+                    "--most-tokens %d is reached: %d of %d samples are missing. The same command with more goes on",
+                    settings.most_tokens, missing, sum(plan.samples.values()),
+                )  # fmt: skip
             # Recorded completions, and servers that run already, may have thoughts apart, and limits of their own.
             elsewhere = plan.ref is None or plan.rendered.servers is not None
             settle_thoughts(folder, tally, elsewhere, scorer)
@@ -141,7 +146,7 @@ def sample_missing(
     engine: None for the one that the settings name, which is started if anything is missing.
     """
     tasks = still_missing(plan.tasks, tally)
-    if not any(task.missing for task in tasks) or over_budget(settings, tally.tokens()):
+    if not any(task.missing for task in tasks) or tally.tokens() >= settings.budget:
         return
     with ExitStack() as stack:
         if engine is None:
@@ -182,21 +187,6 @@ def choose_headline(record: EvalRecord, tally: Tally) -> None:
                 "scoring: lenient, since %d of %d completions hold no answer in answer tags; --scoring chooses",
                 strict.count(None), len(strict),
             )  # fmt: skip
-
-
-def over_budget(settings: EvalSettings, tokens: int) -> bool:
-    """Return whether the tokens of a run, all sessions, have reached --most-tokens."""
-    return settings.most_tokens is not None and tokens >= settings.most_tokens
-
-
-def report_budget(settings: EvalSettings, tasks: Sequence[Task], tokens: int) -> None:
-    """Say what is missing if --most-tokens has ended a run. tasks: with what they still lack."""
-    samples, questions = sum(len(task.missing) for task in tasks), {t.question_id for t in tasks if t.missing}
-    if samples and over_budget(settings, tokens):
-        LOG.warning(
-            "--most-tokens %d is reached (%d tokens): %d samples of %d questions are missing. The same command with a "
-            "larger --most-tokens goes on", settings.most_tokens, tokens, samples, len(questions),
-        )  # fmt: skip
 
 
 def still_missing(tasks: Sequence[Task], tally: Tally) -> list[Task]:
@@ -415,7 +405,7 @@ def _sample(
                     plan.rendered.reading.read(sample, prompt.text)
                 pipeline.put(samples)
                 tokens += sum((sample.prompt_tokens or 0) + (sample.tokens or 0) for sample in samples)
-                if over_budget(settings, tokens):
+                if tokens >= settings.budget:
                     engine.stop()
                 new = [sample for sample in samples if sample.error is not None]
                 for sample in new[: max(0, NAMED_FAILURES - len(failed))]:

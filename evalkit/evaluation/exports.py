@@ -8,7 +8,6 @@ import yaml
 
 from gtpo import __version__
 from gtpo.common.files import write_text
-from gtpo.common.log import LOG
 from gtpo.evalkit.evaluation.tasks import Benchmark
 from gtpo.runs.eval_record import EvalRecord
 
@@ -16,30 +15,22 @@ from gtpo.runs.eval_record import EvalRecord
 def write_hub_results(folder: Path, record: EvalRecord) -> None:
     """Write .eval_results/NAME.yaml of each benchmark that is one on the Hub and was evaluated as a whole.
 
-    The format: https://huggingface.co/docs/hub/eval-results. Files of results that are no longer whole go.
+    The format: https://huggingface.co/docs/hub/eval-results. A file goes if its results are no longer whole.
     """
     for name, entry in record.benchmarks.items():
         path, benchmark = folder / ".eval_results" / f"{name}.yaml", Benchmark(**{"name": name, **(entry.task or {})})
-        if benchmark.hub_id is None:
-            continue
-        if entry.finish_with is not None or not entry.pass_at_k or entry.questions != benchmark.size:
+        whole = entry.finish_with is None and entry.pass_at_k and entry.questions == benchmark.size
+        if benchmark.hub_id is None or not whole:
             path.unlink(missing_ok=True)
-            LOG.info("%s: not all of its questions are answered: nothing is written for the Hub", name)
             continue
         dataset, _, task = benchmark.hub_id.partition(":")
-        one, sampling = entry.pass_at_k[1], record.sampling
-        drawn = "".join(
-            f", {key} {value:g}"
-            for key in ("temperature", "top_p", "max_tokens")
-            if (value := getattr(sampling, key)) is not None
-        )
+        one = entry.pass_at_k[1]
+        drawn = record.sampling.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True)
         notes = (
             f"percent; pass@1 as the mean of n = {entry.n} samples a question (k = 1), 95 % interval "
             f"{100 * one.low:.2f} to {100 * one.high:.2f}; {record.scoring} scoring; protocol {record.prompt.protocol}"
-            f"{drawn}; gtpo {__version__}"
+            f"{''.join(f', {key} {value:g}' for key, value in drawn.items())}; gtpo {__version__}"
         )
-        result = {
-            "dataset": {"id": dataset, "task_id": task or "default"}, "value": round(100 * one.mean, 2),
-            "date": (record.created or "")[:10], "notes": notes,
-        }  # fmt: skip
+        about = {"dataset": {"id": dataset, "task_id": task or "default"}, "value": round(100 * one.mean, 2)}
+        result = {**about, "date": (record.created or "")[:10], "notes": notes}
         write_text(path, yaml.safe_dump([result], sort_keys=False, allow_unicode=True, width=1000))

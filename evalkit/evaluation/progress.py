@@ -61,9 +61,7 @@ class EvalProgress:
         if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
             from rich.live import Live
 
-            self._live = Live(
-                console=stderr_console(), get_renderable=self._table, refresh_per_second=4, transient=True
-            )
+            self._live = Live(console=stderr_console(), get_renderable=self._text, transient=True)
             self._live.start()
         return self
 
@@ -92,8 +90,10 @@ class EvalProgress:
                     counts.correct.update(s for s in SCORINGS if sample.verdict(s) == Verdict.CORRECT)
             if self._live is None and time.monotonic() - self._last_line >= LINE_EVERY_S:
                 self._last_line = time.monotonic()
-                lines = [f"{name}: {self._line(c)}" for name, c in self._counts.items() if c.scored]
-                LOG.info("%s", ", ".join([*lines, *self._speed()]))
+                LOG.info("%s", ", ".join(self._lines()))
+
+    def _lines(self) -> list[str]:
+        return [*(f"{name}: {self._line(c)}" for name, c in self._counts.items() if c.scored), *self._speed()]
 
     def _speed(self) -> list[str]:
         """Describe what is in flight, how fast it goes, and how long it will take."""
@@ -120,13 +120,8 @@ class EvalProgress:
         right = f", pass@1 ({scoring}) {100 * c.correct[scoring] / c.scored:.1f} %" if c.scored else ""
         return f"{c.done}/{c.total} samples{right}{f', {c.failed} failed' if c.failed else ''}"
 
-    def _table(self) -> Any:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
+    def _text(self) -> Any:
+        from rich.text import Text
 
         with self._lock:
-            table = Table.grid(padding=(0, 2))
-            for name, c in self._counts.items():
-                table.add_row(name, ProgressBar(total=max(c.total, 1), completed=c.done, width=24), self._line(c))
-            return Group(table, f"  {', '.join(self._speed())}")
+            return Text("\n".join(self._lines()))

@@ -71,17 +71,14 @@ def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Ite
 
 def _typed(row: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a row of a CSV, in which all is text, with numbers, truth values and lists, and without empty cells."""
-    typed = {}
-    for name, text in row.items():
-        # An empty completion is one.
-        if text or name in ("completion", "problem"):
-            typed[name] = text
-        if text and name in ("completions", "tokens", "label", "labels"):
-            try:
-                value = json.loads(text if name == "completions" else text.lower())
-            except ValueError:
-                raise UserError(f"{where}: {name}: expected JSON, found {text!r:.40}") from None
-            typed[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+    # An empty completion is one.
+    typed = {name: text for name, text in row.items() if text or name in ("completion", "problem")}
+    for name in typed.keys() & {"completions", "tokens", "label", "labels"}:
+        try:
+            value = json.loads(typed[name] if name == "completions" else typed[name].lower())
+        except ValueError:
+            raise UserError(f"{where}: {name}: expected JSON, found {typed[name]!r:.40}") from None
+        typed[name] = int(value) if isinstance(value, float) and value.is_integer() else value
     return typed
 
 
@@ -277,31 +274,27 @@ def _identify(
     else:
         by_ids = (b for b in BENCHMARKS.values() if b.ids and all(re.fullmatch(b.ids, i) for i in found.counts))
         benchmark = next(by_ids, None)
-    if benchmark is None:
-        if (row := found.without_gold) is not None:
-            raise UserError(
-                f'{row.where}: no gold, and "{row.id}" is no id of a known benchmark; '
-                "add gold to the rows, or name the benchmark with gtpo eval --benchmarks"
-            )
-        return stem, str(path), found.problems
+    if benchmark is None and (row := found.without_gold) is not None:
+        raise UserError(
+            f'{row.where}: no gold, and "{row.id}" is no id of a known benchmark; '
+            "add gold to the rows, or name the benchmark with gtpo eval --benchmarks"
+        )
     by_itself = not (found.without_gold or found.no_gold or named)
-    if by_itself and benchmark.local and data_folder(settings.data_dir) is None:
-        # Its own golds are enough: no download for a name.
-        return benchmark.name, str(path), found.problems
+    # Its own golds are enough: no download for a name.
+    if benchmark is None or (by_itself and benchmark.local and data_folder(settings.data_dir) is None):
+        return benchmark.name if benchmark else stem, str(path), found.problems
     # Golds of a benchmark are verified; those in a file may be spelled otherwise.
     known = {p.id: p for p in load_problems(benchmark, settings.data_dir)}
     unknown = next((identifier for identifier in found.counts if identifier not in known), None)
     others = sum(p.answer != known[i].answer for i, p in found.problems.items() if i in known)
+    what = f'has no question "{unknown}"' if unknown is not None else f"has {others} other golds"
     if (unknown is not None or others) and by_itself:
-        what = f'id "{unknown}" is unknown to it' if unknown is not None else f"{others} golds are others"
-        LOG.warning("%s has ids like %s's, but %s: scored as %s, by its own golds", path, benchmark.name, what, stem)
+        LOG.warning("%s has ids like %s, which %s: scored as %s, by its own golds", path, benchmark.name, what, stem)
         return stem, str(path), found.problems
     if unknown is not None:
-        raise UserError(f'{path}: benchmark {benchmark.name} has no question "{unknown}"')
+        raise UserError(f"{path}: benchmark {benchmark.name} {what}")
     if others:
-        LOG.warning(
-            "%d golds of %s are written differently in %s; the benchmark's are used", others, path, benchmark.name
-        )
+        LOG.warning("%s: %s %s: the benchmark's are used", path, benchmark.name, what)
     return benchmark.name, benchmark.source, {identifier: known[identifier] for identifier in found.counts}
 
 
@@ -392,10 +385,8 @@ class RecordedEngine(Engine):
 def run_folder(path: Path) -> Path:
     """Return where the scores of a file are stored by default: by its stem, unless those of another file are there."""
     folder = EVAL_RUNS / _stem(path)
-    if not (folder / "eval.json").is_file():
-        return folder
-    before = read_record(folder).model
-    if before.fingerprint == file_hash(path) or Path(before.source or "").resolve() == path.resolve():
+    before = read_record(folder).model if (folder / "eval.json").is_file() else None
+    if before is None or Path(before.source or "").resolve() == path.resolve():
         return folder
     return folder.with_name(f"{folder.name}-{text_hash(str(path.resolve()))[:8]}")
 

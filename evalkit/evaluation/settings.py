@@ -278,6 +278,11 @@ class EvalSettings(CommandSettings):
             raise UserError(f"--extra-body: {', '.join(own)} is set by gtpo eval itself, or by an option of its own")
         return {**(body or {}), "chat_template_kwargs": kwargs} if kwargs else body
 
+    @property
+    def budget(self) -> float:
+        """Tokens of the run, all sessions, at which sampling ends."""
+        return self.most_tokens or math.inf
+
     def prices(self) -> tuple[float, float] | None:
         """Return --price: dollars for a million tokens of prompts and of completions. UserError unless it is such."""
         if self.price is None:

@@ -75,11 +75,11 @@ def _metrics(
             found[k] = Interval(**interval._asdict(), **fewer, **bounds(metric, k))
         return found
 
-    lengths: dict[bool, list[int]] = {True: [], False: []}
-    for _, samples in questions:
-        for sample in samples.scored.values():
-            if sample.tokens is not None:
-                lengths[sample.verdict(scoring) == Verdict.CORRECT].append(sample.tokens)
+    every = [sample for _, samples in questions for sample in samples.scored.values()]
+    right, wrong = (
+        [s.tokens for s in every if s.tokens is not None and (s.verdict(scoring) == Verdict.CORRECT) == is_right]
+        for is_right in (True, False)
+    )
     metrics = ScoringMetrics(
         pass_at_k=intervals("pass"),
         all_pass_at_k=intervals("all"),
@@ -87,8 +87,8 @@ def _metrics(
         no_answer_rate=sum(v.abstentions for v in votes) / sum(counts),
         unsimplified_rate=verdicts[Verdict.UNSIMPLIFIED] / sum(counts),
         verdicts=dict(sorted(verdicts.items())),
-        tokens_right=_spread(lengths[True]),
-        tokens_wrong=_spread(lengths[False]),
+        tokens_right=_spread(right),
+        tokens_wrong=_spread(wrong),
     )
     rows = [
         {

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, Strict, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, Strict, model_validator
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.log import LOG
@@ -36,7 +36,6 @@ from gtpo.rewards.data.problems import (
     load_hub,
     load_source,
     problem_of,
-    renamed,
 )
 from gtpo.rewards.extract import check_rule
 
@@ -131,10 +130,7 @@ class Protocol(_Section):
             return {p.id: [] for p in problems}
         pool, choice = load_source(self.fewshot.data, data_dir=data_dir), self.fewshot.choice
         if isinstance(choice, list):
-            known = {p.id: p for p in pool}
-            if lacking := [identifier for identifier in choice if identifier not in known]:
-                raise UserError(f"protocol {self.name}: {self.fewshot.data} has no problem {lacking[0]}")
-            pool = [known[identifier] for identifier in choice]
+            pool = sorted((p for p in pool if p.id in choice), key=lambda p: choice.index(p.id))
         if len(pool) < self.fewshot.count:
             raise UserError(f"protocol {self.name}: {self.fewshot.data} has only {len(pool)} examples")
         if "{solution}" in self._answer and not all(p.solution for p in pool):
@@ -164,16 +160,23 @@ def presets() -> dict[str, Protocol]:
 
 def find_protocol(name: str) -> Protocol:
     """Return a protocol by its name or file. UserError with the nearest name, or with the line of a mistake."""
-    if not name.endswith((".yaml", ".yml")):
-        if name not in presets():
-            raise UserError(
-                f'--protocol: there is no "{name}".{did_you_mean(name, presets())} Known: {", ".join(presets())}; your '
-                "own: a .yaml file"
-            )
-        return presets()[name]
+    if name.endswith(_YAML):
+        return _protocol(*_read(name))
+    if name not in presets():
+        raise UserError(
+            f'--protocol: there is no "{name}".{did_you_mean(name, presets())} Known: {", ".join(presets())}; your '
+            "own: a .yaml file"
+        )
+    return presets()[name]
+
+
+_YAML = (".yaml", ".yml")
+
+
+def _read(name: str) -> tuple[Path, dict[str, Any], Lines]:
     path = Path(name)
     values, lines = read_yaml(path)
-    return _protocol(path, {"name": path.stem, **values}, lines)
+    return path, {"name": path.stem, **values}, lines
 
 
 def _protocol(path: Path, values: dict[str, Any], lines: Lines | None = None) -> Protocol:
@@ -232,7 +235,8 @@ class Benchmark(_Section):
     # becomes a letter, from the number (from 0), the letter or the text of the right one.
     options: str | None = None
     prompt: Protocol | None = None  # How a model is asked: the name of a protocol, or its keys; else as --protocol says
-    extract: str = ""  # How answers are read: a rule's name or a regular expression; else as --scoring says
+    # How answers are read: a rule's name or a regular expression; else as --scoring says.
+    extract: Annotated[str, AfterValidator(check_rule)] = ""
     judge: Judge = Judge()
     hub_id: str | None = None  # Benchmark on the Hub that results are written for, as in openai/gsm8k or NAME/SET:TASK
     count: int | None = None
@@ -243,11 +247,6 @@ class Benchmark(_Section):
 
     # Problems that are known already, in place of the data.
     _problems: list[Problem] | None = PrivateAttr(None)
-
-    @field_validator("extract")
-    @classmethod
-    def _is_rule(cls, extract: str) -> str:
-        return check_rule(extract)
 
     @property
     def source(self) -> str:
@@ -272,22 +271,16 @@ class Benchmark(_Section):
         """Return its problems in a fixed order. folder: of local benchmark files. Raises UserError."""
         if self._problems is not None:
             return self._problems
-        fields = {str(ours): theirs for ours, theirs in self.fields.items()}
-
-        def parse(row: dict[str, Any], position: int, where: str) -> Problem:
-            return problem_of(
-                renamed(row, fields, where), position, self.name, where, gold=self.gold, options=self.options,
-                extract=self.extract, answers=self.judge.answers,
-            )  # fmt: skip
-
+        judged: Any = {"extract": self.extract, "answers": self.judge.answers}
+        rows: Any = {"fields": self.fields, "gold": self.gold, "options": self.options, **judged}
         if self.file is not None:
-            return load_file(Path(self.file), parse=parse)
+            return load_file(Path(self.file), stem=self.name, **rows)
         if self.hub is not None:
             configs = [self.config] if isinstance(self.config, str) else self.config
             hub = HubSource(self.hub, self.split, self.count or 0, "", configs)
-            return load_hub(self.name, hub, lambda row, i: parse(row, i, f"{self.hub}, row {i + 1}"))
-        found = load_source(self.data or "", data_dir=folder, fields=fields)
-        return [replace(p, extract=self.extract, answers=self.judge.answers) for p in found]
+            where = f"{self.hub}, row"
+            return load_hub(self.name, hub, lambda row, i: problem_of(row, i, self.name, f"{where} {i + 1}", **rows))
+        return [replace(p, **judged) for p in load_source(self.data or "", data_dir=folder)]
 
     def entry(self) -> dict[str, Any]:
         """Return what is stored of it with a run: its keys, but for the prompt, of which the run has its own record."""
@@ -351,15 +344,13 @@ def find_benchmark(name: str, fields: Mapping[str, str] | None = None) -> Benchm
     """
     if name.endswith(FILES):
         stem = Path(name).name.removesuffix(next(end for end in FILES if name.endswith(end)))
-        return Benchmark(name=stem, title=stem, data=name, fields=dict(fields or {}))  # type: ignore[arg-type]
+        return Benchmark.model_validate({"name": stem, "file": name, "gold": "text", "fields": dict(fields or {})})
     if fields:
         raise UserError(f"--fields is for {', '.join(FILES)} files, and {name} is none")
     if name in BENCHMARKS:
         return BENCHMARKS[name]
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        values, lines = read_yaml(path)
-        return _benchmark(path, {"name": path.stem, **values}, lines)
+    if name.endswith(_YAML):
+        return _benchmark(*_read(name))
     raise UserError(
         f'unknown benchmark "{name}".{did_you_mean(name, BENCHMARKS)} Known: {", ".join(BENCHMARKS)}; '
         "your own: a .jsonl, .csv, .parquet or .yaml file"
@@ -382,17 +373,15 @@ def way_of_asking(settings: EvalSettings, benchmarks: Sequence[Benchmark]) -> Pr
     default = find_protocol(settings.protocol)
     if "protocol" in settings.given or not benchmarks:
         return default
-    first, *others = ((b.name, b.prompt or default) for b in benchmarks)
-    for name, other in others:
-        if any(getattr(first[1], key) != getattr(other, key) for key in Protocol.model_fields if key not in _NAMES):
-            raise UserError(
-                f"{first[0]} and {name} are asked in different ways (protocols {first[1].name} and {other.name}), and "
-                "a run asks in one: evaluate each with an --out of its own, or choose one --protocol"
-            )
-    return first[1]
-
-
-_NAMES = ("name", "title", "source", "extends")
+    asked = [benchmark.prompt or default for benchmark in benchmarks]
+    ways = [way.model_dump(exclude={"name", "title", "source", "extends"}) for way in asked]
+    if other := next((i for i, way in enumerate(ways) if way != ways[0]), None):
+        raise UserError(
+            f"{benchmarks[0].name} and {benchmarks[other].name} are asked in different ways (protocols {asked[0].name} "
+            f"and {asked[other].name}), and a run asks in one: evaluate each with an --out of its own, or choose one "
+            "--protocol"
+        )
+    return asked[0]
 
 
 def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Problem]:

@@ -209,15 +209,17 @@ def problem_of(
     stem: str,
     where: str,
     *,
+    fields: Mapping[str, str] | None = None,
     gold: str | None = None,
     options: str | None = None,
     **judged: Any,
 ) -> Problem:
-    """Return the problem that a row is, under our names for its fields. Raises UserError.
+    """Return the problem that a row is. Raises UserError.
 
-    gold: how it stands in its field, None for as it is. options: how the choices of a question stand below it, if it
-    has any. judged: how its answer is found and compared.
+    fields: as of `renamed`. gold: how it stands in its field, None for as it is. options: how the choices of a question
+    stand below it, if it has any. judged: how its answer is found and compared.
     """
+    row = renamed(row, fields or {}, where)
     if options is not None:
         row = _with_options(row, options, where)
     elif gold == "list" and isinstance(row.get("answer"), list):
@@ -320,17 +322,11 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         )
 
 
-def load_file(
-    path: Path,
-    *,
-    published: bool = False,
-    fields: Mapping[str, str] | None = None,
-    parse: Callable[[dict[str, Any], int, str], Problem] | None = None,
-) -> list[Problem]:
+def load_file(path: Path, *, published: bool = False, stem: str | None = None, **reading: Any) -> list[Problem]:
     """Read problems from a file whose name ends as in FILES. Rows without a gold are left out, and named.
 
-    published: a set whose ids and count are known; its rows without a gold stay. fields: as of `renamed`. parse: makes
-    a problem of a row, its position and its place, in another way.
+    published: a set whose ids and count are known; its rows without a gold stay. stem: of the ids of rows that have
+    none; by default the file's. reading: further arguments of `problem_of`.
 
     Raises UserError with file and line (row) number on a broken row, a missing field or a repeated id.
     """
@@ -338,11 +334,8 @@ def load_file(
     first_seen: dict[str, str] = {}
     left_out: list[str] = []
     for where, row in read_rows(path):
-        position = len(problems) + len(left_out)
-        if parse is not None:
-            problem = parse(row, position, where)
-        else:
-            problem = problem_of(renamed(row, fields or {}, where), position, path.stem.removesuffix(".jsonl"), where)
+        named = stem or path.stem.removesuffix(".jsonl")
+        problem = problem_of(row, len(problems) + len(left_out), named, where, **reading)
         # Two rows of MATH's training set have no gold. They keep their places, or every later id would move.
         if is_no_gold(problem.answer) and not published:
             left_out.append(f'{where} ("{problem.answer}")')

@@ -44,7 +44,7 @@ def test_eight_samples_and_ids_of_another_set(gtpo, shared_dir: Path, tmp_path: 
     file = shared_dir / "recorded/math100x8_qwen/math_cot_100.jsonl.gz"
     command = ("eval", "--completions", file, "--k", "8", "--scoring", "lenient")
     done = gtpo(*command, "--data-dir", shared_dir / "data")
-    assert "golds are others: scored as math_cot_100, by its own golds" in done.stderr
+    assert "other golds: scored as math_cot_100, by its own golds" in done.stderr
     name, entry = benchmark(tmp_path / "results/eval/math_cot_100")
     assert (name, entry["questions"], entry["samples"]) == ("math_cot_100", 100, 800)
     assert entry["labels"]["agree"]["lenient"] >= 0.998 * 800

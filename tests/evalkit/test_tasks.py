@@ -207,7 +207,7 @@ def test_a_budget_ends_a_run_that_goes_on_with_a_larger_one(gtpo: Gtpo, serve: A
     assert stored.n is None
     asked = len(server.requests)
     again = gtpo(*run, "--most-tokens", "50", "--max-tokens", "9", code=3)
-    assert "goes on" in again.stderr
+    assert "of 16 samples are missing. The same command" in again.stderr
     assert len(server.requests) == asked
     done = gtpo(*run, "--most-tokens", "500", "--max-tokens", "9", "--price", "1,1")
     assert "$0.00: 64 prompt and 96 completion tokens" in done.stdout
