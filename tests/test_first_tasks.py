@@ -138,7 +138,7 @@ def test_fields_of_other_names_are_trained_on_too(trained: tuple[Path, str]) -> 
 
 
 def test_help_begins_with_what_is_used(tmp_path: Path) -> None:
-    train, evaluate = gtpo(tmp_path, "train", "--help"), gtpo(tmp_path, "eval", "--help")
+    train, evaluate = gtpo(tmp_path, "train", "--help"), gtpo(tmp_path, "eval", "--help-all")
     assert all(flag in train for flag in ("--model NAME", "--data NAME", "--method NAME"))
     assert all(f"{title}:\n" in evaluate for title in ("What", "Sampling", "Scoring", "Servers", "Output", "Examples"))
     assert evaluate[evaluate.index("Examples:") :].count("gtpo eval") == 3

@@ -14,15 +14,7 @@ from gtpo.common.log import LOG, start_logging
 from gtpo.common.terminal import stacked, stdout_console
 from gtpo.evalkit.evaluation.caveats import caveats
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.evaluation.tasks import (
-    BENCHMARKS,
-    Protocol,
-    checksum,
-    find_benchmark,
-    load_problems,
-    presets,
-    way_of_asking,
-)
+from gtpo.evalkit.evaluation.tasks import BENCHMARKS, Protocol, checksum, load_problems, presets
 from gtpo.evalkit.metrics import DEFINITIONS
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring
@@ -255,15 +247,16 @@ def print_benchmarks() -> None:
 
 def print_check(settings: EvalSettings) -> None:
     """Print what a benchmark holds, how a model is asked, and which golds cannot be verified."""
-    benchmark = find_benchmark(settings.check or "", settings.field_names())
-    protocol = way_of_asking(settings, [benchmark])
+    from gtpo.evalkit.evaluation.plan import find_tasks
+
+    settings, (benchmark, *_), protocol = find_tasks(settings)
     problems = load_problems(benchmark, settings.data_dir)
     print(f"{benchmark.name}: {len(problems)} problems from {benchmark.source}")
     for problem in problems[:3]:
         extra = "".join(f", {key} {value}" for key in ("subject", "level") if (value := getattr(problem, key)))
         print(f"\n{problem.id}{extra}\n{problem.problem}\ngold: {problem.answer}")
     if settings.model is not None:
-        _print_prompt(protocol.apply_to(settings), settings.model, protocol, problems)
+        _print_prompt(settings, settings.model, protocol, problems)
     with Verifier() as verifier:
         failures = find_unverifiable([(p.id, p.answer) for p in problems], verifier)
     contracts = [f"{p.id}: {contract}" for p in problems if (contract := str(read_contract(p.problem)))]
@@ -283,13 +276,13 @@ def print_check(settings: EvalSettings) -> None:
 def _print_prompt(settings: EvalSettings, model: str, protocol: Protocol, problems: Sequence[Problem]) -> None:
     """Print the prompt of the first question as the model reads it, with its tokens."""
     from gtpo.evalkit.engines.model_ref import resolve_model
-    from gtpo.evalkit.evaluation.plan import as_trained, prompt_clock, render_prompts
+    from gtpo.evalkit.evaluation.plan import prompt_clock, render_prompts
 
     first = problems[0]
     question = first, protocol.examples(problems, settings.data_dir)[first.id]
     ref = resolve_model(model)
     asked, clock = {("", first.id): question}, prompt_clock(settings, ref)
-    rendered = render_prompts(as_trained(settings, protocol), protocol, ref, asked, clock)
+    rendered = render_prompts(settings, protocol, ref, asked, clock)
     prompt = rendered.prompts["", first.id]
     inside = rendered.reading.opens_thought(prompt.text or "")
     print(f"\nprotocol {protocol.name}, the prompt of {first.id}:\n{prompt.text}")

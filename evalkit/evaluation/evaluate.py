@@ -26,7 +26,6 @@ from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
     Plan,
     Rendering,
-    as_trained,
     choose_engine,
     find_run,
     find_tasks,
@@ -94,7 +93,6 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
         if settings.completions is not None:
             plan = plan_recorded(settings, protocol, verifier, benchmarks)
         else:
-            settings = as_trained(settings, protocol)
             name = choose_engine(settings) if engine is None else engine.name
             plan = plan_evaluation(settings, protocol, verifier, name, benchmarks)
         default = EVAL_RUNS / plan.name if settings.completions is None else run_folder(settings.completions)

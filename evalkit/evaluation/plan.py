@@ -127,7 +127,7 @@ def find_run(name: str | None, flag: str) -> Path:
 def find_tasks(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark], Protocol]:
     """Return what is asked, and how: benchmarks by name, else those of the run of --like.
 
-    And the settings, in which what was not given is as the protocol, or that run, says. Raises UserError.
+    And the settings, in which what was not given is as that run, the protocol or the train run says. Raises UserError.
     """
     like: list[Benchmark] = []
     if settings.like is not None:
@@ -136,7 +136,13 @@ def find_tasks(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark], P
     fields = settings.field_names() if settings.completions is None else {}
     named = find_benchmarks(settings.named, fields) if settings.named else []
     protocol = way_of_asking(settings, like or named)
-    return protocol.apply_to(settings), named or like, protocol
+    settings = protocol.apply_to(settings)
+    run = find_train_run(settings.model) if settings.model and settings.completions is None else None
+    if run is not None and protocol.api == "chat" and settings.chat_template_kwargs is None:
+        if kwargs := run.prompt().chat_template_kwargs:
+            LOG.info("chat template: %s, as the model was trained", json.dumps(kwargs))
+        settings = settings.filled({"chat_template_kwargs": kwargs})
+    return settings, named or like, protocol
 
 
 def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]]:
@@ -169,16 +175,6 @@ def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]
         for name, entry in record.benchmarks.items()
         if name in problems
     ]
-
-
-def as_trained(settings: EvalSettings, protocol: Protocol) -> EvalSettings:
-    """Return settings in which the template's arguments, if nothing says them, are those of the train run."""
-    run = find_train_run(settings.model or "")
-    if run is None or protocol.api != "chat" or settings.chat_template_kwargs is not None:
-        return settings
-    if kwargs := run.prompt().chat_template_kwargs:
-        LOG.info("chat template: %s, as the model was trained", json.dumps(kwargs))
-    return settings.filled({"chat_template_kwargs": kwargs})
 
 
 def headline(settings: EvalSettings) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from gtpo.evalkit.evaluation.plan import EVAL_RUNS, Plan, Rendering, drop_unveri
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.tasks import BENCHMARKS, Benchmark, Protocol, load_problems, select_problems
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.data.problems import data_folder, math_gold, parse_level, read_rows, renamed
+from gtpo.rewards.data.problems import data_folder, math_gold, problem_of, read_rows, renamed
 from gtpo.rewards.extract import gsm8k_gold
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, SamplingRecord, read_record
@@ -151,13 +150,7 @@ def _problem(where: str, row: Mapping[str, Any]) -> Problem | None:
     gold = row.get("gold", row.get("answer"))
     if gold is None:
         return None
-    if not isinstance(gold, str | int | float) or isinstance(gold, bool):
-        raise UserError(f"{where}: gold must be text, found {type(gold).__name__}")
-    if isinstance(gold, float) and not math.isfinite(gold):
-        raise UserError(f"{where}: gold must be a number or text, found {gold}")
-    problem, subject, cluster = (str(row.get(name) or "") for name in ("problem", "subject", "cluster"))
-    level = parse_level(row.get("level"))
-    return Problem(str(row["id"]), problem, str(gold).strip(), subject=subject, level=level, cluster=cluster)
+    return problem_of({**row, "problem": str(row.get("problem") or ""), "answer": gold}, 0, "", where)
 
 
 def _of_lm_eval(path: Path, rows: Rows) -> Rows:

@@ -246,7 +246,7 @@ class EvalSettings(CommandSettings):
     @property
     def named(self) -> str:
         """The benchmarks that are named, with commas between them."""
-        return ",".join(filter(None, (self.benchmarks, *(self.task or ()))))
+        return self.check or ",".join(filter(None, (self.benchmarks, *(self.task or ()))))
 
     @property
     def mode(self) -> str:

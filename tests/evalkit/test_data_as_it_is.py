@@ -65,9 +65,3 @@ def test_rows_without_a_gold_are_left_out_and_named(tmp_path: Path, caplog: pyte
 def test_numbers_of_parquet(tmp_path: Path, column: pa.Array, golds: list[str]) -> None:
     pq.write_table(pa.table({"problem": ["a?", "b?"], "answer": column}), tmp_path / "b.parquet")
     assert [p.answer for p in load_problems(find_benchmark(str(tmp_path / "b.parquet")), None)] == golds
-
-
-def test_byte_order_marks(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    rows = [{"id": "a", "problem": "6 * 7?", "answer": "42"}]
-    bench = write(tmp_path / "b.jsonl", rows, b"\xef\xbb\xbf")
-    assert [p.id for p in load_problems(find_benchmark(str(bench)), None)] == ["a"]

@@ -103,26 +103,6 @@ def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: igno
     assert 'benchmark arithmetic has no question "arithmetic/test/9999"' in done.stderr
 
 
-def test_a_file_that_has_been_renamed(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """In the run of the old name it is one more benchmark, with labels of its own."""
-    row = {"id": "a", "gold": "7", "completions": ["<answer>7</answer>", "8"], "labels": [True, True]}
-    for name in ("old", "new"):
-        file = write(tmp_path / f"{name}.jsonl", [row])
-        gtpo("eval", "--completions", file, "--quiet", "--out", "run")
-    entries = json.loads((tmp_path / "run/eval.json").read_text())["benchmarks"]
-    assert [entries[name]["labels"]["agree"]["strict"] for name in ("old", "new")] == [1, 1]
-
-
-def test_a_part_of_the_file(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """--question and --limit cut it down; labels count for what is left."""
-    rows = [{"id": f"q{i}", "gold": "1", "completion": "<answer>1</answer>", "label": i % 2} for i in range(6)]
-    write(tmp_path / "mine.jsonl", rows)
-    command = ("eval", "--completions", "mine.jsonl", "--quiet")
-    gtpo(*command, "--question", "q4", "--question", "q1", "--out", "two")
-    entry = benchmark(tmp_path / "two")[1]
-    assert (entry["questions"], entry["labels"]["compared"], entry["labels"]["agree"]["strict"]) == (2, 2, 1)
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_path: Path) -> None:
     """60 MB of completions under an address space that could not hold them and their rows twice over."""
@@ -132,7 +112,7 @@ def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_pat
             handle.write(json.dumps({**row, "id": f"q{i // 8}"}) + "\n")
     program = (
         "import re, sys, gtpo.evalkit.evaluation.scoring as p; p.PART_ROWS = 256; from gtpo import cli\n"
-        "sys.argv = ['gtpo', 'eval', '--completions', 'long.jsonl.gz', '--k', '8', '--quiet']\n"
+        "sys.argv = ['gtpo', 'eval', '--completions', 'long.jsonl.gz', '--k', '8', '--details', '--quiet']\n"
         "try:\n    cli.app()\n"
         # Not getrusage: its peak outlives exec, so it would be that of the process which runs the tests.
         "finally:\n    print('MB', int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)\n"

@@ -62,22 +62,6 @@ def test_max_tokens_by_default(gtpo, tiny_model: Path, tmp_path: Path) -> None: 
         assert {request["max_tokens"] for request in server.requests} == {most}
 
 
-def test_chat_template_kwargs_reach_the_template(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    template = "{{ messages[-1]['content'] }}{% if enable_thinking %} Think.{% endif %}"
-    (tmp_path / "template.jinja").write_text(template)
-    command = ("eval", tiny_model, *EVAL, "--max-tokens", "8", "--temperature", "0", "--prompt", "", "--quiet")
-    command = (*command, "--chat-template", "template.jinja")
-    texts = []
-    for name, extra in (("no", ()), ("yes", ("--chat-template-kwargs", '{"enable_thinking": true}'))):
-        gtpo(*command, *extra, "--out", name)
-        record = read_record(tmp_path / name)
-        texts.append(record.prompt.hash)
-        assert record.prompt.chat_template_kwargs == ({"enable_thinking": True} if extra else None)
-    assert texts[0] != texts[1]
-    changed = gtpo(*command, "--chat-template-kwargs", "{}", "--out", "yes", code=2)
-    assert "prompt.chat_template_kwargs ({'enable_thinking': True} there" in changed.stderr
-
-
 class Tomorrow(datetime):
     @classmethod
     def now(cls, tz: Any = None) -> datetime:
