@@ -16,7 +16,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import reduce
 from itertools import chain
@@ -491,6 +491,13 @@ def evaluate(term: Term, point: Mapping[str, Value], sign: int = 1) -> Value:
     value = _value(term, point, sign)
     Magnitudes.note(value)
     return value
+
+
+def constant_value(term: Term) -> Value | None:
+    """Return the value of a term without variables, None if it has variables or no value."""
+    with suppress(NoValue):
+        return None if symbols(term) else evaluate(term, {})
+    return None
 
 
 def _value(term: Term, point: Mapping[str, Value], sign: int) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -13,7 +13,6 @@ from mpmath import mp
 
 from gtpo.rewards.equality.answers import (
     Answer,
-    Kind,
     Listing,
     Named,
     Relation,
@@ -22,11 +21,11 @@ from gtpo.rewards.equality.answers import (
     Words,
     leaves,
     parts_of,
-    symbols_of,
 )
 from gtpo.rewards.equality.arithmetic import Budget, NoValue, Term, TooBig, canonical, evaluate, parts, symbols
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.work import finding, work_left
+from gtpo.rewards.equality.reading import SAYS
 from gtpo.rewards.equality.reading.clean import (
     PRICE,
     clean,
@@ -135,7 +134,7 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     if known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])):
         texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, if a measure is asked for
     # A name is no mathematics: as products of their letters `Al` and `la` would be equal.
-    if (name := name_in(gold, known)) is not None:
+    if (name := name_in(gold, known, trusted=True)) is not None:
         if any(same_name(clean(text), name) for text in texts) or name_in(prediction, known) == name:
             return "CORRECT"
         if name == gold.strip():
@@ -149,13 +148,10 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     try:
         # Each is judged as if it had been the answer; the least of those that are equal to the gold counts.
         found = [judge.outcome(_readings(text)) for text in texts]
-        if len(texts) > 1 and "CORRECT" in found and "INCORRECT" in found:
-            values = [{_bare(_read(reading)) for reading in _readings(text)} for text in texts]
-            right = {value for each, of in zip(found, values, strict=True) if each == "CORRECT" for value in of}
-            shapes = {_shape(_bare(_read(gold))) for gold in golds}
-            others = {value for each, of in zip(found, values, strict=True) if each == "INCORRECT" for value in of}
-            if any(_shape(value) in shapes for value in others - right if _shape(value) is not None):
-                return "INCORRECT"  # a text with two values has none
+        last = _read(_readings(texts[-1])[0])
+        named = isinstance(last, Words) or SAYS.point.match(prediction)
+        if "CORRECT" in found and found[-1] == "INCORRECT" and not named:
+            return "INCORRECT"  # a text with two values has none
         return next(each for each in ("COPIED", "UNEVALUATED", "CORRECT", "INCORRECT") if each in found)
     except _UnusableGold:
         return "UNUSABLE_GOLD"
@@ -234,20 +230,6 @@ class _Judge:
             # A text with two readings, as `1,234` has, is given the better one.
             return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found)
         return "INCORRECT"
-
-
-def _bare(answer: Answer) -> Answer:
-    return _bare(answer.value) if isinstance(answer, Named) else answer
-
-
-def _shape(answer: Answer) -> Hashable | None:
-    """Return what answers that could stand for each other have in common, None for what holds words."""
-    if isinstance(answer, (Listing, Union, Kind)):
-        shapes = tuple((type(item), _shape(_bare(item))) for item in parts_of(answer))
-        return None if any(shape is None for _, shape in shapes) else (type(answer), shapes)
-    if isinstance(answer, Scalar) and answer.term[0] == "sym":
-        return "a letter"
-    return None if isinstance(answer, Words) else (type(answer), frozenset(symbols_of(answer)))
 
 
 def _same_letter(prediction: str, gold: str) -> bool:

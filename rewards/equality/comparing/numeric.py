@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import mpmath
@@ -28,9 +28,9 @@ from gtpo.rewards.equality.arithmetic import (
     TooBig,
     Value,
     contains,
+    divide,
     evaluate,
     integer,
-    multiply,
     noise,
     number_of,
     parts,
@@ -129,10 +129,13 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
     complex_meant = contains(a, "const", "i") or contains(b, "const", "i")
     agreed = undecided = 0
     # A term may hold unknowns that are no symbols (calls of unknown functions): those need one point only.
-    stepped = names and _has_steps(a, b)
-    points = (point_for(names, index) for index in range(POINTS_TRIED if names else 1))
-    needed = (POINTS_NEEDED + len(_WHOLE) if stepped else POINTS_NEEDED) if names else 1
-    for x, y in _values(a, b, chain(_whole_points(names), points) if stepped else points, sign):
+    points = [point_for(names, index) for index in range(POINTS_TRIED if names else 1)]
+    needed = POINTS_NEEDED if names else 1
+    if any(part[:1] == ("fn",) and part[1] in _STEPS and symbols(part) for t in (a, b) for part in subterms(t)):
+        # Integers of several sizes: within a few units nearly all integer parts are 0 or 1.
+        points[:0] = [{n: Fraction(int(s * noise("whole", n, i))) for n in names} for i, s in enumerate(_WHOLE)]
+        needed += len(_WHOLE)
+    for x, y in _values(a, b, points, sign):
         if close(x, y):
             agreed += 1
         elif complex_meant or (is_real_value(x) and is_real_value(y)) or not names:
@@ -167,16 +170,6 @@ def _values(a: Term, b: Term, points: Iterable[dict[str, Value]], sign: int = 1)
             yield evaluate(a, point, sign), evaluate(b, point, sign)
 
 
-def _has_steps(a: Term, b: Term) -> bool:
-    return any(part[0] == "fn" and part[1] in _STEPS and symbols(part) for t in (a, b) for part in subterms(t))
-
-
-def _whole_points(names: set[str]) -> Iterator[dict[str, Value]]:
-    """Yield integers of several sizes: within a few units nearly all integer parts are 0 or 1."""
-    for index, size in enumerate(_WHOLE):
-        yield {name: Fraction(int(size * noise("whole", name, index))) for name in names}
-
-
 def _steps_of_one(a: Term, b: Term) -> bool:
     """Return whether a function with steps is taken of variables in one term and none of its kind in the other."""
     first, second = ({part[1] for part in subterms(term) if part[0] == "fn" and symbols(part)} for term in (a, b))
@@ -187,38 +180,18 @@ def _steps_of_one(a: Term, b: Term) -> bool:
 
 
 def _between_kinks(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Value]]:
-    """Yield points between the places where a term has kinks: |x - 3| + |x - 4| is 1 between 3 and 4."""
-    kinked = {p for t in (a, b) for p in subterms(t) if p[0] == "fn" and p[1] in ("abs", "sqrt", "root", "max", "min")}
-    within = {
-        q for p in kinked for part in p[2:] for q in subterms(part) if q[0] in ("add", "sym", "mul") and symbols(q)
-    }
-    within |= {("add", p[2], ("neg", p[3])) for p in kinked if p[1] in ("max", "min") and len(p) == 4}
-    # The bounds here and below keep small what an answer made of kinks may cost.
-    for name in sorted(names)[:2] if kinked else ():
-        base = point_for(names, 0)
-        found = {root for q in sorted(within, key=repr)[:12] if name in symbols(q) for root in _roots(q, name, base)}
-        roots = sorted(found)[:24]
-        for low, high in pairwise(roots):
-            if high - low > mp.mpf(10) ** -20:
-                yield base | {name: (low + high) / 2}
-        yield from (base | {name: end} for end in ([roots[0] - 1, roots[-1] + 1] if roots else []))
-
-
-def _roots(term: Term, name: str, point: dict[str, Value]) -> Iterator[Any]:
-    """Yield the real roots of a polynomial of at most the 8th degree in a letter, none of anything else."""
-
-    def value(x: Any) -> Any:
-        return number_of(evaluate(term, point | {name: x}))
-
-    with suppress(NoValue, ValueError, ZeroDivisionError, mpmath.libmp.libhyper.NoConvergence):
-        coefficients = [c if abs(c) > mp.mpf(10) ** -25 else mp.mpf(0) for c in mpmath.taylor(value, 0, 8)]
-        while coefficients and coefficients[-1] == 0:
-            coefficients.pop()
-        far = Fraction(37, 3)
-        gap = mpmath.polyval(coefficients[::-1], number_of(far)) - value(far)
-        if len(coefficients) > 1 and abs(gap) < mp.mpf(10) ** -9:
-            roots = mpmath.polyroots(coefficients[::-1], maxsteps=200, extraprec=200)
-            yield from (mpmath.re(root) for root in roots if abs(mpmath.im(root)) < mp.mpf(10) ** -9)
+    """Yield points between the places where a term may have kinks: |x - 3| + |x - 4| is 1 between 3 and 4."""
+    terms, base = [*subterms(a), *subterms(b)], point_for(names, 0)
+    if not any(p[0] == "fn" and p[1] in ("abs", "sqrt", "root", "max", "min") for p in terms):
+        return
+    # Where a number of the terms is another one's multiple or square; the bound keeps small what this may cost.
+    written = {abs(p[1]) for p in terms if p[0] == "num" and p[1]}
+    numbers = sorted(written | {Fraction(1), *(abs(base[name]) for name in sorted(names)[:2])})[:6]
+    places = {number_of(p / q) for p in numbers for q in numbers}
+    kinks = sorted({sign * place for value in places for place in (value, mpmath.sqrt(value)) for sign in (1, -1)})
+    between = [(low + high) / 2 for low, high in pairwise(kinks) if high - low > mp.mpf(10) ** -20]
+    for name in sorted(names)[:2]:
+        yield from (base | {name: value} for value in (kinks[0] - 1, *between, kinks[-1] + 1))
 
 
 def proportional(a: Term, b: Term, positive: bool) -> bool:
@@ -230,30 +203,15 @@ def proportional(a: Term, b: Term, positive: bool) -> bool:
 
 def _proportional(a: Term, b: Term, positive: bool) -> bool:
     names = symbols(a) | symbols(b)
-    if names and _steps_of_one(a, b):
-        return False
-    first: tuple[Value, Value] | None = None
-    agreed = 0
-    points = (point_for(names, index) for index in range(POINTS_TRIED))
-    needed = POINTS_NEEDED + (len(_WHOLE) if (stepped := _has_steps(a, b)) else 0)
-    for x, y in _values(a, b, chain(_whole_points(names), points) if stepped else points):
+    for x, y in _values(a, b, (point_for(names, index) for index in range(POINTS_TRIED))):
         if not (is_real_value(x) and is_real_value(y)) or isinstance(x, Matrix) or isinstance(y, Matrix):
             continue
-        if _is_zero(x) or _is_zero(y):
-            if _is_zero(x) != _is_zero(y):
-                return False
-            continue
-        if first is None:
-            first = (x, y)
-            ratio = number_of(x) / number_of(y)
-            if positive and not mpmath.re(ratio) > 0:
-                return False
-        elif not close(multiply(x, first[1]), multiply(first[0], y)):
+        if _is_zero(x) != _is_zero(y):
             return False
-        agreed += 1
-        if agreed > needed:
-            return True
-    return agreed > 1 or (agreed == 1 and not names)
+        if not _is_zero(x):
+            ratio = divide(x, y)
+            return (not positive or mpmath.re(number_of(ratio)) > 0) and _same_values(a, ("mul", ("num", ratio), b), 1)
+    return False
 
 
 def terminates(value: Value) -> bool:

@@ -33,13 +33,14 @@ from gtpo.rewards.equality.arithmetic import (
     NO_BASE,
     ONE,
     ZERO,
-    Budget,
     NoValue,
     Term,
     Value,
     canonical,
+    constant_value,
     contains,
     evaluate,
+    integer,
     is_literal,
     negative,
     noise,
@@ -298,14 +299,6 @@ def is_turn(exponent: Term) -> bool:
         return False
 
 
-def is_rational_value(term: Term) -> bool:
-    """Return whether a term's value is a rational number, exactly."""
-    try:
-        return isinstance(evaluate(term, {}), Fraction)
-    except NoValue:
-        return False
-
-
 def _divides(divisor: Term, number: Term) -> bool:
     number = _unsigned(number)
     return _is_integer(divisor) and _is_integer(number) and divisor[1] != 0 and number[1] % divisor[1] == 0
@@ -342,7 +335,7 @@ def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) 
         found[Work.ROOT] += composed or below
     elif is_rational(bare) and bare[0] != "pow":
         found[Work.ROOT] += 1
-        if not symbols(degree) and is_rational_value(("fn", "root", radicand, degree)):
+        if not symbols(degree) and isinstance(constant_value(("fn", "root", radicand, degree)), Fraction):
             found[Work.FRACTION if whole else Work.REDUCTION] += 1  # `0.25^{0.5}` is 0.5
     else:
         nested = any(part[0] == "add" for part in subterms(radicand)) and radicand[0] != "pow"
@@ -454,38 +447,6 @@ def same_values(a: Values, b: Values) -> bool:
     return all(map(close, a, b))
 
 
-def is_padded(term: Term) -> bool:
-    """Return whether something in an expression changes nothing.
-
-    A part of it is constant, or equals a part of its own.
-    """
-    names = sorted(symbols(term))
-    if not names:
-        return False
-    Budget.refill()
-    points = [{name: sign * noise("padded", name, sign) for name in names} for sign in (1, -1)]
-    return _padding(term, points) is None
-
-
-def _padding(term: Term, points: Sequence[dict[str, Value]]) -> list[Values] | None:
-    """Return the values of a term and of its parts with variables, its own first; None if some part is padding."""
-    if term[0] in ("bind", "mat", "opaque") or not symbols(term):
-        return []
-    within: list[Values] = []
-    for part in parts(term):
-        values = _padding(part, points)
-        if values is None:
-            return None
-        within += values
-    try:
-        own: Values = tuple(evaluate(term, point) for point in points)
-        if term[0] != "sym" and (close(own[0], own[1]) or any(same_values(own, other) for other in within)):
-            return None
-    except NoValue:
-        return within
-    return [own, *within]
-
-
 # -- the finding ------------------------------------------------------------------------------------------------------
 _HUNDRED: Term = ("num", Fraction(100))
 _BRACKETS = {("(", ")"), ("[", "]"), (r"\{", r"\}"), ("{", "}")}
@@ -540,18 +501,15 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
     numeric = not symbols_of(g) and not any(contains(leaf.term, "opaque") for leaf in wanted)
     if not numeric and not problem.is_known:
         return "CORRECT"
-    # `65-4+t-t` for "What is 65-4?" is no expression of the problem, and copied all the same.
-    if any(is_padded(leaf.term) for leaf in written) and not any(is_padded(leaf.term) for leaf in wanted):
-        return "COPIED"
     if undone or not in_form(written, wanted, problem.contract.forms):
         return "UNEVALUATED"
     if not excess or not problem.is_known:
         return "CORRECT"
     # What is left is one number that could be written shorter: it depends on the problem whether it must.
-    simplest = "simplest" in problem.contract.forms or divided
-    if simplest or (excess[Work.FRACTION] and any(_is_whole(leaf.term) and _work_of([leaf]) for leaf in written)):
-        return "UNEVALUATED"
-    return "CORRECT"
+    reducible = excess[Work.FRACTION] and any(
+        integer(constant_value(leaf.term)) is not None and _work_of([leaf]) for leaf in written
+    )
+    return "UNEVALUATED" if "simplest" in problem.contract.forms or divided or reducible else "CORRECT"
 
 
 def is_solved(answer: Answer) -> bool:
@@ -614,11 +572,3 @@ def _term(answer: Answer) -> Term | None:
     if isinstance(answer, Listing) and answer.kind in ("list", "set") and len(answer.items) == 1:
         return _term(answer.items[0])
     return answer.term if isinstance(answer, Scalar) else None
-
-
-def _is_whole(term: Term) -> bool:
-    try:
-        value = evaluate(term, {})
-    except NoValue:
-        return False
-    return isinstance(value, Fraction) and value.denominator == 1

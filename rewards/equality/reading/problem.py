@@ -334,7 +334,7 @@ def _parsed(piece: str) -> Term | None:
         return None
 
 
-def name_in(gold: str, problem: ProblemText) -> str | None:
+def name_in(gold: str, problem: ProblemText, trusted: bool = False) -> str | None:
     """Return the word of the problem (a name, a day) that a gold is, or the only name in its sentence on who it is."""
     if re.fullmatch(r"[A-Za-z]{2,}", gold.strip()):
         return gold.strip() if gold.strip().lower() in problem.vocabulary else None
@@ -347,7 +347,9 @@ def name_in(gold: str, problem: ProblemText) -> str | None:
     # Another's name, `or`, or a verb that is not the question's (`Jorge lost`) tell of somebody else.
     verbs = {word for word in lowered - problem.asking if is_verb(word)} - WORDS.copulas - {n.lower() for n in named}
     strange = lowered - problem.vocabulary - _OPENING - WORDS.stating - WORDS.copulas - {n.lower() for n in named}
-    unsaid = (WORDS.negations | WORDS.denials).isdisjoint(lowered) and all(word.endswith("er") for word in strange)
+    unsaid = (WORDS.negations | WORDS.denials).isdisjoint(lowered) and (
+        trusted or all(word.endswith("er") for word in strange)
+    )
     return named.pop() if unsaid and len(named) == 1 and not others and not verbs else None
 
 

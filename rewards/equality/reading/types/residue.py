@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 from gtpo.rewards.equality.answers import Answer, Kind, Listing, Named, Part, Same, Scalar
-from gtpo.rewards.equality.arithmetic import NoValue, Term, evaluate, symbols
+from gtpo.rewards.equality.arithmetic import Term, constant_value, integer
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 
 # What clean makes of every spelling of the modulus.
@@ -42,12 +41,12 @@ class Residue(Kind):
         if isinstance(p, Residue) and isinstance(g, Residue):
             return equal(Scalar(p.modulus), Scalar(g.modulus)) and (equal(p.value, g.value) or _congruent(p, g))
         moduli = problem.contract.moduli
-        spoken = not moduli or str(_integer(p.modulus)) in moduli if isinstance(p, Residue) else False
+        spoken = not moduli or str(_whole(p.modulus)) in moduli if isinstance(p, Residue) else False
         return isinstance(p, Residue) and spoken and equal(p.value, g)
 
     def parts(self) -> Sequence[Answer]:
         """Return its number, as a remainder to be taken if it is none yet."""
-        value, modulus = _integer(self.value.term), _integer(self.modulus)
+        value, modulus = _whole(self.value.term), _whole(self.modulus)
         if value is None or modulus is None or abs(value) < modulus:
             return [self.value]
         return [replace(self.value, term=("fn", "mod", self.value.term, self.modulus))]
@@ -63,14 +62,10 @@ def _within(answer: Answer, modulus: Term) -> Answer | None:
     return Residue(answer, modulus) if isinstance(answer, Scalar) else None
 
 
-def _integer(term: Term) -> int | None:
-    try:
-        value = evaluate(term, {}) if not symbols(term) else None
-    except NoValue:
-        return None
-    return int(value) if isinstance(value, Fraction) and value.denominator == 1 else None
+def _whole(term: Term) -> int | None:
+    return integer(constant_value(term))
 
 
 def _congruent(p: Residue, g: Residue) -> bool:
-    ours, theirs, modulus = _integer(p.value.term), _integer(g.value.term), _integer(g.modulus)
+    ours, theirs, modulus = _whole(p.value.term), _whole(g.value.term), _whole(g.modulus)
     return ours is not None and theirs is not None and bool(modulus) and (ours - theirs) % (modulus or 1) == 0
