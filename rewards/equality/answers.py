@@ -105,11 +105,11 @@ class Kind:
     @classmethod
     def same(cls, p: Answer, g: Answer, equal: Same, problem: Any) -> bool:
         """Return whether prediction `p` equals gold `g`, one of which is of this type; `equal` compares parts."""
-        return p == g
+        raise NotImplementedError
 
     def parts(self) -> Sequence[Answer]:
         """Return the answers within it, whose work is its work."""
-        return ()
+        raise NotImplementedError
 
 
 Answer = Scalar | Listing | Union | Relation | Named | Words | Based | Kind

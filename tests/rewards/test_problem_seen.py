@@ -21,76 +21,16 @@ def verifier():
         yield shared
 
 
-# (prediction, gold, problem, strict, lenient): the policy table of docs/verification.md
-POLICY = [
-    ("65-4", "61", "What is 65-4?", UNSIMPLIFIED, UNSIMPLIFIED),
-    ("(-4 + 65)", "61", "What is 65-4?", UNSIMPLIFIED, UNSIMPLIFIED),
-    ("61", "61", "What is 65-4?", CORRECT, CORRECT),
-    ("65-4=61", "61", "What is 3 more than 58?", CORRECT, CORRECT),
-    ("60+1", "61", "What is 65-4?", UNSIMPLIFIED, CORRECT),
-    ("6*7", "42", None, UNSIMPLIFIED, CORRECT),
-    (r"17 \bmod 5", "2", None, UNSIMPLIFIED, CORRECT),
-    (r"2^1", "2", r"Evaluate $\frac{1}{2^1} + \frac{2}{2^2} + \cdots$.", UNSIMPLIFIED, UNSIMPLIFIED),
-    (r"3.2 \times 10^1", "32", None, CORRECT, CORRECT),
-    (r"\sum_{k=1}^{10} k", "55", None, UNSIMPLIFIED, CORRECT),
-    (r"\int_0^1 2x dx", "1", None, INCORRECT, INCORRECT),
-    (r"\frac{84}{2}", "42", r"Simplify $\frac{84}{2}$.", UNSIMPLIFIED, UNSIMPLIFIED),
-    ("84/2", "42", "What is 84 divided by 2?", UNSIMPLIFIED, UNSIMPLIFIED),
-    ("84/2", "42", "How many legs have 21 birds?", UNSIMPLIFIED, CORRECT),
-    ("84/2", "42", None, CORRECT, CORRECT),
-    (r"\frac{6}{8}", r"\frac{3}{4}", "What share is left?", CORRECT, CORRECT),
-    ("90:2", "45", "How many are left?", UNSIMPLIFIED, CORRECT),
-    ("90 to 2", "45", "How many are left?", UNSIMPLIFIED, CORRECT),
-    ("x = 90:2", "45", "How many are left?", UNSIMPLIFIED, CORRECT),
-    ("(90:2, 3)", "(45, 3)", "How many are left of each?", UNSIMPLIFIED, CORRECT),
-    (r"24:\frac12", "48", "How many are left?", UNSIMPLIFIED, CORRECT),
-    ("24:0.5", "48", "How many are left?", UNSIMPLIFIED, CORRECT),
-    ("6:8", r"\frac{3}{4}", "What share is left?", UNSIMPLIFIED, CORRECT),
-    ("3:4", r"\frac{3}{4}", "What share is left?", CORRECT, CORRECT),
-    ("6:8", "3:4", "What is the ratio?", CORRECT, CORRECT),
-    ("48/4^{0.5}", "24", "How many are left?", UNSIMPLIFIED, CORRECT),
-    ("4^{0.5}*12", "24", "How many are left?", UNSIMPLIFIED, CORRECT),
-    (r"\sqrt[0.5]{4}*3", "48", "How many are left?", UNSIMPLIFIED, CORRECT),
-    (r"100 \div 10", "10", "How many are left?", UNSIMPLIFIED, CORRECT),
-    ("16*0.25^{0.5}", "8", "How many are left?", UNSIMPLIFIED, CORRECT),
-    ("2^{1.5}", r"2\sqrt{2}", "How long is it?", CORRECT, CORRECT),
-    (r"\frac{6}{8}", r"\frac{3}{4}", "What share is left, in lowest terms?", UNSIMPLIFIED, CORRECT),
-    ("0.5", r"\frac{1}{2}", "Write $0.5$ as a common fraction.", UNSIMPLIFIED, UNSIMPLIFIED),
-    ("(x+1)^2", "x^2+2x+1", "Expand $(x+1)^2$.", UNSIMPLIFIED, UNSIMPLIFIED),
-    ("(1+x)(x+1)", "x^2+2x+1", "Expand $(x+1)^2$.", UNSIMPLIFIED, UNSIMPLIFIED),
-    ("1+2x+x^2", "x^2+2x+1", "Expand $(x+1)^2$.", CORRECT, CORRECT),
-    ("2x+3", "2x+3", "A line has the equation $y=2x+3$. What is its right side?", CORRECT, CORRECT),
-    ("f(2) = 3", "3", "Given $f(2) = 3$, what is $f(5)$?", UNSIMPLIFIED, UNSIMPLIFIED),
-    (r"\mathbf{v} \cdot \mathbf{w} = 1.", "1", r"If $\mathbf{v} \cdot \mathbf{w} = 1.$", UNSIMPLIFIED, UNSIMPLIFIED),
-    ("x = 65-4", "61", None, UNSIMPLIFIED, CORRECT),
-    ("x = 41 = 42", "42", None, UNSIMPLIFIED, CORRECT),
-    ("41 = 42", "42", None, INCORRECT, INCORRECT),
-    ("(1+2, 4)", "(3, 4)", None, UNSIMPLIFIED, CORRECT),
-    (r"\sqrt{8}", r"2\sqrt{2}", "How long is the diagonal?", CORRECT, CORRECT),
-    (r"\sqrt{8}", r"2\sqrt{2}", r"Simplify $\sqrt{8}$.", UNSIMPLIFIED, UNSIMPLIFIED),
-    ("2^{10}", "1024", None, CORRECT, CORRECT),
-    (r"60\%", "60", "What percentage of them is red?", CORRECT, CORRECT),
-    (r"60\%", "60", "How many of them are red?", INCORRECT, INCORRECT),
-    ("60", r"60\%", "What percentage of them is red?", CORRECT, CORRECT),
-    ("0.6", "60", "What percentage of them is red?", INCORRECT, INCORRECT),
-    ("12 zorks", "12", "How many zorks are there?", CORRECT, CORRECT),
-    ("12 zorks", "12", None, INCORRECT, INCORRECT),
-    ("5 dozen", "5", "How many dozen eggs are there?", CORRECT, CORRECT),
-    ("5 dozen", "60", "How many eggs are there?", CORRECT, CORRECT),
-    ("(C) 12", "C", "Pick one: (A) 10 (B) 11 (C) 12", CORRECT, CORRECT),
-    ("(C) 11", "C", "Pick one: (A) 10 (B) 11 (C) 12", INCORRECT, INCORRECT),
-    ("y=2, x=1", "(1,2)", "Find $(x,y)$.", CORRECT, CORRECT),
-    ("q=2, p=1", "(2,1)", "Find the pair $(q,p)$.", CORRECT, CORRECT),
-    ("dEn", "Ned", "Who won, Ned or Al?", INCORRECT, INCORRECT),
-]
-
-
-@pytest.mark.parametrize(("prediction", "gold", "problem", "strict", "lenient"), POLICY)
-def test_policy(
-    prediction: str, gold: str, problem: str | None, strict: Verdict, lenient: Verdict, verifier: Verifier
-) -> None:
-    assert verifier.verify(prediction, gold, problem=problem) is strict
-    assert verifier.verify(prediction, gold, problem=problem, scoring="lenient") is lenient
+def test_policy(verifier: Verifier) -> None:
+    """The policy table of docs/verification.md."""
+    marks = {"+": CORRECT, "-": INCORRECT, "~": UNSIMPLIFIED}
+    table = Path(__file__).with_name("policy.txt").read_text(encoding="utf-8").splitlines()
+    rows = [(line[0], line[1], *line[3:].removesuffix(" |").split(" | ")) for line in table if line[0] != "#"]
+    assert len(rows) > 55
+    for at, scoring in enumerate(("strict", "lenient")):
+        pairs, problems = [(row[2], row[3]) for row in rows], [row[4] if row[4:] else None for row in rows]
+        verdicts = verifier.verify_many(pairs, problems, scoring=scoring)
+        assert [row for row, verdict in zip(rows, verdicts, strict=True) if verdict is not marks[row[at]]] == []
 
 
 @pytest.mark.parametrize("scoring", ["strict", "lenient"])

@@ -46,6 +46,10 @@ class MixedUnits(Kind):
         )
         return not first.isdisjoint(second)
 
+    def parts(self) -> Sequence[Answer]:
+        """Return nothing: a number of each unit leaves no work."""
+        return ()
+
 
 def _amounts(numbers: Sequence[Fraction], units: Sequence[str]) -> frozenset[tuple[str, Fraction]]:
     found = set()
