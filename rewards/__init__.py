@@ -26,24 +26,10 @@ if TYPE_CHECKING:
     from gtpo.rewards.verify import Verdict, Verifier, default_verifier
 
 __all__ = [
-    "Verdict",
-    "Verifier",
-    "accuracy_reward",
-    "boxed_reward",
-    "chat_messages",
-    "default_verifier",
-    "extract_answer",
-    "final_reward",
-    "format_ok",
-    "format_reward",
-    "format_reward_filled",
-    "gsm8k_gold",
-    "last_boxed",
-    "math_verify_reward",
-    "published_correctness_reward",
-    "published_final_reward",
-    "published_format_reward",
-]
+    "Verdict", "Verifier", "accuracy_reward", "boxed_reward", "chat_messages", "default_verifier", "extract_answer",
+    "final_reward", "format_ok", "format_reward", "format_reward_filled", "gsm8k_gold", "last_boxed",
+    "math_verify_reward", "published_correctness_reward", "published_final_reward", "published_format_reward",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

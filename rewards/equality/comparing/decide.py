@@ -109,7 +109,7 @@ def _commas(cleaned: str, english: bool = False) -> list[str]:
 def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool = True) -> str:
     """Return what comes of two answers as written.
 
-    CORRECT, INCORRECT; COPIED or UNEVALUATED (equal in value, see `simplified`); REJECTED (the answer is
+    CORRECT, INCORRECT; COPIED or UNEVALUATED (equal in value, see `work`); REJECTED (the answer is
     beyond the bounds on work), UNUSABLE_GOLD (the gold is). Without `by_text`, equal text alone does not decide: the
     answer must be within what can be evaluated.
     """
@@ -148,19 +148,12 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     try:
         # Each is judged as if it had been the answer; the least of those that are equal to the gold counts.
         found = [judge.outcome(_readings(text)) for text in texts]
-        last = _read(_readings(texts[-1])[0])
-        named = isinstance(last, Words) or SAYS.point.match(prediction)
-        if "CORRECT" in found and found[-1] == "INCORRECT" and not named:
+        worded = isinstance(_read(_readings(texts[-1])[0]), Words) or SAYS.point.match(prediction)
+        if "CORRECT" in found and found[-1] == "INCORRECT" and not worded:
             return "INCORRECT"  # a text with two values has none
         return next(each for each in ("COPIED", "UNEVALUATED", "CORRECT", "INCORRECT") if each in found)
-    except _UnusableGold:
-        return "UNUSABLE_GOLD"
     except TooBig:
-        return "UNUSABLE_GOLD" if _is_too_big([_read(reading) for reading in golds]) else "REJECTED"
-
-
-class _UnusableGold(Exception):
-    """The gold is beyond what can be computed."""
+        return "UNUSABLE_GOLD" if _is_too_big(golds) else "REJECTED"
 
 
 @dataclass
@@ -211,13 +204,8 @@ class _Judge:
             return "CORRECT"
         if self.letters and any(_same_letter(p, g) for p in predictions for g in golds):
             return "CORRECT"
-        try:
-            Budget.refill()
-            read_golds = [_read(text) for text in golds]
-        except TooBig:
-            raise _UnusableGold from None
         Budget.refill()
-        read_predictions = [_read(text) for text in predictions]
+        read_golds, read_predictions = ([_read(text) for text in texts] for texts in (golds, predictions))
         Budget.refill()  # the comparison has its own: what it may spend must not hang on what was read before
         comparison = Comparison(known)
         found = {
@@ -243,11 +231,11 @@ def _same_letter(prediction: str, gold: str) -> bool:
     return first.lower() == second.lower() if ours is not None and ours[2] else first == second
 
 
-def _is_too_big(golds: list[Answer]) -> bool:
+def _is_too_big(golds: Sequence[str]) -> bool:
     """Return whether a gold cannot be compared with itself: then the prediction is not to blame."""
     Budget.refill()
     try:
-        for gold in golds:
+        for gold in map(_read, golds):
             Comparison().equal(gold, gold)
             if isinstance(gold, Scalar):
                 evaluate(gold.term, dict.fromkeys(symbols(gold.term), Fraction(1, 2)))
