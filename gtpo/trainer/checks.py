@@ -114,7 +114,7 @@ class OtherPolicy(UserError, ValueError):
 def prepare(trainer: Any) -> None:
     """Let the policy of a new GRPOTrainer sample from the distribution that its loss is taken of, and say what changed.
 
-    Raises OtherPolicy for a temperature in generation_kwargs, which the loss would not know, and if nothing is drawn.
+    Raises OtherPolicy for generation_kwargs of which the loss would not know, and if nothing is drawn.
     """
     first, tokenizer = next(iter(trainer.train_dataset or ()), None) or {}, trl_seam.tokenizer(trainer)
     if isinstance(prompt := first.get("prompt"), str) and begins_twice(tokenizer, prompt):
@@ -133,17 +133,16 @@ def prepare(trainer: Any) -> None:
     trainer.eos_token_ids[:] = [each for each in trainer.eos_token_ids if each is not None]
     if not trainer.use_vllm:
         asked = trainer.generation_config
-        if asked.temperature != trainer.temperature:
-            raise OtherPolicy(
-                f"generation_kwargs has temperature {asked.temperature}, and the loss is taken at "
-                f"{trainer.temperature}: set the argument temperature"
-            )
-        if asked.do_sample is False:
-            raise OtherPolicy("generation_kwargs has do_sample False: completions of a prompt would all be one text")
-        if asked.return_dict_in_generate:
-            raise OtherPolicy("generation_kwargs has return_dict_in_generate: TRL takes the ids only. Remove it")
-        if (several := asked.num_return_sequences or 1) > 1:
-            raise OtherPolicy(f"generation_kwargs has num_return_sequences {several}: set the argument num_generations")
+        for name, why in (
+            ("temperature", asked.temperature != trainer.temperature
+             and f"the loss is taken at {trainer.temperature}; set the argument temperature"),
+            ("do_sample", asked.do_sample is False and "completions of a prompt would all be one text"),
+            ("return_dict_in_generate", asked.return_dict_in_generate and "TRL takes the ids only; remove it"),
+            ("num_return_sequences", (asked.num_return_sequences or 1) > 1 and "set the argument num_generations"),
+            ("num_beams", (asked.num_beams or 1) > 1 and "beams are no draws from the policy; remove it"),
+        ):  # fmt: skip
+            if why:
+                raise OtherPolicy(f"generation_kwargs has {name} {getattr(asked, name)}: {why}")
         ends = asked.eos_token_id if isinstance(asked.eos_token_id, list) else [asked.eos_token_id]
         if asked.stop_strings or not {*ends} <= {None, *trainer.eos_token_ids}:
             raise OtherPolicy(

@@ -393,8 +393,8 @@ class GTPOTrainer(SampledTrainer):
     def round_entropy(self, batch: dict[str, Any]) -> Tensor:
         """Return the mean `<H>_i` in nats of a round of sampling over all ranks; a forward, unless TRL has made one."""
         if self._scored_entropies is None:
-            rows = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
-            self._scored_entropies = batch_statistics(self, self.model_wrapped, rows, **self.head_options())[1]
+            self._found = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
+            self._scored_entropies = batch_statistics(self, self.model_wrapped, self._found, **self.head_options())[1]
         means: Tensor = self.accelerator.gather(completion_means(self._scored_entropies, batch))
         return means.nanmean()
 

@@ -18,7 +18,9 @@ from transformers import (
     EtaLogitsWarper,
     LogitsProcessor,
     MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
+    TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
@@ -30,7 +32,7 @@ from gtpo.trainer import trl_seam
 
 # What `generate` removes ids with, if it asks no more than the logits of their position.
 _OF_GENERATE = (TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper, EpsilonLogitsWarper,
-                EtaLogitsWarper)  # fmt: skip
+                EtaLogitsWarper, TopHLogitsWarper, SuppressTokensLogitsProcessor)  # fmt: skip
 
 # In the order in which vLLM applies them; ties at the edge stay, as there.
 _OF_VLLM: dict[str, Any] = {"min_p": MinPLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper}

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections import defaultdict
@@ -140,9 +139,11 @@ def generate(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, config: Genera
 
 def logits_processors(trainer: Any) -> Any:
     """Return what `generate` does to the logits of a position before it draws, in its order."""
-    config = copy.deepcopy(trainer.generation_config)
-    config._eos_token_tensor = torch.tensor(trainer.eos_token_ids)
-    return policy(trainer)._get_logits_processor(config, input_ids_seq_length=0, device=trainer.accelerator.device)
+    model, device = policy(trainer), trainer.accelerator.device
+    # With what it fills in: without a top_k it takes 50.
+    config, _ = model._prepare_generation_config(trainer.generation_config)
+    config._eos_token_tensor = torch.tensor(trainer.eos_token_ids, device=device)
+    return model._get_logits_processor(config, input_ids_seq_length=0, device=device)
 
 
 class RoundOver(Exception):

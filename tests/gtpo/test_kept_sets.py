@@ -14,7 +14,7 @@ from gtpo.trainer.kept_sets import KeptSets
 
 CUTS: list[dict[str, Any]] = [
     {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.1}, {"top_k": 7, "top_p": 0.6, "min_p": 0.05}, {"top_p": 1e-6},
-    {"generation_kwargs": {"typical_p": 0.6}},
+    {"generation_kwargs": {"typical_p": 0.6}}, {"top_k": None},
 ]  # fmt: skip
 
 
