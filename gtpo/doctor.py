@@ -155,6 +155,7 @@ def check_head(device: str, large: bool, head: Any = None) -> Iterator[Outcome]:
     from gtpo.objective import token_entropy
 
     rows, width, vocabulary = (4096, 896, 151936) if large else (1024, 32, 3000)
+    statistics: Any = head or head_statistics
     draw = torch.Generator(device).manual_seed(0)
     shapes = ((rows, width), (vocabulary, width), (vocabulary,), (rows,), (rows,))
     hidden, weight, bias, g, b = (torch.randn(shape, generator=draw, device=device) for shape in shapes)
@@ -166,7 +167,7 @@ def check_head(device: str, large: bool, head: Any = None) -> Iterator[Outcome]:
         here = [tensor.to(kind, copy=True).requires_grad_(trains or tensor is hidden) for tensor in drawn]
         exact = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in here]
         options = {"bias": here[2] if here[2:] else None, "softcap": cap, "entropy_gradient": differentiated}
-        found = torch.stack((head or head_statistics)(*here[:2], ids, **options))
+        found = torch.stack(statistics(*here[:2], ids, **options))
         slopes = torch.stack([g, b * differentiated])
         (slopes * found).sum().backward()
         error = torch.zeros(2, device=device)
