@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +11,12 @@ import torch
 from datasets import Dataset
 from logs import logged
 from step_gradients import fixed_completion, reward, tiny_model
-from test_train_run import run
 from transformers import TrainerState
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.entropy import describe_gate
 from gtpo.objective import PRESETS
 from gtpo.trainer import calibration, group_statistics
-from gtpo.trainer.calibration import GateCalibration
 from gtpo.trainer.checks import OtherPolicy
 from gtpo.trainer.group_statistics import padded_batch
 from gtpo.trainer.policy_head import token_forward

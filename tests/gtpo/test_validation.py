@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -42,6 +42,7 @@ from gtpo.own_loss import loss_function, needs_entropy_gradient
 # H_ini, in verl's `trainer.default_local_dir`.
 CALIBRATION_FILE = "initial_entropy.json"
 
+
 @register_trainer(TRAINER_MODE)
 class GTPOTrainerSync(PPOTrainerSync):
     """verl's synchronous trainer with GTPO's objective; the config section `gtpo` says which.
