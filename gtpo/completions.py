@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gtpo.conflict import conflict_weights
 from gtpo.presets import Objective
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
 
 # Added to the group's standard deviation, as in TRL.
 STD_EPSILON = 1e-4
@@ -26,34 +29,34 @@ STD_EPSILON = 1e-4
 class Advantages(NamedTuple):
     """What `group_advantages` returns, one value a completion [N]."""
 
-    advantages: Tensor
+    advantages: Float[Tensor, "N"]
     """A_i; exactly 0 for unscored completions and for rewards that equal their group's mean up to rounding."""
-    scored: Tensor
+    scored: Bool[Tensor, "N"]
     """bool: the reward could be computed."""
-    zero_variance: Tensor
+    zero_variance: Bool[Tensor, "N"]
     """bool: all scored rewards of the completion's group are equal."""
 
 
 class Completions(NamedTuple):
     """Completions whose groups were compared; a micro-batch or a rank may hold any rows of them."""
 
-    advantages: Tensor
+    advantages: Float[Tensor, "N"]
     """A_i [N]."""
-    weights: Tensor
+    weights: Float[Tensor, "N L"]
     """lambda [N, L]; 1 everywhere if the objective has no conflict weights."""
-    forward: Tensor
+    forward: Int[Tensor, "N"]
     """Forward span length [N] long."""
-    backward: Tensor
+    backward: Int[Tensor, "N"]
     """Backward span length [N] long."""
-    union: Tensor
+    union: Int[Tensor, "N"]
     """Tokens in either span [N] long."""
-    excluded: Tensor | None = None
+    excluded: Bool[Tensor, "N"] | None = None
     """bool [N]: outside the loss whatever the gate says."""
-    old_entropy: Tensor | None = None
+    old_entropy: Float[Tensor, "N"] | None = None
     """<H>_i [N] of the policy that sampled, which decides gate and A'; by default this pass's own."""
-    old_logps: Tensor | None = None
+    old_logps: Float[Tensor, "N L"] | None = None
     """log pi_old [N, L]: rho = pi / pi_old, clipped. Without it rho is 1 and its gradient that of log pi."""
-    importance_weights: Tensor | None = None
+    importance_weights: Float[Tensor, "N ..."] | None = None
     """Factor on each token's policy term: [N, L], [N, 1] or [N]."""
 
 
@@ -64,8 +67,8 @@ LOWEST = -1e9
 class Kept(NamedTuple):
     """The ids that truncated sampling could draw, as pairs (row, id) [K]; a pair of row -1 belongs to none."""
 
-    rows: Tensor
-    ids: Tensor
+    rows: Int[Tensor, "K"]
+    ids: Int[Tensor, "K"]
 
     @classmethod
     def of_tokens(cls, counts: Tensor, ids: Tensor) -> Kept:
@@ -91,7 +94,7 @@ class Kept(NamedTuple):
 
 
 def group_advantages(
-    objective: Objective, rewards: Tensor | Sequence[float | None], num_generations: int
+    objective: Objective, rewards: Shaped[Tensor, "N"] | Sequence[float | None], num_generations: int
 ) -> Advantages:
     """Return the advantages within each group (Eq. 1).
 
@@ -180,11 +183,11 @@ def check_finite(hidden: Tensor, lm_head: Tensor, bias: Tensor | None, logps: Te
 def prepare_completions(
     objective: Objective,
     scored: Advantages,
-    completion_ids: Tensor,
-    completion_mask: Tensor,
+    completion_ids: Int[Tensor, "N L"],
+    completion_mask: Shaped[Tensor, "N L"],
     num_generations: int,
     *,
-    truncated: Tensor | None = None,
+    truncated: Bool[Tensor, "N"] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Completions:
     """Return what the loss is told of whole groups: advantages, lambda, span lengths, exclusions.

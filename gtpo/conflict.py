@@ -12,10 +12,13 @@ Symbols: B prompts, G completions each, N = B G rows with the completions of a p
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int, Shaped
 
 # Positions looked at from each end before looking further, which only a span that reaches beyond them needs.
 FIRST_LOOK = 64
@@ -24,17 +27,19 @@ FIRST_LOOK = 64
 class ConflictWeights(NamedTuple):
     """What `conflict_weights` returns."""
 
-    weights: Tensor
+    weights: Float[Tensor, "N L"]
     """lambda [N, L] float32; 1 on padding."""
-    forward: Tensor
+    forward: Int[Tensor, "N"]
     """Length of the forward span [N] long."""
-    backward: Tensor
+    backward: Int[Tensor, "N"]
     """Length of the backward span [N] long."""
-    union: Tensor
+    union: Int[Tensor, "N"]
     """Tokens in either span [N] long."""
 
 
-def completion_lengths(completion_ids: Tensor, completion_mask: Tensor, num_generations: int) -> Tensor:
+def completion_lengths(
+    completion_ids: Int[Tensor, "N L"], completion_mask: Shaped[Tensor, "N L"], num_generations: int
+) -> Int[Tensor, "N"]:
     """Return |o_i| [N] long after checking that the arguments describe groups of right-padded completions.
 
     Raises ValueError, naming the argument and its shape: not two-dimensional, no rows, shapes that differ, rows that
@@ -66,9 +71,9 @@ def completion_lengths(completion_ids: Tensor, completion_mask: Tensor, num_gene
 
 
 def conflict_weights(
-    completion_ids: Tensor,
-    completion_mask: Tensor,
-    advantages: Tensor,
+    completion_ids: Int[Tensor, "N L"],
+    completion_mask: Shaped[Tensor, "N L"],
+    advantages: Float[Tensor, "N"],
     num_generations: int,
     *,
     positive_weight: float = 2.0,
@@ -99,7 +104,7 @@ def conflict_weights(
     # Two different keys for 'nobody' below, so that two absent tokens never match each other.
     nobody = torch.iinfo(torch.long).min
 
-    def span_lengths(backward: bool) -> Tensor:
+    def span_lengths(backward: bool) -> Int[Tensor, "N"]:
         found = torch.zeros_like(lengths)
         # A row whose span has ended stays ended: a later match is not part of the first contiguous span.
         running = taking_part.squeeze(1)
@@ -137,10 +142,10 @@ def conflict_weights(
 
 
 def span_weights(
-    advantages: Tensor,
-    lengths: Tensor,
-    forward: Tensor,
-    backward: Tensor,
+    advantages: Float[Tensor, "N"],
+    lengths: Shaped[Tensor, "N"],
+    forward: Shaped[Tensor, "N"],
+    backward: Shaped[Tensor, "N"],
     *,
     width: int,
     positive_weight: float = 2.0,

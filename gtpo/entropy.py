@@ -14,12 +14,15 @@ Symbols: n samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gtpo.objective import LN2, Objective, filter_is_active
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 # Training samples on which H_ini is measured (the paper's number).
 SAMPLES = 100
@@ -49,7 +52,7 @@ class Calibration(NamedTuple):
         return cls(record["nats"], record["samples"], record.get("standard_error"), record.get("seconds"))
 
 
-def summarise(entropies: Tensor) -> Calibration:
+def summarise(entropies: Float[Tensor, "N"]) -> Calibration:
     """Return H_ini, the mean over `<H>_i` [n], with its standard error. Raises ValueError naming a row not finite."""
     if entropies.dim() != 1 or not len(entropies):
         raise ValueError(f"entropies must have shape [n], n >= 1; found {list(entropies.shape)}")

@@ -27,13 +27,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gtpo.common.packages import installed
 from gtpo.completions import Kept, check_tokens
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int, Shaped
 
 
 class Sizes(NamedTuple):
@@ -93,18 +96,18 @@ def cpu_multiplies(dtype: torch.dtype) -> bool:
 
 
 def head_statistics(
-    hidden: Tensor,
-    lm_head: Tensor,
-    ids: Tensor,
+    hidden: Float[Tensor, "R D"],
+    lm_head: Float[Tensor, "V D"],
+    ids: Int[Tensor, "R"],
     *,
-    bias: Tensor | None = None,
+    bias: Float[Tensor, "V"] | None = None,
     temperature: float = 1.0,
     logit_scale: float = 1.0,
     softcap: float | None = None,
     log_clamp: float = 0.0,
     entropy_gradient: bool = False,
     kept_set: Kept | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, "R"], Float[Tensor, "R"]]:
     """Return log p(ids) and the entropy in nats [R] of each row, in float32 (float64 if lm_head is).
 
     hidden [R, D]; lm_head [V, D]; ids [R] long, in 0..V-1; bias [V]. Log-probabilities are differentiable in hidden,
@@ -128,8 +131,13 @@ def head_statistics(
 
 
 def token_statistics(
-    hidden: Tensor, lm_head: Tensor, ids: Tensor, mask: Tensor, kept_set: Kept | None = None, **options: Any
-) -> tuple[Tensor, Tensor]:
+    hidden: Float[Tensor, "N L D"],
+    lm_head: Float[Tensor, "V D"],
+    ids: Int[Tensor, "N L"],
+    mask: Shaped[Tensor, "N L"],
+    kept_set: Kept | None = None,
+    **options: Any,
+) -> tuple[Float[Tensor, "N L"], Float[Tensor, "N L"]]:
     """Return the log-probabilities and entropies [N, L] of the tokens that the mask marks, 0 elsewhere.
 
     hidden [N, L, D]: last hidden states, at the positions that predict ids [N, L]. kept_set: with N L rows. options: of

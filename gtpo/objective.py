@@ -18,7 +18,7 @@ Everything here is pure: tensors in, named tuples out, in the precision of the i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from torch import Tensor
 from gtpo.completions import Completions, check_ids, group_advantages, keep_in_band, prepare_completions
 from gtpo.conflict import completion_lengths, span_weights
 from gtpo.presets import LN2, PRESETS, Objective
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
 
 __all__ = [
     "LN2",
@@ -52,40 +55,40 @@ LARGEST_LOG_RATIO = 20.0
 class Loss(NamedTuple):
     """A loss and what it was made of."""
 
-    loss: Tensor
+    loss: Float[Tensor, ""]
     """Scalar, to be minimised."""
-    advantages: Tensor
+    advantages: Float[Tensor, "N"]
     """A_i [N]."""
-    shaped_advantages: Tensor
+    shaped_advantages: Float[Tensor, "N"]
     """A'_i [N]."""
-    entropy: Tensor
+    entropy: Float[Tensor, "N"]
     """`<H>_i` [N] in nats, detached."""
-    kept: Tensor
+    kept: Bool[Tensor, "N"]
     """delta_i [N] bool."""
-    weights: Tensor
+    weights: Float[Tensor, "N L"]
     """lambda [N, L]."""
 
 
 class PolicyLoss(NamedTuple):
     """What `policy_loss` returns. Only `loss` and `losses` carry a gradient."""
 
-    loss: Tensor
+    loss: Float[Tensor, ""]
     """Scalar: the losses, mean or sum over each group, mean over groups."""
-    losses: Tensor
+    losses: Float[Tensor, "N"]
     """-A'_i / (|o_i| n_i) sum_t rho_it lambda_it (+ `gamma <H>_i` in mode `loss`) [N]: before any reduction."""
-    shaped_advantages: Tensor
+    shaped_advantages: Float[Tensor, "N"]
     """A'_i [N]."""
-    entropy: Tensor
+    entropy: Float[Tensor, "N"]
     """`<H>_i` [N] in nats."""
-    kept: Tensor
+    kept: Bool[Tensor, "N"]
     """delta_i [N] bool."""
-    logps: Tensor
+    logps: Float[Tensor, "N L"]
     """log pi(y_t) [N, L] that the loss was made of."""
-    token_entropies: Tensor
+    token_entropies: Float[Tensor, "N L"]
     """H_t [N, L] in nats."""
 
 
-def token_entropy(log_probabilities: Tensor, log_clamp: float = 0.0) -> Tensor:
+def token_entropy(log_probabilities: Float[Tensor, "*rows V"], log_clamp: float = 0.0) -> Float[Tensor, "*rows"]:
     """Return -sum_v p log p in nats over the last dimension; p is clamped at `log_clamp` inside the logarithm."""
     probabilities = log_probabilities.exp()
     if log_clamp > 0:
@@ -110,7 +113,9 @@ def filter_is_active(objective: Objective, initial_entropy: float | None) -> boo
     return initial_entropy < LN2
 
 
-def entropy_gate(objective: Objective, entropy: Tensor, advantages: Tensor, *, gate_active: bool) -> Tensor:
+def entropy_gate(
+    objective: Objective, entropy: Float[Tensor, "N"], advantages: Float[Tensor, "N"], *, gate_active: bool
+) -> Bool[Tensor, "N"]:
     """Return delta [N] bool from <H> [N] and A [N]: False if the completion is dropped; equality keeps (Eq. 6).
 
     gate_active: whether anything may be dropped (`filter_is_active`).
@@ -124,7 +129,7 @@ def entropy_gate(objective: Objective, entropy: Tensor, advantages: Tensor, *, g
     return ~dropped
 
 
-def weighted_advantages(objective: Objective, advantages: Tensor) -> Tensor:
+def weighted_advantages(objective: Objective, advantages: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
     """Return w_i A_i [N]: advantages A [N] times the factor of their sign (arXiv 2506.01347; 1 and 1 by default)."""
     # The signs stay those of A, so that no factor, not even 0, changes which tokens are in conflict.
     factors = (objective.positive_advantage_weight, objective.negative_advantage_weight)
@@ -156,9 +161,9 @@ def pushed_tokens(
 def policy_loss(
     objective: Objective,
     completions: Completions,
-    logps: Tensor,
-    entropies: Tensor,
-    mask: Tensor,
+    logps: Float[Tensor, "N L"],
+    entropies: Float[Tensor, "N L"],
+    mask: Shaped[Tensor, "N L"],
     num_generations: int,
     *,
     gate_active: bool,
@@ -234,15 +239,15 @@ def _conflict_norm(objective: Objective, completions: Completions) -> Tensor | i
 
 def reference_loss(
     objective: Objective,
-    logits: Tensor,
-    completion_ids: Tensor,
-    completion_mask: Tensor,
-    rewards: Tensor | Sequence[float | None],
+    logits: Float[Tensor, "N L V"],
+    completion_ids: Int[Tensor, "N L"],
+    completion_mask: Shaped[Tensor, "N L"],
+    rewards: Shaped[Tensor, "N"] | Sequence[float | None],
     num_generations: int,
     *,
     initial_entropy: float | None = None,
     temperature: float = 1.0,
-    truncated: Tensor | None = None,
+    truncated: Bool[Tensor, "N"] | None = None,
 ) -> Loss:
     """Return the loss by plain autograd: slow, readable, differentiable in `logits`, float64 if they are.
 
@@ -312,11 +317,11 @@ def loss_of_groups(
 
 def loss_from_statistics(
     objective: Objective,
-    advantages: Tensor,
-    entropy: Tensor,
-    lengths: Tensor,
-    forward: Tensor,
-    backward: Tensor,
+    advantages: Float[Tensor, "N"],
+    entropy: Float[Tensor, "N"],
+    lengths: Shaped[Tensor, "N"],
+    forward: Shaped[Tensor, "N"],
+    backward: Shaped[Tensor, "N"],
     num_generations: int,
     *,
     initial_entropy: float | None = None,

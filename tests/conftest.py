@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from commands import make_once
+from shapes import check_shapes
 
 from gtpo.common.packages import installed
 
@@ -20,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Before a test imports a function of the method.
+check_shapes()
 
 
 def _shared_dir() -> Path | None:
