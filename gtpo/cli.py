@@ -178,6 +178,17 @@ def compare(context: typer.Context) -> None:
     raise typer.Exit(run_compare(settings, _score_files(recorded, settings.fields) if recorded else {}))
 
 
+@app.command(**_BY_DECLARATION)
+def plan(context: typer.Context) -> None:
+    """Say what a comparison will be able to show: power and cost by questions, samples and training seeds.
+
+    From a pilot of two methods, or without one from published experiments (--accuracy 0.4 --seed-sd 2).
+    """
+    from gtpo.evalkit.report.plan import PlanSettings, run_plan
+
+    raise typer.Exit(run_plan(PlanSettings.from_words(_words(context, plan, PlanSettings))))
+
+
 def _score_files(recorded: dict[str, tuple[str, Path]], fields: str | None) -> dict[str, str]:
     """Score files of completions; return the eval run of each word that names one."""
     # It imports the verifier, which a comparison of runs does without.

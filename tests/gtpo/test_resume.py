@@ -157,11 +157,9 @@ def test_run_cut_between_two_lines_of_metrics_is_the_uninterrupted_one(method: s
     whole = run(tmp_path / "whole", **changes)
     crash(5, lambda: run(tmp_path / "cut", **changes), "on_step_end")
     cut = tmp_path / "cut/results/train/run"
-    assert [row["step"] for row in metrics(cut)] == [3]
-    assert (cut / "checkpoints/checkpoint-4/metrics_0.pt").is_file()
+    assert [row["step"] for row in metrics(cut)] == [2, 3, 4], "a line ends at each checkpoint"
     run(tmp_path / "cut", **changes)
     assert_same_run(cut, whole)
-    assert not (cut / "checkpoints/checkpoint-6/metrics_0.pt").exists(), "a line ends there"
 
 
 def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
