@@ -287,7 +287,7 @@ def curves() -> None:
 RECORDED = (
     "gtpo compare examples/before.jsonl examples/after.jsonl",
     "gtpo eval --completions examples/after.jsonl --k 4",
-    "gtpo eval before --rescore",
+    "gtpo plan --models --accuracy 0.6 --questions 64,500 --samples 4,16 --effect 5",
 )
 """Commands whose real output the recording shows."""
 

@@ -1,4 +1,4 @@
-"""Write the pages that the code declares: the reference in docs/, results/FILES.md, configs/published/README.md.
+"""Write the pages that the code declares: the reference in docs/, results/*.md, configs/published/README.md.
 
 `python docs/tools/reference.py` writes them; a test holds them current.
 """
@@ -166,6 +166,8 @@ def config() -> str:
     """Return docs/config.md."""
     parts = [CONFIG_INTRODUCTION]
     for name, doc, own in by_section():
+        if name == "model.build":  # models of the tests and the demo
+            continue
         rows = ((f"`{key.name}`", key.expects, default_in_words(key), first_sentence(key.doc)) for key in own)
         parts.append(f"## {f'`{name}`' if name else 'Top level'}\n\n{doc}\n")
         if own:
@@ -194,13 +196,13 @@ METRICS_INTRODUCTION = """\
 # Metrics of a training run
 
 `metrics.jsonl` has one JSON object per logged step. The names are the same for every method. "Healthy" is a rule of
-thumb for a first look, not a measured bound: models and tasks differ. [Watching a run](watch.md) says how the
+thumb for a first look, not a measured bound: models and tasks differ. [Watching a run](../docs/watch.md) says how the
 collapse watch uses them. Names in UPPER CASE stand for a name or a number that your config gives.
 """
 
 
 def metrics() -> str:
-    """Return docs/metrics.md."""
+    """Return results/METRICS.md."""
     groups: dict[str, list[str]] = {}
     for name in RUN_REFERENCE["metrics"]:
         groups.setdefault(name.partition("/")[0] if "/" in name else "The step and its loss", []).append(name)
@@ -222,13 +224,13 @@ FILES_INTRODUCTION = """\
 # Files of a run
 
 Every format carries a schema version, and a reader that meets a newer one says so. Files are written whole or not at
-all. Metrics have [a page of their own](../docs/metrics.md).
+all. Metrics have [a page of their own](METRICS.md).
 
 | file | of | holds |
 |---|---|---|
 | `config.yaml` | train run | the resolved [config](../docs/config.md): every key with its value |
 | `run.json` | train run | what ran, where, and how it ended |
-| `metrics.jsonl` | train run | [one line per logged step](../docs/metrics.md) |
+| `metrics.jsonl` | train run | [one line per logged step](METRICS.md) |
 | `problems.txt` | train run | a hash of the text of each problem that is trained on |
 | `completions/step-N.parquet` | train run | what the model wrote, every `training.log_completions_steps` steps |
 | `checkpoints/`, `best/`, `final/` | train run | weights or adapter; `best/best.json` says why it is best |
@@ -327,7 +329,7 @@ def files() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": command_line,
     "docs/config.md": config,
-    "docs/metrics.md": metrics,
+    "results/METRICS.md": metrics,
     "results/FILES.md": files,
     "configs/published/README.md": published_config,
 }

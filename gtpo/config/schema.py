@@ -154,7 +154,7 @@ class DatasetSection(Section):
     validation_file: Path | None = None
     """Your own validation problems, a .jsonl or .parquet file. Those among the training problems are not trained on."""
     sft_target: str = "tags"
-    """Form of the SFT target: tags (the published layout), think (the solution in <think>, the answer in a box), or a
+    """Form of the SFT target: tags (the published layout), think (the solution in `<think>`, the answer in a box), or a
     text of yours with {reasoning} and {answer}."""
     malformed_targets: float = Field(0.0, ge=0, lt=1)
     """Share of SFT targets with an error in a tag or in the answer, so that a warm-started model has something to

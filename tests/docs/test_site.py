@@ -159,4 +159,4 @@ def test_the_search_works_from_a_folder_without_a_network(site, driver):
     found = WebDriverWait(driver, 200).until(
         lambda b: b.find_elements(By.CSS_SELECTOR, ".md-search-result__list a.md-search-result__link")
     )
-    assert any("metrics.html" in link.get_attribute("href") for link in found)
+    assert any("METRICS.html" in link.get_attribute("href") for link in found)
