@@ -235,13 +235,18 @@ def needs(noise: Noise, design: Design, target: float, *, margin: bool = False, 
         return fewest(design, lever, enough) or math.inf
 
     sees = _ordered(strength(noise, design, level=level, end=end).detectable() for end in ENDS)
-    endless = design._replace(samples=MOST["samples"], seeds=MOST["seeds"] if design.seeds else 0)
     has: dict[Lever, bool] = {"questions": True, "samples": noise.samples is not None, "seeds": design.seeds > 0}
     counts = {lever: _ordered(least(lever, end) for end in ENDS) for lever in has if has[lever]}
     return Needs(
-        sees, strength(noise, endless, level=level).detectable(),
+        sees, limit(noise, design, level),
         {lever: None if math.isinf(count.mean) else count for lever, count in counts.items()},
     )  # fmt: skip
+
+
+def limit(noise: Noise, design: Design, level: float = LEVEL) -> float:
+    """Return what these questions show with any number of samples and seeds."""
+    endless = design._replace(samples=MOST["samples"], seeds=MOST["seeds"] if design.seeds else 0)
+    return strength(noise, endless, level=level).detectable()
 
 
 def _ordered(values: Iterable[float]) -> Spread:

@@ -184,9 +184,12 @@ def plan(context: typer.Context) -> None:
 
     From a pilot of two methods, or without one from published experiments (--accuracy 0.4 --seed-sd 2).
     """
-    from gtpo.evalkit.report.plan import PlanSettings, run_plan
+    from gtpo.evalkit.report.plan import PlanSettings
 
-    raise typer.Exit(run_plan(PlanSettings.from_words(_words(context, plan, PlanSettings))))
+    settings = PlanSettings.from_words(_words(context, plan, PlanSettings))
+    from gtpo.evalkit.report.planning import run_plan
+
+    raise typer.Exit(run_plan(settings))
 
 
 def _score_files(recorded: dict[str, tuple[str, Path]], fields: str | None) -> dict[str, str]:

@@ -29,18 +29,18 @@ def range_text(count: Spread, most: int) -> str:
 
 
 def sees(found: Needs, design: Design, target: float, *, margin: bool = False) -> str:
-    """Return what a design sees, and what it lacks to see the target or, with `margin`, to show equivalence in it."""
+    """Return what a design sees, and what sees the target or, with `margin`, shows equivalence within it."""
     text = f"this design sees a difference of {points_text(found.sees)} points with 80 %"
-    enough = [lever for lever, count in found.counts.items() if count and count.mean <= getattr(design, lever)]
-    if enough:
-        return text
     goal = f"to show equivalence within ±{points(target)}" if margin else f"for {points(target)}"
     ways = [f"{range_text(count, MOST[lever])} {NOUNS[lever]}" for lever, count in found.counts.items() if count]
     text += f"; {goal}: {' or '.join(ways) or 'no number of one thing alone is enough'}"
-    if found.limit > target:
-        rest = "samples and seeds" if design.seeds else "samples"
-        text += f"; {design.questions:,} questions show no less than {100 * found.limit:.1f} with any number of {rest}"
-    return text
+    return f"{text}; {limit_text(design, found.limit)}" if found.limit > target else text
+
+
+def limit_text(design: Design, least: float) -> str:
+    """Return what a benchmark of this size cannot show at all."""
+    what = "samples and seeds" if design.seeds else "samples"
+    return f"{design.questions:,} questions show no less than {100 * least:.1f} points with any number of {what}"
 
 
 def advice(comparison: MethodComparison, table: Table, method: str) -> str:

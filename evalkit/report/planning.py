@@ -1,0 +1,190 @@
+"""The power of designs before they are paid for: what `gtpo plan` prints."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gtpo.common.errors import UserError
+from gtpo.common.terminal import stdout_console, visible
+from gtpo.evalkit.comparison.columns import PASS, Column
+from gtpo.evalkit.comparison.compare import compare
+from gtpo.evalkit.comparison.verdicts import noise_of
+from gtpo.evalkit.design import (
+    ENDS,
+    ENOUGH,
+    MOST,
+    Design,
+    End,
+    Noise,
+    Spread,
+    Strength,
+    assumed_noise,
+    fewest,
+    limit,
+    strength,
+)
+from gtpo.evalkit.report.grid import Grid
+from gtpo.evalkit.report.plan import PlanSettings
+from gtpo.evalkit.report.power import limit_text, range_text
+from gtpo.evalkit.report.writers import draw
+from gtpo.runs.find import find_runs
+
+PLAN_SCHEMA_VERSION = 1
+SEEDS, SAMPLES = (3, 5, 10, 20), (1, 4, 16, 64)
+# AIME, a part of MATH, MATH-500, GSM8K.
+QUESTIONS = (30, 100, 500, 1319)
+
+Chance = Callable[[Strength], float]
+
+
+@dataclass(frozen=True)
+class BenchmarkPlan:
+    """What is planned for one benchmark."""
+
+    about: str
+    noise: Noise
+    questions: Sequence[int]
+    samples: Sequence[int]
+    # (0,): two models.
+    seeds: Sequence[int]
+    tokens: float | None
+
+    def completions(self, design: Design) -> int:
+        """Return what both methods generate in the evaluation."""
+        return 2 * design.questions * design.samples * max(design.seeds, 1)
+
+    def cheapest(self, chance: Chance) -> tuple[Design, Spread] | None:
+        """Return the design that is enough with the fewest seeds, then the fewest completions; and its seeds' range."""
+
+        def enough(design: Design, end: End = "mean") -> bool:
+            return chance(strength(self.noise, design, end=end)) >= ENOUGH
+
+        designs = []
+        for questions, samples in itertools.product(self.questions, self.samples):
+            design = Design(questions, samples, 0)
+            seeds = fewest(design, "seeds", enough) if self.seeds[0] else 0 if enough(design) else None
+            designs += [] if seeds is None else [design._replace(seeds=seeds)]
+        if not designs:
+            return None
+        best = min(designs, key=lambda design: (design.seeds, self.completions(design)))
+        ends = [float(best.seeds)]
+        if best.seeds:
+            ends += [fewest(best, "seeds", functools.partial(enough, end=end)) or math.inf for end in ENDS]
+        return best, Spread(best.seeds, min(ends), max(ends))
+
+
+def run_plan(settings: PlanSettings) -> int:
+    """Run the command and return its exit code. Raises UserError."""
+    plans = list(_pilot(settings) if settings.runs else _without_pilot(settings))
+    effect, margin = settings.effect, settings.margin or 0.0
+    goals: dict[str, Chance] = {f"to see a difference of {effect:g} points": lambda of: of.power(effect / 100)}
+    if margin:
+        within = f"to show equal methods to be equivalent within ±{margin:g} points"
+        goals[within] = lambda of: of.equivalence(margin / 100)
+    if settings.json_output:
+        documents = [_document(plan, settings, goals) for plan in plans]
+        print(json.dumps({"schema_version": PLAN_SCHEMA_VERSION, "plans": documents}, indent=2))
+        return 0
+    console = stdout_console(pipe=160)
+    for plan in plans:
+        console.print(f"{plan.about}.", style="bold", markup=False, highlight=False)
+        for title, chance in goals.items():
+            console.print(draw(_grid(plan, title, chance), console.width))
+            console.print(_cost(plan, chance), markup=False, highlight=False)
+        for questions in plan.questions:
+            design = Design(questions, 1, plan.seeds[0])
+            if (least := limit(plan.noise, design)) > settings.effect / 100:
+                console.print(f"{limit_text(design, least)}.", markup=False, highlight=False)
+    return 0
+
+
+def _grid(plan: BenchmarkPlan, title: str, chance: Chance) -> Grid:
+    rows = []
+    for seeds, questions in itertools.product(plan.seeds, plan.questions):
+        found = [strength(plan.noise, Design(questions, samples, seeds)) for samples in plan.samples]
+        cells = [f"{100 * chance(one):.0f} % ({100 * one.detectable():.1f})" for one in found]
+        rows.append([str(seeds) if seeds else "models", f"{questions:,}", *cells])
+    head = ["seeds of each", "questions", *(f"{n} sample{'s' * (n > 1)}" for n in plan.samples)]
+    return Grid("plan", f"Chance {title} (in brackets: points that are seen with 80 %)", head, rows)
+
+
+def _cost(plan: BenchmarkPlan, chance: Chance) -> str:
+    found = plan.cheapest(chance)
+    if found is None:
+        return f"None of these reaches 80 %{', with up to ' + str(MOST['seeds']) + ' seeds' if plan.seeds[0] else ''}."
+    design, seeds = found
+    completions = plan.completions(design)
+    cost = f"{completions:,} completions"
+    cost += f" or {completions * plan.tokens:,.0f} tokens" if plan.tokens else " (--tokens N says it in tokens)"
+    of_seeds = f"{range_text(seeds, MOST['seeds'])} seeds of each, " if design.seeds else ""
+    of_seeds += f"{design.questions:,} questions x {design.samples}"
+    return f"Cheapest with 80 %: {of_seeds}: {cost}{', training not counted' * bool(design.seeds)}."
+
+
+def _document(plan: BenchmarkPlan, settings: PlanSettings, goals: dict[str, Chance]) -> dict[str, Any]:
+    designs = []
+    for seeds, questions, samples in itertools.product(plan.seeds, plan.questions, plan.samples):
+        design = Design(questions, samples, seeds)
+        found, completions = strength(plan.noise, design), plan.completions(design)
+        chances = zip(("power", "equivalence"), (chance(found) for chance in goals.values()), strict=False)
+        designs.append({
+            **design._asdict(), "sees": found.detectable(), **dict(chances),
+            "completions": completions, "tokens": completions * plan.tokens if plan.tokens else None,
+        })  # fmt: skip
+    best = [found and {**found[0]._asdict(), "seeds_range": [None if math.isinf(end) else end for end in found[1][1:]]}
+            for found in map(plan.cheapest, goals.values())]  # fmt: skip
+    noise = {name: value and list(value) for name, value in asdict(plan.noise).items() if name != "paired"}
+    return {
+        "about": plan.about, "effect": settings.effect / 100, "margin": settings.margin and settings.margin / 100,
+        "noise": noise, "designs": designs,
+        **dict(zip(("cheapest", "cheapest_equivalent"), best, strict=False)),
+    }  # fmt: skip
+
+
+def _without_pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
+    sd = None if settings.seed_sd is None else settings.seed_sd / 100
+    noise, like = assumed_noise(settings.accuracy, sd, weights=settings.models)
+    scale = "" if settings.accuracy is None else f", scaled to an accuracy of {settings.accuracy:g}"
+    of_seeds = f"; seeds {settings.seed_sd:g} points apart" if sd is not None else ""
+    about = f"Noise as of {like.name}{scale}{of_seeds} ({like.source}). A pilot of your own says more"
+    yield BenchmarkPlan(
+        about, noise, settings.questions or QUESTIONS, settings.samples or SAMPLES,
+        (0,) if settings.models else settings.seeds or SEEDS, settings.tokens,
+    )  # fmt: skip
+
+
+def _pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
+    evals, trains, notes = find_runs(list(settings.runs or ()))
+    comparison = compare(
+        evals, trains, baseline=settings.baseline, metrics=[Column(PASS, 1)], details=False, notes=notes
+    )
+    if len(comparison.methods) != 2:
+        names = ", ".join(visible(method.name) for method in comparison.methods)
+        raise UserError(f"a pilot is two methods or models, and these runs are {len(comparison.methods)}: {names}")
+    name = next(method.name for method in comparison.methods if method.name != comparison.baseline)
+    for table in comparison.benchmarks:
+        measured = noise_of(table, name, str(table.baseline), Column(PASS, 1)) if table.baseline else None
+        if measured is None:
+            continue
+        noise, design = measured
+        if settings.seed_sd is not None:
+            noise = replace(noise, training=Spread.exactly(2 * (settings.seed_sd / 100) ** 2))
+        trained = noise.training is not None and not settings.models
+        size, mean = design.questions, None
+        samples = sorted({*SAMPLES[:3], design.samples}) if noise.samples else [design.samples]
+        found = [run.entry(table.benchmark).mean_tokens for of in table.runs.values() for run in of]
+        if tokens := [one for one in found if one is not None]:
+            mean = sum(tokens) / len(tokens)
+        of_seeds = f"{design.seeds} seeds of each" if design.seeds else "what seeds add is not known"
+        pilot = f"{size:,} questions, {design.samples} samples" + f", {of_seeds}" * (design.seeds > 0 or not trained)
+        yield BenchmarkPlan(
+            f"Noise of {visible(name)} against {visible(str(table.baseline))} on {visible(table.benchmark)} ({pilot})",
+            noise, settings.questions or (size, 2 * size, 4 * size), settings.samples or samples,
+            (settings.seeds or SEEDS) if trained else (0,), settings.tokens or mean,
+        )  # fmt: skip
