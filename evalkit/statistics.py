@@ -175,10 +175,12 @@ class PairedDifference(NamedTuple):
         p: Array = np.minimum(2 * np.maximum(self._tail(high - margin), self._tail(-low - margin)), 1.0)
         return p
 
-    def loses_less(self, most: float, moved: tuple[ArrayLike, ArrayLike] = (0.0, 0.0), looks: int = 1) -> Array:
+    def loses_less(
+        self, most: float, moved: tuple[ArrayLike, ArrayLike] = (0.0, 0.0), looks: int = 1
+    ) -> NDArray[np.bool_]:
         """Whether a loss of `most` of a is excluded at one-sided 5 %, and training is known; as in `shown`."""
         low = self._replace(level=1 - 2 * (1 - LEVEL) / looks).low + np.minimum(moved[0], 0.0)
-        excluded: Array = (low > -most) & self.judged
+        excluded: NDArray[np.bool_] = (low > -most) & self.judged
         return excluded
 
     def shown(self, moved: tuple[ArrayLike, ArrayLike] = (0.0, 0.0)) -> NDArray[np.int64]:
