@@ -93,15 +93,6 @@ class Noise:
             single=Spread(*(end + of_runs for end in self.single)),
         )  # fmt: skip
 
-    def scaled(self, by: float, seeds_by: float) -> Noise:
-        """Return it with all variances changed, that of training apart."""
-
-        def times(spread: Spread | None, factor: float) -> Spread | None:
-            return None if spread is None else Spread(*(factor * value for value in spread))
-
-        changed: dict[str, Any] = {name: times(getattr(self, name), by) for name in ("questions", "single", "samples")}
-        return replace(self, **changed, training=times(self.training, seeds_by))
-
 
 class Design(NamedTuple):
     """What is evaluated: seeds of each method; 0 for two sets of weights."""
@@ -310,41 +301,23 @@ def _spread(terms: Array) -> Spread:
     return Spread(mean, mean - around, mean + around)
 
 
-class Published(NamedTuple):
-    """A pair of methods that was measured, which stands for a pilot."""
-
-    name: str
-    source: str
-    accuracy: float
-    noise: Noise
-
-
-def published() -> list[Published]:
-    """Return the pairs of spreads.yaml."""
-    text = resources.files("gtpo.evalkit").joinpath("spreads.yaml").read_text(encoding="utf-8")
-    out = []
-    for name, row in yaml.safe_load(text).items():
-        of = [Spread.exactly(float(row[what])) for what in ("questions", "single", "samples", "training")]
-        noise = Noise(of[0], of[1], of[2], of[3])
-        out.append(Published(name, row["source"], float(row["accuracy"]), noise))
-    return out
-
-
-def assumed_noise(accuracy: float | None, seed_sd: float | None, *, weights: bool = False) -> tuple[Noise, Published]:
+def assumed_noise(accuracy: float | None, seed_sd: float | None, *, models: bool = False) -> tuple[Noise, str]:
     """Return the noise of two methods of this accuracy (0 to 1), and the published pair that it is scaled from.
 
-    seed_sd: the standard deviation of a method's mean between seeds, a fraction; None: as published. weights: of two
-    sets of weights.
+    seed_sd: the standard deviation of a method's mean between seeds, a fraction; None: as published.
     """
-    pairs = published()
-    like = pairs[0] if accuracy is None else min(pairs, key=lambda one: abs(one.accuracy - accuracy))
-    by = 1.0 if accuracy is None else accuracy * (1 - accuracy) / (like.accuracy * (1 - like.accuracy))
-    noise = like.noise.scaled(by, by)
-    if seed_sd is not None:
-        noise = replace(noise, training=Spread.exactly(2 * seed_sd**2))
-    if weights:
-        noise = replace(
-            noise, training=None, single=Spread.exactly(0.0),
-            questions=Spread.exactly(noise.questions.mean + noise.single.mean),
-        )  # fmt: skip
-    return noise, like
+    text = resources.files("gtpo.evalkit").joinpath("spreads.yaml").read_text(encoding="utf-8")
+    pairs: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    name = min(pairs, key=lambda one: 0.0 if accuracy is None else abs(pairs[one]["accuracy"] - accuracy))
+    pair, like = pairs[name], pairs[name]["accuracy"]
+    # A mean of outcomes varies as p (1 - p) does.
+    by = 1.0 if accuracy is None else accuracy * (1 - accuracy) / (like * (1 - like))
+    of_questions, single, of_samples, training = (
+        by * pair[what] for what in ("questions", "single", "samples", "training")
+    )
+    if models:
+        of_questions, single, training = of_questions + single, 0.0, 0.0
+    elif seed_sd is not None:
+        training = 2 * seed_sd**2
+    of = [Spread.exactly(value) for value in (of_questions, single, of_samples, training)]
+    return Noise(of[0], of[1], of[2], None if models else of[3]), f"{name} ({pair['source']})"

@@ -149,12 +149,12 @@ def _document(plan: BenchmarkPlan, settings: PlanSettings, goals: dict[str, Chan
 
 def _without_pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
     sd = None if settings.seed_sd is None else settings.seed_sd / 100
-    noise, like = assumed_noise(settings.accuracy, sd, weights=settings.models)
-    scale = "" if settings.accuracy is None else f", scaled to an accuracy of {settings.accuracy:g}"
-    of_seeds = f"; seeds {settings.seed_sd:g} points apart" if sd is not None else ""
-    about = f"Noise as of {like.name}{scale}{of_seeds} ({like.source}). A pilot of your own says more"
+    noise, like = assumed_noise(settings.accuracy, sd, models=settings.models)
+    about = f"Noise as of {like}"
+    about += "" if settings.accuracy is None else f", scaled to an accuracy of {settings.accuracy:g}"
+    about += "" if sd is None else f"; seeds {settings.seed_sd:g} points apart"
     yield BenchmarkPlan(
-        about, noise, settings.questions or QUESTIONS, settings.samples or SAMPLES,
+        f"{about}. A pilot of your own says more", noise, settings.questions or QUESTIONS, settings.samples or SAMPLES,
         (0,) if settings.models else settings.seeds or SEEDS, settings.tokens,
     )  # fmt: skip
 

@@ -19,12 +19,11 @@ from test_compare import gtpo
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.compare import compare
-from gtpo.evalkit.comparison.training_curves import Curve, bands, end_of_training, read_curves, running_mean
+from gtpo.evalkit.comparison.training_curves import read_curves
 from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.evalkit.report import figures
-from gtpo.evalkit.report.excerpts import choose_groups, choose_samples, rank_questions
+from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
 from gtpo.evalkit.report.page import inert_json, render
-from gtpo.evalkit.report.writers import latex_text
 from gtpo.runs.find import find_runs
 from gtpo.runs.train_run import TrainFolder
 
@@ -234,14 +233,6 @@ def test_figures_are_written_and_repeat(home: Path, monkeypatch: pytest.MonkeyPa
         assert path.read_bytes() == (home / "figures" / path.name).read_bytes(), path
 
 
-def test_ranking_brings_disagreement_first_and_covers_every_kind() -> None:
-    rates = np.array([[1, 0, 0.5, 1, 0, 0.2], [1, 0, 0.5, 0, 0, 0.9]])
-    order = rank_questions(rates)
-    assert sorted(order) == list(range(6))
-    assert order[:2] == [3, 5]
-    assert set(order[2:5]) & {0} and set(order[2:6]) & {1, 4} and order.index(2) < 5  # noqa: PT018
-
-
 def test_sample_is_bounded_and_shows_each_verdict(home: Path) -> None:
     runs, _, _ = find_runs([str(home / "results/eval" / name) for name in ("grpo-eval", "gtpo-eval")])
 
@@ -356,35 +347,3 @@ def test_problems_that_a_run_was_trained_on_are_known_by_their_text(tmp_path: Pa
     assert "arithmetic: a was trained on 3 of these questions" in " ".join(
         f"{t['benchmark']}: {note}" for t in json.loads(noted.stdout)["tables"] for note in t["notes"]
     )
-
-
-def test_bands_are_mean_least_and_largest_over_the_seeds(tmp_path: Path) -> None:
-    for i, values in enumerate(((1.0, 2.0, 3.0), (3.0, 2.0, 5.0))):
-        folder = write_train(tmp_path / f"run-{i}", steps=1)
-        lines = [json.dumps({"step": step, "loss": value}) for step, value in enumerate(values, start=1)]
-        (folder / "metrics.jsonl").write_text("\n".join([*lines, ""]))
-    band = bands([read_curves(TrainFolder(tmp_path / f"run-{i}")) for i in range(2)], points=100)["loss"]
-    assert band.steps.tolist() == [1, 2, 3]
-    assert (band.mean.tolist(), band.low.tolist(), band.high.tolist()) == ([2, 2, 4], [1, 2, 3], [3, 2, 5])
-
-
-def test_curve_smoothing_and_thinning() -> None:
-    values = np.random.default_rng(0).normal(size=1000)
-    curve = Curve(np.arange(1000.0), values)
-    assert running_mean(curve.values, 50)[499] == pytest.approx(values[450:500].mean())
-    assert running_mean(curve.values, 50)[9] == pytest.approx(values[:10].mean())
-    thin = curve.thin(100)
-    assert thin.values == pytest.approx(values.reshape(100, 10).mean(axis=1))
-
-
-def test_summary_of_training(home: Path) -> None:
-    end = end_of_training(TrainFolder(home / "results/train/gtpo"))
-    rows = [json.loads(line) for line in (home / "results/train/gtpo/metrics.jsonl").read_text().splitlines()]
-    assert end["steps"] == 120
-    assert end["reward/accuracy"] == pytest.approx(np.mean([row["reward/accuracy"] for row in rows[-12:]]))
-    assert end_of_training(TrainFolder(home / "results/train/sft"))["reward/accuracy"] is None
-
-
-def test_names_are_set_as_written() -> None:
-    written = {"a_b & 5 %": r"a\_b \& 5 \%", "λ": r"\ensuremath{\lambda}", "a\u202eb": r"a\textbackslash{}u202eb"}
-    assert {text: latex_text(text) for text in (*written, "é", "模")} == {**written, "é": "é", "模": "模"}

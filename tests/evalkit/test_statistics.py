@@ -69,30 +69,6 @@ def test_unscored_questions_are_left_out_of_the_pair(shared_dir: Path) -> None:
 # --- the mean -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("questions", [10, 30, 100])
-@pytest.mark.parametrize(
-    ("name", "alpha", "beta", "samples"),
-    [
-        ("one sample, p = 0.03", 0.03, None, 1),
-        ("one sample, p = 0.5", 0.5, None, 1),
-        ("hard or easy", 0.3, 0.7, 64),
-        ("nearly all failed", 0.02, 0.98, 64),
-        ("all alike", 20.0, 20.0, 64),
-    ],
-)
-def test_interval_covers(name: str, questions: int, alpha: float, beta: float | None, samples: int) -> None:
-    """95 % intervals cover the true mean in at least 92.5 % of 1,000 benchmarks drawn at random; t's do not."""
-    rng = np.random.default_rng(SEED)
-    repeats = 1000
-    chance = np.full((repeats, questions), alpha) if beta is None else rng.beta(alpha, beta, size=(repeats, questions))
-    truth = alpha if beta is None else alpha / (alpha + beta)
-    scores = rng.binomial(samples, chance) / samples
-    intervals = [mean_interval(row) for row in scores]
-    covered = np.mean([i.low <= truth <= i.high for i in intervals])
-    print(name, questions, f"seed {SEED}", f"coverage {covered:.3f}")
-    assert covered >= 0.925
-
-
 def test_interval_of_outcomes_is_wilsons() -> None:
     scores = np.repeat([1.0, 0.0], [37, 93])
     got = mean_interval(scores)
