@@ -120,18 +120,27 @@ def parts(noise: Noise, design: Design, end: End = "mean") -> Parts:
 
 
 class Strength(NamedTuple):
-    """What the test of one design can show: its standard error, and the half widths [draws] that it may come to."""
+    """What the test of one design can show."""
 
+    # Of the mean over questions, and of the mean of one question.
     se: float
-    half_widths: Array
+    of_question: float
+    # V without its prior as it may come out, and the quantile of t that belongs to each.
+    variance: Array
+    quantile: Array
+    design: Design
+
+    def half_widths(self, effect: float) -> Array:
+        """Return those of the interval, [draws], at a true difference."""
+        return self.quantile * np.sqrt(self.variance + _prior(self.of_question, self.se**2 + effect**2, self.design))
 
     def power(self, effect: float) -> float:
         """Return the chance that a difference of so much is shown."""
-        return float(special.ndtr((effect - self.half_widths) / self.se).mean())
+        return float(special.ndtr((effect - self.half_widths(effect)) / self.se).mean())
 
     def equivalence(self, margin: float) -> float:
         """Return the chance that two equal methods are shown to lie within the margin."""
-        inside = 2 * special.ndtr((margin - self.half_widths) / self.se) - 1
+        inside = 2 * special.ndtr((margin - self.half_widths(0.0)) / self.se) - 1
         return float(np.maximum(inside, 0.0).mean())
 
     def detectable(self) -> float:
@@ -148,11 +157,9 @@ def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: End = "
     questions, count = design.questions, max(design.seeds, 1)
     of = parts(noise, design, end)
     by_question, training = max(of.questions, 0.0) + max(of.samples, 0.0), max(of.seeds, 0.0)
-    if questions < 2:
-        return Strength(1e-9, np.full(1, np.inf))
     # A lattice (Roberts 2018): points that fill the cube evenly. Variances are drawn at these quantiles.
     cube = (0.5 + np.outer(np.arange(_DRAWS), (0.8191725134, 0.6710436067, 0.5497004779))) % 1
-    of_questions = by_question * _chi_squared(cube[:, 0], questions - 1) + _prior(by_question, design)
+    of_questions = by_question * _chi_squared(cube[:, 0], questions - 1)
     quantile: Array = t_quantile((1 + LEVEL) / 2, np.full(_DRAWS, questions - 1.0))
     degrees = np.full(_DRAWS, questions - 1.0)
     variance = of_questions
@@ -168,7 +175,8 @@ def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: End = "
     if level != LEVEL:
         freedom = freedom_of(quantile.mean(keepdims=True), degrees.mean(), questions)
         quantile = quantile * t_quantile((1 + level) / 2, freedom) / t_quantile((1 + LEVEL) / 2, freedom)
-    return Strength(max(math.sqrt(by_question + training), 1e-9), quantile * np.sqrt(variance))
+    se = max(math.sqrt(by_question + training), 1e-9)
+    return Strength(se, by_question * questions, variance, quantile, design)
 
 
 def _chi_squared(at: Array, degrees: int) -> Array:
@@ -177,15 +185,14 @@ def _chi_squared(at: Array, degrees: int) -> Array:
     return quantiles
 
 
-def _prior(by_question: float, design: Design) -> float:
-    """Return what the prior of V_Q adds on the whole, for differences of n S samples a question."""
-    square = by_question * design.questions
-    draws = design.samples * max(design.seeds, 1)
+def _prior(of_question: float, shift: float, design: Design) -> float:
+    """Return about what the prior of V_Q comes to. of_question: variance of d; shift: expected square of its mean."""
+    questions, draws = design.questions, design.samples * max(design.seeds, 1)
     # m / Q: of one sample the chance of a difference; of many that of normal ones on questions of unlike difficulty.
-    share = 1 / (1 / _INFORMATIVE + max(1 / max(square * draws, 1e-9) - 1 / _INFORMATIVE, 0.0) / draws)
-    alike = max(1 - np.pi / 2 * share, 0.0)
-    size = (square * design.questions + 1) / (share * design.questions + 1)
-    return float(UNSEEN * alike * size / design.questions / (design.questions - 1))
+    share = 1 / (1 / _INFORMATIVE + max(1 / max(of_question * draws, 1e-9) - 1 / _INFORMATIVE, 0.0) / draws)
+    square = of_question + shift
+    alike = max(1 - (2 - 1 / draws) * share, shift / max(square, 1e-300))
+    return UNSEEN * alike * (square * questions + 1) / (share * questions + 1) / questions / (questions - 1)
 
 
 def fewest(design: Design, vary: Lever, is_enough: Callable[[Design], bool]) -> int | None:
@@ -194,7 +201,7 @@ def fewest(design: Design, vary: Lever, is_enough: Callable[[Design], bool]) -> 
     def ok(count: int) -> bool:
         return is_enough(design._replace(**{vary: count}))
 
-    low, high = SEEDS_NEEDED if vary == "seeds" else 1, MOST[vary]
+    low, high = {"questions": 2, "samples": 1, "seeds": SEEDS_NEEDED}[vary], MOST[vary]
     if ok(low):
         return low
     if not ok(high):

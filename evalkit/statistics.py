@@ -8,15 +8,15 @@ Its variance has two sources:
 
     V   = V_Q + V_T
     V_Q = (sum_q (d_q - mean d)^2 + UNSEEN z s^2) / (Q (Q - 1))
-    z   = max(1 - min(#{q: d_q != 0}, pi/2 m) / Q, (sum_q d_q)^2 / (Q sum_q d_q^2))
+    z   = max(1 - min(#{q: d_q != 0}, 2 m) / Q, (sum_q d_q)^2 / (Q sum_q d_q^2))
     m   = (sum_q |d_q|)^2 / sum_q d_q^2        s^2 = (sum_q d_q^2 + 1) / (m + 1)
     V_T = sum over both methods of max(B - E, 0) / S
 
 UNSEEN z s^2 is a prior: the squares of two differences that no question has shown yet. If nearly all questions came
 out alike (z = 1: a ceiling), the sum is nearly 0 and says nothing of the differences that other questions would show.
 m counts the questions that do show one: those with d != 0 if all d are 0 or +-1; of pass@k with n > k, whose d are
-mostly tiny and seldom large, about the large ones; of normal ones 2/pi Q, which need no prior. s is how large the shown
-differences are, counted together with one that is as large as it can be.
+mostly tiny and seldom large, about the large ones; of normal ones 2/pi Q. Half of Q needs no prior. s is how large the
+shown differences are, counted together with one that is as large as it can be.
 
 B is the variance between the means of a method's seeds, and E what of it samples and single questions explain (crossed
 random effects: Cornfield and Tukey 1956). B of a method is at least the pooled one of both: three runs that did not
@@ -280,7 +280,7 @@ def question_variance(d: Array, weight: Array | float = 1.0) -> Array:
     informative = np.abs(d).sum(axis=1) ** 2 / np.maximum(squares, 1e-300)
     # The last term is for d that are all alike but not 0 (every question 1 point better).
     alike = np.maximum(
-        1 - np.minimum(np.count_nonzero(d, axis=1), np.pi / 2 * informative) / questions,
+        1 - np.minimum(np.count_nonzero(d, axis=1), 2 * informative) / questions,
         questions * mean**2 / np.maximum(squares, 1e-300),
     )
     spread = np.square(d - weight * mean[:, None]).sum(axis=1) + UNSEEN * alike * (squares + 1) / (informative + 1)
