@@ -55,7 +55,7 @@ ENDS: tuple[End, ...] = ("mean", "low", "high")
 Lever = Literal["questions", "samples", "seeds"]
 
 
-class Spread(NamedTuple):
+class Estimate(NamedTuple):
     """A variance, and the range that holds the true one in about 80 of 100 pilots; all alike if it was stated."""
 
     mean: float
@@ -63,7 +63,7 @@ class Spread(NamedTuple):
     high: float
 
     @classmethod
-    def exactly(cls, value: float) -> Spread:
+    def exactly(cls, value: float) -> Estimate:
         """Return one that is known."""
         return cls(value, value, value)
 
@@ -72,12 +72,12 @@ class Spread(NamedTuple):
 class Noise:
     """C, I, N and T above, as fractions squared."""
 
-    questions: Spread
-    single: Spread
+    questions: Estimate
+    single: Estimate
     # None: samples and questions are not told apart, as of maj@k and of one sample a question.
-    samples: Spread | None
+    samples: Estimate | None
     # None: two sets of weights.
-    training: Spread | None
+    training: Estimate | None
     paired: bool = False
 
     def at_least_zero(self, seeds: int) -> Noise:
@@ -89,8 +89,8 @@ class Noise:
         elif self.questions.mean < 0:
             of_questions, of_runs = -self.questions.mean, seeds * both - self.single.mean
         return replace(
-            self, questions=Spread(*(end + of_questions for end in self.questions)),
-            single=Spread(*(end + of_runs for end in self.single)),
+            self, questions=Estimate(*(end + of_questions for end in self.questions)),
+            single=Estimate(*(end + of_runs for end in self.single)),
         )  # fmt: skip
 
 
@@ -216,10 +216,10 @@ class Needs(NamedTuple):
     """What a design sees with a chance of ENOUGH, and how many of one thing would make it see the target."""
 
     # As fractions: what is seen now, and with any number of samples and seeds on these questions.
-    sees: Spread
+    sees: Estimate
     limit: float
     # None: no number is enough; infinite: at that end of the range.
-    counts: dict[Lever, Spread | None]
+    counts: dict[Lever, Estimate | None]
 
 
 def needs(noise: Noise, design: Design, target: float, *, margin: bool = False, level: float = LEVEL) -> Needs:
@@ -247,10 +247,10 @@ def limit(noise: Noise, design: Design, level: float = LEVEL) -> float:
     return strength(noise, endless, level=level).detectable()
 
 
-def _ordered(values: Iterable[float]) -> Spread:
+def _ordered(values: Iterable[float]) -> Estimate:
     """The ends of the variances' ranges, by size: near a ceiling the prior sees less noise as more."""
     mean, *ends = values
-    return Spread(mean, min(mean, *ends), max(mean, *ends))
+    return Estimate(mean, min(mean, *ends), max(mean, *ends))
 
 
 # -- pilots ------------------------------------------------------------------------------------------------------------
@@ -295,17 +295,17 @@ def measure_noise(
             between += float(x.mean(axis=1).var(ddof=1))
         degrees = sum(len(x) - 1 for x in sides)
         ends = (1.0, *(degrees / float(special.chdtri(degrees, at)) for at in (0.1, 0.9)))
-        training = Spread(*(between * end - float(of_runs.mean()) / questions for end in ends))
+        training = Estimate(*(between * end - float(of_runs.mean()) / questions for end in ends))
         of_runs = of_runs - (none if of_samples is None else of_samples)
     return Noise(
-        _spread(of_questions), _spread(of_runs), None if of_samples is None else _spread(samples * of_samples),
+        _estimate(of_questions), _estimate(of_runs), None if of_samples is None else _estimate(samples * of_samples),
         training, paired=paired and trained,
     )  # fmt: skip
 
 
-def _spread(terms: Array) -> Spread:
+def _estimate(terms: Array) -> Estimate:
     mean, around = float(terms.mean()), 1.2816 * float(terms.std(ddof=1)) / math.sqrt(terms.size)
-    return Spread(mean, mean - around, mean + around)
+    return Estimate(mean, mean - around, mean + around)
 
 
 def assumed_noise(accuracy: float | None, seed_sd: float | None, *, models: bool = False) -> tuple[Noise, str]:
@@ -326,5 +326,5 @@ def assumed_noise(accuracy: float | None, seed_sd: float | None, *, models: bool
         of_questions, single, training = of_questions + single, 0.0, 0.0
     elif seed_sd is not None:
         training = 2 * seed_sd**2
-    of = [Spread.exactly(value) for value in (of_questions, single, of_samples, training)]
+    of = [Estimate.exactly(value) for value in (of_questions, single, of_samples, training)]
     return Noise(of[0], of[1], of[2], None if models else of[3]), f"{name} ({pair['source']})"

@@ -13,7 +13,7 @@ from gtpo.evalkit.comparison.columns import METRICS, Column, round_half_up
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.training_curves import end_of_training
 from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell, noise_of
-from gtpo.evalkit.design import ENDS, Design, Noise, Spread, parts, strength
+from gtpo.evalkit.design import ENDS, Design, Noise, Estimate, parts, strength
 from gtpo.evalkit.statistics import METHODS, PairedDifference
 
 MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}
@@ -148,7 +148,7 @@ def _sources(noise: Noise, design: Design) -> Iterator[list[str]]:
             twice = strength(noise, design._replace(**{source: 2 * getattr(design, source)})).detectable()
             mean, low, high = (max(getattr(each, source), 0.0) for each in every)
             yield [
-                name, points_text(Spread(*(math.sqrt(variance) for variance in (mean, low, high)))),
+                name, points_text(Estimate(*(math.sqrt(variance) for variance in (mean, low, high)))),
                 f"{100 * mean / total:.0f} %", f"{100 * now:.1f}", f"{100 * twice:.1f}",
             ]  # fmt: skip
 
@@ -305,7 +305,7 @@ def points(value: float) -> str:
     return f"{100 * value:.4g}"
 
 
-def points_text(spread: Spread) -> str:
+def points_text(spread: Estimate) -> str:
     """Return `4.2 (3.1 to 6.0)`: points that are seen."""
     mean, low, high = (f"{100 * one:.1f}" for one in spread)
     return mean if low == high else f"{mean} ({low} to {high})"

@@ -22,7 +22,7 @@ from gtpo.evalkit.design import (
     Design,
     End,
     Noise,
-    Spread,
+    Estimate,
     Strength,
     assumed_noise,
     fewest,
@@ -59,7 +59,7 @@ class BenchmarkPlan:
         """Return what both methods generate in the evaluation."""
         return 2 * design.questions * design.samples * max(design.seeds, 1)
 
-    def cheapest(self, chance: Chance) -> tuple[Design, Spread] | None:
+    def cheapest(self, chance: Chance) -> tuple[Design, Estimate] | None:
         """Return the design that is enough with the fewest seeds, then the fewest completions; and its seeds' range."""
 
         def enough(design: Design, end: End = "mean") -> bool:
@@ -76,7 +76,7 @@ class BenchmarkPlan:
         ends = [float(best.seeds)]
         if best.seeds:
             ends += [fewest(best, "seeds", functools.partial(enough, end=end)) or math.inf for end in ENDS]
-        return best, Spread(best.seeds, min(ends), max(ends))
+        return best, Estimate(best.seeds, min(ends), max(ends))
 
 
 def run_plan(settings: PlanSettings) -> int:
@@ -174,7 +174,7 @@ def _pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
             continue
         noise, design = measured
         if settings.seed_sd is not None:
-            noise = replace(noise, training=Spread.exactly(2 * (settings.seed_sd / 100) ** 2))
+            noise = replace(noise, training=Estimate.exactly(2 * (settings.seed_sd / 100) ** 2))
         trained = noise.training is not None and not settings.models
         size, mean = design.questions, None
         samples = sorted({*SAMPLES[:3], design.samples}) if noise.samples else [design.samples]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.verdicts import noise_of
-from gtpo.evalkit.design import MOST, Design, Needs, Spread, needs
+from gtpo.evalkit.design import MOST, Design, Needs, Estimate, needs
 from gtpo.evalkit.report.grid import difference, points, points_text
 
 # Without a margin: the difference in points, as a fraction, that an undecided comparison is told how to see.
@@ -22,7 +22,7 @@ def round_up(count: float) -> int:
     return math.ceil(count / step) * step
 
 
-def range_text(count: Spread, most: int) -> str:
+def range_text(count: Estimate, most: int) -> str:
     """Return `15 (6 to 44)`; `15` if it was stated."""
     mean, low, high = (f"more than {most:,}" if math.isinf(one) else f"{round_up(one):,}" for one in count)
     return mean if low == high else f"{mean} ({low} to {high})"

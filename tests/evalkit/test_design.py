@@ -16,7 +16,7 @@ from gtpo.evalkit.design import (
     ENOUGH,
     Design,
     Noise,
-    Spread,
+    Estimate,
     assumed_noise,
     fewest,
     measure_noise,
@@ -27,7 +27,7 @@ from gtpo.evalkit.design import (
 from gtpo.evalkit.statistics import differences
 
 SEED = 20261128
-NOISE = Noise(*(Spread.exactly(x) for x in (0.01, 0.02, 0.3, 0.0008)))
+NOISE = Noise(*(Estimate.exactly(x) for x in (0.01, 0.02, 0.3, 0.0008)))
 Array = NDArray[np.float64]
 
 
@@ -80,7 +80,7 @@ def test_one_sample_of_two_models_tells_nothing_apart() -> None:
     rng = np.random.default_rng(SEED)
     a, b = (rng.random((1, 1, 50)) < 0.5).astype(float)[0], (rng.random((1, 50)) < 0.5).astype(float)
     found = measure_noise(a, b, trained=True)
-    assert (found.samples, found.training, found.single) == (None, None, Spread(0.0, 0.0, 0.0))
+    assert (found.samples, found.training, found.single) == (None, None, Estimate(0.0, 0.0, 0.0))
     assert found.questions.mean == pytest.approx(np.var(a - b, ddof=1))
 
 
@@ -94,7 +94,7 @@ def test_what_a_design_lacks_is_what_gives_it_eighty_percent() -> None:
     assert found.counts["samples"] is None
     assert found.limit < found.sees.mean
     assert fewest(design, "samples", lambda one: False) is None
-    below = Noise(Spread(-0.002, -0.01, 0.01), Spread(0.03, 0.02, 0.04), None, Spread(-1e-5, -1e-4, 0.001))
+    below = Noise(Estimate(-0.002, -0.01, 0.01), Estimate(0.03, 0.02, 0.04), None, Estimate(-1e-5, -1e-4, 0.001))
     assert parts(below.at_least_zero(3), design).questions == pytest.approx(parts(below, design).questions)
     assert below.at_least_zero(3).questions.mean == 0
 
@@ -103,7 +103,7 @@ def test_the_published_pairs_are_those_of_the_records(root: Path) -> None:
     subprocess.run([sys.executable, root / "docs/tools/spreads.py", "--check"], check=True)
     noise, like = assumed_noise(0.4, 0.02)
     assert "results/published/" in like
-    assert noise.training == Spread.exactly(2 * 0.02**2)
+    assert noise.training == Estimate.exactly(2 * 0.02**2)
     assert assumed_noise(0.4, None, models=True)[0].training is None
 
 
