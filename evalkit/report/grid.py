@@ -13,7 +13,7 @@ from gtpo.evalkit.comparison.columns import METRICS, Column, round_half_up
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.training_curves import end_of_training
 from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell, noise_of
-from gtpo.evalkit.design import ENDS, Design, Noise, Estimate, parts, strength
+from gtpo.evalkit.design import ENDS, Design, Estimate, Noise, parts, strength
 from gtpo.evalkit.statistics import METHODS, PairedDifference
 
 MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}

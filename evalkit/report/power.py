@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.verdicts import noise_of
-from gtpo.evalkit.design import MOST, Design, Needs, Estimate, needs
+from gtpo.evalkit.design import MOST, Design, Estimate, Needs, needs
 from gtpo.evalkit.report.grid import difference, points, points_text
 
 # Without a margin: the difference in points, as a fraction, that an undecided comparison is told how to see.

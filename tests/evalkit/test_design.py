@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from gtpo.evalkit.design import (
     ENOUGH,
     Design,
-    Noise,
     Estimate,
+    Noise,
     assumed_noise,
     fewest,
     measure_noise,
