@@ -23,6 +23,7 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.patches import FancyBboxPatch
 
 mpl.rcParams |= {
@@ -192,27 +193,25 @@ def loans() -> None:
 
 
 def coverage() -> None:
-    """False marks and coverage of simulated comparisons, by the number of seeds and the kind of noise, also paired."""
-    cells = [
-        c
-        for c in published("bench/coverage")["cells"]
-        if c.get("judged") and re.fullmatch(r"\d+ v \d+( paired)?", c["design"])
-    ]
-    figure, axes = plt.subplots(1, 2, figsize=(9.2, 2.8), sharex=True)
-    for kind, colour in (("alike", BLUE), ("unequal", GREEN), ("skewed", ORANGE), ("collapse", RED)):
-        mine = [c for c in cells if c["kind"] == kind]
-        seeds = sorted({min(c["a"], c["b"]) for c in mine})
-        marks = [
-            max(100 * c["marked"] for c in mine if min(c["a"], c["b"]) == n and c["difference"] == 0) for n in seeds
-        ]
-        least = [min(100 * c["coverage"] for c in mine if min(c["a"], c["b"]) == n) for n in seeds]
-        axes[0].plot(seeds, marks, "o-", color=colour, label=kind)
-        axes[1].plot(seeds, least, "o-", color=colour, label=kind)
-    axes[0].axhline(6, color="black", linewidth=0.8, linestyle=":")
-    axes[1].axhline(93, color="black", linewidth=0.8, linestyle=":")
-    axes[0].set(xlabel="seeds of each method", ylabel="equal methods marked, %", ylim=(0, 10))
-    axes[1].set(xlabel="seeds of each method", ylabel="least coverage, %", ylim=(88, 100))
-    axes[0].legend(frameon=False, title="noise of training", ncols=2)
+    """Every simulated cell that can be judged, by kind of noise: false marks, coverage, and planned power."""
+    cells = published("bench/coverage")["cells"]
+    judged = [one for one in cells if one.get("judged") and one["kind"] not in ("missing", "chosen")]
+    kinds = list(dict.fromkeys(one["kind"] for one in judged))
+    figure, axes = plt.subplots(1, 3, figsize=(9.2, 3.2), width_ratios=(3, 3, 2))
+    for panel, name, limit in ((axes[0], "marked", 6), (axes[1], "coverage", 93)):
+        for place, kind in enumerate(kinds):
+            mine = [one for one in judged if one["kind"] == kind and (name == "coverage" or not one["difference"])]
+            heights = [100 * one[name] for one in mine]
+            panel.plot(np.linspace(place - 0.3, place + 0.3, len(mine)), heights, ".", color=BLUE, markersize=3)
+        panel.axhline(limit, color="black", linewidth=0.8, linestyle=":")
+        panel.set_xticks(range(len(kinds)), kinds, rotation=90)
+    axes[0].set(ylabel="equal ones marked, %", ylim=(0, None))
+    axes[1].set(ylabel="coverage, %", ylim=(90, 100))
+    power = [one for one in cells if one["kind"] == "power"]
+    axes[2].plot([0, 100], [0, 100], color=GREY, linewidth=0.8)
+    axes[2].plot([100 * one["planned"] for one in power], [100 * one["shown"] for one in power], "o", color=GREEN)
+    axes[2].set(xlabel="planned power, %", ylabel="simulated power, %")
+    figure.tight_layout()
     save(figure, "coverage")
 
 

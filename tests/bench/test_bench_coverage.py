@@ -16,6 +16,7 @@ from bench.coverage import (
     mean_score,
     measure,
     measure_mean,
+    measure_power,
     scored,
     settings,
     shift_for,
@@ -51,6 +52,12 @@ def test_a_cell_is_measured() -> None:
     assert 0.8 < measure_mean(Setting("mean", 5, questions=30), 50, 1)["coverage"] <= 1
     assert "| alike |" in tables([judged, alone])
     assert kept(judged | {"marked": 0.5}) == {"marked": False, "coverage": True}
+    for kind, runs in (("thrice", 1), ("unknown", 3)):
+        assert measure(Setting(kind, runs, runs, questions=30), 50, 1)["marked"] == 0
+    assert measure(Setting("chosen", 10, questions=30), 50, 1)["judged"]
+    plan = measure_power(Setting("power", 3, 3, questions=50, samples=4, difference=1.0), 400, 1)
+    assert all(kept(plan).values())
+    assert kept(plan | {"shown": 0.5}) == {"power": False}
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +68,13 @@ def cells(published) -> list[dict[str, Any]]:
 def test_the_published_file_is_of_these_settings_and_keeps_what_is_promised(cells: list[dict[str, Any]]) -> None:
     assert {tuple(cell[name] for name in Setting._fields) for cell in cells} == {tuple(one) for one in settings()}
     assert all(cell["repeats"] >= 1000 for cell in cells)
-    assert {name for cell in cells for name in kept(cell)} == set(LIMITS)
+    assert {name for cell in cells for name in kept(cell)} == {*LIMITS, "power"}
     assert [cell for cell in cells if not all(kept(cell).values())] == []
 
 
 def test_methods_that_cannot_be_judged_are_never_marked(cells: list[dict[str, Any]]) -> None:
     alone = [cell for cell in cells if not cell.get("judged", True)]
-    assert {(cell["a"], cell["b"]) for cell in alone} == {(1, 1), (1, 3), (2, 2), (2, 10)}
+    assert {(cell["a"], cell["b"]) for cell in alone if cell["kind"] != "unknown"} == {(1, 1), (1, 3), (2, 2), (2, 10)}
     assert {(cell["marked"], cell["equivalent"]) for cell in alone} == {(0.0, 0.0)}
 
 
