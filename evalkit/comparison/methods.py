@@ -151,11 +151,11 @@ class Method:
         if self.declared or not pairs:
             return ""
         if self.chosen_by == LABEL:
-            return "--label names outputs (--seeds declares independent trainings)"
+            return "--label names outputs"
         unknown = [pair for pair in pairs if not one_training(*pair) and not trained_apart(*pair)]
         names = dict.fromkeys(m.name for pair in unknown for m in pair if m.train is None or m.seed is None)
         if names:
-            return f"no train run with a seed is known of {', '.join(names)} (--seeds declares independent trainings)"
+            return f"no train run with a seed is known of {', '.join(names)}"
         return " and ".join(m.name for m in unknown[0]) + " have the same settings and seed" if unknown else ""
 
     @cached_property
@@ -357,7 +357,7 @@ def _notes_inside(method: Method) -> Iterator[str]:
     weights = {m.name: m.checkpoint or "unknown" for m in members if m.run is not None}
     if len(set(weights.values())) > 1:
         yield f"{name}: its runs are of different checkpoints ({by_run(weights)})"
-    if method.doubt:
+    if method.doubt and method.chosen_by != LABEL:
         yield f"{name}: {method.doubt}, so its runs are no seeds: their mean is shown as one run"
     for one, other in itertools.combinations(method.evaluated, 2):
         if not method.doubt and (why := one_training(one, other)):

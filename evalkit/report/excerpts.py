@@ -1,16 +1,14 @@
 """Which completions go into the page: a bounded sample, chosen so that what matters is in it.
 
 Eight runs of 5,000 questions with 64 completions are gigabytes. The page holds all per-question counts, and the
-completions of as many questions as fit, in this order of turns: questions on which the runs disagree most, questions
-that all of them half solve, questions that all fail, questions that all solve. Of a question and run it holds all
-completions if everything fits, and otherwise a few: one of each verdict first, then by sample index.
+completions of as many questions as fit: those on which the runs disagree most first, then those that are half solved.
+Of a question and run it holds all completions if everything fits, and otherwise a few: one of each verdict first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ LONGEST = 6000
 CHARACTERS = 3.5
 # Logged rollouts of a run that are looked at.
 LOGS = 12
-TURNS = ("disagree", "disagree", "partial", "disagree", "failed", "solved")
 # Answer classes of a question and method that are listed, the largest first.
 ANSWERS = 8
 _SAMPLE = ("index", "verdict", "answer", "format", "tokens", "finish", "text", "cut", "run")
@@ -55,30 +52,17 @@ class Excerpt:
 
 
 def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
-    """Order of questions [Q] by `TURNS`. rates: [R, Q] share of right samples of each run."""
-    spread = rates.max(axis=0) - rates.min(axis=0)
-    mean = rates.mean(axis=0)
+    """Order questions [Q]: most disagreement first, then half solved. rates: [R, Q] of right samples of each run."""
+    spread, mean = rates.max(axis=0) - rates.min(axis=0), rates.mean(axis=0)
     # Ties are many (all wrong, all right): by id they would all be of one subject. Fixed, so that a page repeats.
     jitter = np.random.default_rng(seed).random(rates.shape[1])
-    queues = {
-        "disagree": (q for q in np.lexsort((jitter, -spread)) if spread[q] > 0),
-        "partial": (q for q in np.lexsort((jitter, np.abs(mean - 0.5))) if 0 < mean[q] < 1),
-        "failed": (q for q in np.argsort(jitter) if mean[q] == 0),
-        "solved": (q for q in np.argsort(jitter) if mean[q] == 1),
-    }
-    order: dict[int, None] = {}
-    before = -1
-    while len(order) > before:
-        before = len(order)
-        for name in TURNS:
-            order |= dict.fromkeys(islice((int(q) for q in queues[name] if int(q) not in order), 1))
-    return list(order)
+    return [int(q) for q in np.lexsort((jitter, np.abs(mean - 0.5), -spread))]
 
 
 def _completion_size(runs: list[EvalRun], benchmark: str) -> float:
     """About how many characters a completion has; the budget is enforced again later."""
     tokens = [mean for run in runs if (mean := run.entry(benchmark).mean_tokens)]
-    return max(CHARACTERS * sum(tokens) / len(tokens), 40.0) if tokens else LONGEST / 4
+    return min(max(CHARACTERS * sum(tokens) / len(tokens), 40.0), LONGEST) if tokens else LONGEST / 4
 
 
 def choose_samples(
@@ -103,7 +87,7 @@ def choose_samples(
         problems = run.problems(benchmark) | problems
         prompts = run.prompts(benchmark) | prompts
     overhead = 60
-    size = min(_completion_size(runs, benchmark), LONGEST) + overhead
+    size = _completion_size(runs, benchmark) + overhead
     affordable = int(budget / (size * len(methods) * len(ids)))
     samples *= max(len(found) for found in methods.values())
     everything = affordable >= samples
@@ -179,8 +163,7 @@ def _keep(kept: list[dict[str, Any]], sample: dict[str, Any], each: int) -> None
 def choose_groups(files: list[Path], budget: int) -> list[dict[str, Any]]:
     """Choose groups of logged rollouts for the token view, spread over the steps, as far as `budget` bytes go.
 
-    A group tells most if its advantages differ and conflict weights are at work: of every step the one that tells most
-    comes first, then a second of each.
+    Of every step first the group in which most tokens have a conflict weight, then a second of each.
     """
     picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, num=min(len(files), LOGS))})
     ranked: list[tuple[int, dict[str, Any]]] = []
@@ -188,8 +171,11 @@ def choose_groups(files: list[Path], budget: int) -> list[dict[str, Any]]:
         members: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for row in read_completions(path):
             members.setdefault((int(row["step"]), int(row["group"])), []).append(row)
-        groups = (_group(*key, rows) for key, rows in members.items())
-        ranked += enumerate(sorted(groups, key=lambda group: -group["interest"]))
+        # Where all advantages are alike, no weight differs from 1.
+        changed = {key: sum(w != 1.0 for row in rows for w in row["weight"]) for key, rows in members.items()}
+        ranked += enumerate(
+            _group(*key, members[key]) for key in sorted(members, key=changed.__getitem__, reverse=True)
+        )
     chosen: list[dict[str, Any]] = []
     for _, group in sorted(ranked, key=lambda entry: entry[0]):
         if not chosen or sum(one["bytes"] for one in chosen) + group["bytes"] <= budget:
@@ -201,23 +187,12 @@ def _group(step: int, number: int, members: list[dict[str, Any]]) -> dict[str, A
     """One group as the page shows it."""
     completions = []
     for row in members:
-        weights = [float(w) for w in row["weight"]]
-        values = sorted(set(weights))
-        rewards = {k.removeprefix("reward_"): row[k] for k in row if k.startswith("reward_")}
+        values = sorted(set(map(float, row["weight"])))
         completions.append({
-            "tokens": list(row["tokens"]), "values": values, "weights": [values.index(w) for w in weights],
-            "advantage": row["advantage"], "entropy": row["entropy"], "kept": row["kept"], "rewards": rewards,
+            "tokens": list(row["tokens"]), "values": values, "weights": [values.index(float(w)) for w in row["weight"]],
+            "advantage": row["advantage"], "entropy": row["entropy"], "kept": row["kept"],
+            "rewards": {k.removeprefix("reward_"): row[k] for k in row if k.startswith("reward_")},
         })  # fmt: skip
-    advantages = [c["advantage"] or 0.0 for c in completions]
-    changed = sum(sum(w != 1.0 for w in row["weight"]) for row in members)
-    tokens = sum(len(row["weight"]) for row in members) or 1
-    dropped = sum(c["kept"] is False for c in completions)
-    interest = (
-        (max(advantages) - min(advantages) > 1e-6) * 2 + changed / tokens + 0.5 * (0 < dropped < len(completions))
-    )
-    prompt = members[0].get("prompt")
-    size = sum(sum(len(t) + 6 for t in row["tokens"]) + 120 for row in members) + len(str(prompt))
-    return {
-        "step": step, "group": number, "prompt": "" if prompt is None else str(prompt), "completions": completions,
-        "interest": interest, "bytes": size,
-    }  # fmt: skip
+    prompt = str(members[0].get("prompt") or "")
+    size = sum(sum(len(t) + 6 for t in row["tokens"]) + 120 for row in members) + len(prompt)
+    return {"step": step, "group": number, "prompt": prompt, "completions": completions, "bytes": size}

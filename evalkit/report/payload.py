@@ -91,10 +91,8 @@ def key_columns(comparison: MethodComparison, table: Table) -> list[Column]:
 
 def curve_ks(table: Table) -> list[int]:
     """The k of a curve's points: all up to 64; beyond, 64 of them, evenly spaced on a logarithmic axis."""
-    largest = table.samples
-    if largest <= 64:
-        return list(range(1, largest + 1))
-    return [int(k) for k in np.unique(np.round(np.geomspace(1, largest, 64)))]
+    spaced = np.geomspace(1, table.samples, 64) if table.samples > 64 else np.arange(1, table.samples + 1)
+    return [int(k) for k in np.unique(np.round(spaced))]
 
 
 def curves_over_k(table: Table) -> dict[str, dict[str, Points]]:

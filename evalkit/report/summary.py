@@ -19,6 +19,7 @@ _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _RANGE = re.compile(rf"{_NUMBER.pattern}(?: to {_NUMBER.pattern})?")
 # What is said if a side has several runs that are not known to be trained apart.
 TRAINING_UNKNOWN = "training is not known, so this says nothing about methods"
+_DECLARE = "--seeds NAME=RUN,RUN,RUN declares independent trainings"
 # Difference of the shares of answers that were cut off from which on it is said beside the verdict.
 CUT_OFF = 0.1
 
@@ -95,7 +96,7 @@ def _what_it_is_about(found: Iterable[tuple[str, str, PairedDifference]]) -> lis
     if of_outputs:
         rest = [one for one in found if one[0] not in of_outputs]
         what = f"What is said of {join_names(of_outputs)}" if rest else "This"
-        unknown = f"{what} is about these outputs; {TRAINING_UNKNOWN}."
+        unknown = f"{what} is about these outputs; {TRAINING_UNKNOWN} ({_DECLARE})."
         return [unknown, *_what_it_is_about(rest)]
     of_weights = [(a, b, d) for a, b, d in found if d.scope == WEIGHTS and any(d.seeds)]
     if not of_weights:
