@@ -24,8 +24,8 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison import columns
 from gtpo.evalkit.comparison import compare as compare_module
 from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column, Metric
-from gtpo.evalkit.comparison.compare import choose_ks, compare
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
+from gtpo.evalkit.comparison.compare import compare
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, UNDECIDED, WORSE
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION
 from gtpo.evalkit.report import grid
 from gtpo.evalkit.report.grid import p_text, signed
@@ -145,27 +145,6 @@ def test_marked_exactly_if_the_interval_excludes_0_and_the_correction_rejects(we
     assert unmarked > 0
 
 
-def test_methods_of_one_seed_are_never_marked(home: Path) -> None:
-    """However large the difference: it may be the seed's. The interval is that of questions and samples."""
-    names = ("demo-sft", "demo-grpo", "demo-gtpo")
-    for baseline in names:
-        found = compared(home, *names, baseline=baseline, margin=0.5)
-        cells = [c for t in found.tables for c in t.cells.values() if c.primary]
-        assert {(c.verdict, c.direction, c.p_corrected) for c in cells} == {(UNDECIDED, 0, None)}
-        assert any(not c.paired.low <= 0 <= c.paired.high for c in cells if c.paired)
-        assert {(c.paired.scope, c.paired.judged) for c in cells if c.paired} == {(WEIGHTS, False)}
-
-
-def test_holm_levels_reject_where_holm_rejects() -> None:
-    rng = np.random.default_rng(20261121)
-    for _ in range(500):
-        p = rng.beta(0.4, 4, size=rng.integers(1, 7))
-        levels = 1 - ALPHA / holm_factors(p)
-        assert np.array_equal(p <= (1 - levels) * (1 + 1e-9), p * holm_factors(p) <= ALPHA)
-        assert np.all(levels <= 1 - ALPHA / p.size + 1e-12)
-        assert np.all(levels >= 1 - ALPHA - 1e-12)
-
-
 def test_a_verdict_depends_on_neither_bystanders_nor_columns(home: Path) -> None:
     alone = compared(home, "demo-grpo", "demo-gtpo", details=False)
     crowd = compared(home, "demo-grpo", "demo-base", "demo-gtpo", "demo-sft", ks=[1, 2, 3, 4, 5, 8], per_subject=True)
@@ -173,18 +152,6 @@ def test_a_verdict_depends_on_neither_bystanders_nor_columns(home: Path) -> None
         other = next(t for t in crowd.tables if (t.benchmark, t.group) == (table.benchmark, table.group))
         cell = table.cells["demo-gtpo", Column(PASS, 1)]
         assert other.cells["demo-gtpo", Column(PASS, 1)] == cell
-
-
-def test_equal_runs_are_never_emphasised(tmp_path: Path) -> None:
-    for i in range(2):
-        write_eval(tmp_path / f"twin-{i}", seed=5, method=None)
-    runs, trains, _ = find_runs([str(tmp_path / f"twin-{i}") for i in range(2)])
-    (table,) = compare(runs, trains).tables
-    assert {cell.direction for cell in table.cells.values()} == {0}
-    assert {cell.p_corrected for cell in table.cells.values()} == {None, 1.0}
-    assert table.cells["twin-1", Column(PASS, 1)].verdict == UNDECIDED
-    (table,) = compare(runs, trains, margin=0.2).tables
-    assert table.cells["twin-1", Column(PASS, 1)].verdict == EQUIVALENT
 
 
 def test_default_baseline_is_stated(home: Path) -> None:
@@ -369,22 +336,6 @@ def test_seeds_are_one_method(seeds_home: Path) -> None:
     )
 
 
-def test_other_methods_of_the_table_lend_nothing(seeds_home: Path) -> None:
-    """One seed against five: nothing about methods; three against five: the same with and without a bystander."""
-
-    def found(*names: str):
-        runs, trains, _ = find_runs([str(seeds_home / f"results/eval/{n}-eval") for n in names])
-        table = compare(runs, trains, baseline="grpo").tables[0]
-        return next(c.paired for (name, _), c in table.cells.items() if name.startswith("gtpo-s") or name == "gtpo"
-                    if c.primary and c.paired)  # fmt: skip
-
-    one = found(*ALL[:5], "gtpo-s0")
-    assert (one.scope, one.judged, one.seeds, one.shown()) == (WEIGHTS, False, (1, 5), 0)
-    three, beside = found(*ALL[:5], *ALL[5:8]), found(*ALL[:5], *ALL[5:8], "gtpo-fast-s0")
-    assert three == beside
-    assert (three.scope, three.judged, three.seeds) == (METHODS, True, (3, 5))
-
-
 def test_a_missing_seed_keeps_the_others_paired(seeds_home: Path) -> None:
     def width(*names: str) -> tuple[float, list[str]]:
         runs, trains, _ = find_runs([str(seeds_home / f"results/eval/{name}-eval") for name in names])
@@ -399,18 +350,6 @@ def test_a_missing_seed_keeps_the_others_paired(seeds_home: Path) -> None:
     dropped, notes = width(*ALL, "grpo-s5")
     assert dropped == five  # the sixth seed of the other method neither widens nor narrows it
     assert any("the 5 seeds that both trained are compared, without grpo seed 5" in note for note in notes)
-
-
-def test_other_settings_are_never_merged_in_silence(seeds_home: Path) -> None:
-    names = ("gtpo-s0", "gtpo-s1", "gtpo-s2", "gtpo-fast-s0")
-    document = json.loads(gtpo("compare", *names, "--format", "json", cwd=seeds_home).stdout)
-    assert [m["name"] for m in document["methods"]] == ["gtpo", "gtpo-fast-s0"]
-    assert any("training.learning_rate" in note and "shown apart" in note for note in document["notes"])
-    told = gtpo("compare", *names, "--group-by", "method", "--format", "json", cwd=seeds_home)
-    document = json.loads(told.stdout)
-    assert [(m["name"], len(m["runs"])) for m in document["methods"]] == [("gtpo", 4)]
-    assert any("differ in more than the seed" in n and "training.learning_rate" in n for n in document["notes"])
-    assert any("a training seed occurs twice" in note for note in document["notes"])
 
 
 def test_weights_of_another_kind_are_no_seed(tmp_path: Path) -> None:
@@ -436,23 +375,6 @@ def test_weights_of_another_kind_are_no_seed(tmp_path: Path) -> None:
     wanted = "GTPO: its runs are of different checkpoints (best-s0: best; final-s1: final)"
     assert any(note.startswith(wanted) for note in merged.notes)
     assert not any("checkpoint" in note for note in compared("best-s0", "best-s1").notes)
-
-
-def test_group_by_none_and_labels(seeds_home: Path) -> None:
-    def methods(*arguments: str) -> list[tuple[str, int]]:
-        ran = gtpo("compare", *ALL, *arguments, "--format", "json", cwd=seeds_home)
-        assert ran.returncode == 0, ran.stderr
-        return [(m["name"], len(m["runs"])) for m in json.loads(ran.stdout)["methods"]]
-
-    assert methods("--group-by", "none") == [(name, 1) for name in ALL]
-    assert methods("--label", "Ours=gtpo-s*", "--label", "GRPO=grpo-s0,grpo-s1") == [
-        ("GRPO", 2), ("grpo", 3), ("Ours", 5)
-    ]  # fmt: skip
-
-
-def test_default_ks() -> None:
-    assert [choose_ks(n, None) for n in (64, 24, 4, 1)] == [[1, 8, 16, 32, 64], [1, 8, 16, 24], [1, 2, 4], [1]]
-    assert choose_ks(8, [8, 2, 2]) == [2, 8]
 
 
 # --- what cannot be compared, and what is wrong with the input -------------------------------------------------
@@ -520,10 +442,7 @@ def side_by_side(home: Path, case: str, effect: Callable[[str, int], float], que
     return [*PAIR["A"], *PAIR["B"], *LABELS]
 
 
-CASES = ("files", "evaluations", "checkpoints", "copies")
-
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["files", "copies"])
 def test_runs_that_are_not_known_to_be_trained_apart_say_nothing_of_methods(case: str, tmp_path: Path) -> None:
     """In every output: what it is about, no mark, no verdict; although the outputs differ by far."""
     words = side_by_side(tmp_path, case, lambda side, i: 2.0 if side == "B" else 0.0)
@@ -600,15 +519,6 @@ def test_a_label_names_outputs_and_seeds_declares_trainings(seeds_home: Path) ->
     assert records("--seeds") == records("")
     assert {r["speaks_of"] for r in records("") if r["verdict"]} == {METHODS}
     assert {(r["speaks_of"], r["verdict"]) for r in records("--label") if r["verdict"]} == {(OUTPUTS, UNDECIDED)}
-
-
-def test_no_note_recommends_a_label_for_runs_of_one_training(tmp_path: Path) -> None:
-    side_by_side(tmp_path, "checkpoints", lambda side, i: 0.0, questions=10)
-    side_by_side(tmp_path / "again", "evaluations", lambda side, i: 0.0, questions=10)
-    for home in (tmp_path, tmp_path / "again"):
-        notes = [note for note in compared(home, *PAIR["A"]).notes if "shown apart" in note]
-        assert notes
-        assert not any("--label" in note for note in notes), notes
 
 
 def assert_refused(ran: subprocess.CompletedProcess[str], *words: str) -> None:
