@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -79,26 +80,18 @@ def common_scoring(runs: list[EvalRun], asked: str | None, notes: list[str]) -> 
 def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[str]) -> dict[str, Any]:
     """Refuse (or, allowed, note) what must agree and does not; note what else differs; return what the runs share."""
     found = {run.name: settings(run) | {"scoring": scoring} for run in runs}
-    shared: dict[str, Any] = {}
-    problems = []
-    for key in SETTINGS:
-        values = {name: entry[key] for name, entry in found.items()}
-        if len({str(value) for value in values.values()}) <= 1:
-            shared[key] = next(iter(values.values()), None)
-            continue
-        rates = [entry.truncation_rate for run in runs for entry in run.record.benchmarks.values()]
-        if key == "max_tokens" and all(rate == 0 for rate in rates):  # None: not known
-            notes.append(f"max_tokens differs ({by_run(values)}), but no completion reached it")
-            continue
-        problems.append(f"{key} differs ({by_run(values)})")
-    counts = {
-        benchmark: {run.name: run.entry(benchmark).n for run in runs if benchmark in run.benchmarks}
-        for benchmark in dict.fromkeys(name for run in runs for name in run.benchmarks)
-    }
-    differing = [f"n of {name} differs ({by_run(n)})" for name, n in counts.items() if len(set(n.values())) > 1]
-    problems += differing
-    if counts and not differing:
-        shared["n"] = by_run({name: next(iter(n.values())) for name, n in counts.items()})
+    by_key = {key: {name: of[key] for name, of in found.items()} for key in SETTINGS}
+    names = dict.fromkeys(name for run in runs for name in run.benchmarks)
+    counts = {name: {run.name: run.entry(name).n for run in runs if name in run.benchmarks} for name in names}
+    by_key |= {f"n of {name}": values for name, values in counts.items()}
+    differing = {key: of for key, of in by_key.items() if len(set(map(str, of.values()))) > 1}
+    shared = {key: next(iter(by_key[key].values()), None) for key in SETTINGS if key not in differing}
+    if counts and not any(key.startswith("n of ") for key in differing):
+        shared["n"] = by_run({name: next(iter(values.values())) for name, values in counts.items()})
+    rates = [entry.truncation_rate for run in runs for entry in run.record.benchmarks.values()]
+    if "max_tokens" in differing and all(rate == 0 for rate in rates):  # None: not known
+        notes.append(f"max_tokens differs ({by_run(differing.pop('max_tokens'))}), but no completion reached it")
+    problems = [f"{key} differs ({by_run(values)})" for key, values in differing.items()]
     if problems and not allow:
         raise UserError(
             f"these runs cannot be compared: {'; and '.join(problems)}. --allow-mismatch compares them anyway, "
@@ -144,31 +137,24 @@ def _other_differences(runs: list[EvalRun]) -> list[str]:
 
 
 def _other_settings(record: EvalRecord) -> dict[str, Any]:
-    keys = flatten(record.as_json())
-    # Hashes of what a server wrote first: they differ between any two models.
-    keys = {k: v for k, v in keys.items() if not k.startswith("engine.canaries.texts")}
-    kept = {k: v for k, v in keys.items() if k not in NOT_SETTINGS and k.split(".")[0] not in NOT_SETTINGS}
-    adapter = kept.pop("model.adapter", None)
-    return kept | {"adapter": "yes" if adapter else "no"}
+    # engine.canaries.texts: hashes of what a server wrote first, which differ between any two models.
+    kept = {
+        key: value for key, value in flatten(record.as_json()).items()
+        if not {key, key.split(".")[0]} & {*NOT_SETTINGS} and not key.startswith("engine.canaries.texts")
+    }  # fmt: skip
+    return kept | {"adapter": "yes" if kept.pop("model.adapter", None) else "no"}
 
 
-def _changed_weights(run: EvalRun) -> list[str]:
-    """A note if the train run behind a run holds other weights now than those evaluated; it may hold none."""
-    if run.train is None:
-        return []
+def _changed_weights(run: EvalRun) -> Iterator[str]:
+    """Say whether the train run behind a run holds other weights now than those evaluated; it may hold none."""
     kind, before = run.record.model.checkpoint, (run.record.model.fingerprint or "").rpartition("-")[2]
-    if not kind or not before:
-        return []
-    try:
-        there = run.train.weights(kind)
-    except UserError:
-        return []
-    if not any(there.glob("*.safetensors")) or fingerprint(there) == before:
-        return []
-    return [
-        f"{run.name}: the weights in {there} have changed since they were evaluated: these are the figures of the old "
-        f"ones. gtpo eval {run.train.root} --checkpoint {kind} --out NEW measures the new"
-    ]
+    with suppress(UserError):
+        there = run.train.weights(kind) if run.train is not None and kind and before else None
+        if run.train and there and any(there.glob("*.safetensors")) and fingerprint(there) != before:
+            yield (
+                f"{run.name}: the weights in {there} have changed since they were evaluated: these are the figures of "
+                f"the old ones. gtpo eval {run.train.root} --checkpoint {kind} --out NEW measures the new"
+            )
 
 
 def _text(value: Any) -> str:

@@ -315,22 +315,18 @@ def _key_group(member: Member, wanted: list[str], members: list[Member]) -> tupl
 def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str], str]:
     """A name for each group: as told, else the run's own, else what its runs' names begin with, else the preset."""
     names: dict[tuple[str, str], str] = {}
-    for key, found in groups.items():
-        if key[0] in (LABEL, DECLARED, KEYS):
-            name = key[1]
-        elif len(found) == 1:
-            name = found[0].name
-        else:
-            names_inside = [member.name for member in found]
-            stem = os.path.commonprefix(names_inside).rstrip("0123456789")  # noqa: RUF071  # by letters
+    for key, group in groups.items():
+        first = group[0]
+        told = key[0] in (LABEL, DECLARED, KEYS)
+        name = key[1] if told else first.name
+        if len(group) > 1 and not told:
+            stem = os.path.commonprefix([member.name for member in group]).rstrip("0123456789")  # noqa: RUF071  # by letters
             for ending in ("seed", "s"):
                 cut = stem.removesuffix(ending)
-                if cut != stem and (not cut or cut[-1] in "-_. /"):
-                    stem = cut
-            # `gtpo-s1`, `gtpo-s2` are seeds of `gtpo`; in `gtpo-seeds` the ending belongs to the name.
-            name = stem.rstrip("-_. /") or found[0].preset or found[0].name
-        taken = set(names.values())
-        names[key] = name if name not in taken else f"{name} ({found[0].name})"
+                # `gtpo-s1`, `gtpo-s2` are seeds of `gtpo`; in `gtpo-seeds` the ending belongs to the name.
+                stem = cut if not cut or cut[-1] in "-_. /" else stem
+            name = stem.rstrip("-_. /") or first.preset or first.name
+        names[key] = name if name not in names.values() else f"{name} ({first.name})"
     return names
 
 
