@@ -320,11 +320,6 @@ class ServerEngine(Engine):
         self._contexts = {server.url: server.context() for server in servers}
         for server in self.servers:
             server.limit = server.most = concurrency
-            if server.out is not None and not server.told:
-                LOG.warning("no server answers at %s (%s): left out", server.url, server.out)
-            elif server.unlisted and not server.told:
-                LOG.warning("%s. It is asked all the same", server.unlisted)
-            server.told = True
         self._results: queue.SimpleQueue[list[Sample] | None] = queue.SimpleQueue()
         self._lot: list[Sample] = []  # What has come since the last of `_results`
         self._in_flight: set[_Request] = set()

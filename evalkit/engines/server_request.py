@@ -47,7 +47,7 @@ class Access:
         self, variable: str = "", headers: Sequence[str] = (), timeout_s: float = 600.0, *, direct: bool = False
     ) -> None:
         self.variable, self.key = variable, os.environ.get(variable, "").strip() if variable else ""
-        self.timeout_s, self.total_s, self._direct = timeout_s, 60 * timeout_s, direct
+        self.timeout_s, self.total_s, self.direct = timeout_s, 60 * timeout_s, direct
         self.headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         for header in headers:
             name, colon, value = header.partition(":")
@@ -72,7 +72,7 @@ class Access:
         timeout = aiohttp.ClientTimeout(total_s, sock_connect=min(CONNECT_S, silence_s), sock_read=silence_s)
         connector = aiohttp.TCPConnector(limit=connections)
         # Only for a proxy: aiohttp looks for one, and for a .netrc, with every request (0.2 ms).
-        proxies = not self._direct and bool(getproxies())
+        proxies = not self.direct and bool(getproxies())
         return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self.headers, trust_env=proxies)
 
     def refusal(self, url: str, status: int) -> str:
@@ -171,7 +171,6 @@ class Server:
         self.url, self.ref, self.access = url, ref, access
         self.takes_tokens = False  # Whether it is sent prompts as tokens, rendered here
         self.out: str | None = None  # Why it gets no requests
-        self.told = False  # Whether its faults were told
         self.cards: list[dict[str, Any]] = []  # One for each model that it lists
         self.version: str | None = None  # Of its program, if that is vLLM
         self.model: str | None = None  # The model that answers, as it says itself
@@ -356,6 +355,12 @@ def find_servers(ref: ModelRef, given: Sequence[str], access: Access) -> list[Se
     apart(ask_all())
     if all(server.out is not None for server in servers):
         raise UserError("; ".join(f"no server answers at {s.url} ({s.out})" for s in servers))
+    # One that was started for the run has its own name for the model.
+    for server in servers if not access.direct else ():
+        if server.out is not None:
+            LOG.warning("no server answers at %s (%s): left out", server.url, server.out)
+        elif server.unlisted:
+            LOG.warning("%s. It is asked all the same", server.unlisted)
     return servers
 
 

@@ -44,7 +44,7 @@ from gtpo.evalkit.evaluation.scoring import (
 )
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import summarise
-from gtpo.evalkit.evaluation.together import first_look, settle_prompts_and_limits, settle_thoughts
+from gtpo.evalkit.evaluation.together import first_look, settle_prompts, settle_thoughts
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import choose_scoring
 from gtpo.rewards.verify import Verifier, usable_cpus
@@ -119,11 +119,9 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     "--most-tokens %d is reached: %d of %d samples are missing. The same command with more goes on",
                     settings.most_tokens, missing, sum(plan.samples.values()),
                 )  # fmt: skip
-            # Recorded completions, and servers that run already, may have thoughts apart, and limits of their own.
-            elsewhere = plan.ref is None or plan.rendered.servers is not None
-            settle_thoughts(folder, tally, elsewhere, scorer)
-            if elsewhere:
-                settle_prompts_and_limits(folder, tally, plan.rendered.prompts)
+            # Recorded completions, and servers that run already, may have thoughts apart.
+            settle_thoughts(folder, tally, plan.ref is None or plan.rendered.servers is not None, scorer)
+            settle_prompts(folder, tally, plan.rendered.prompts)
             if plan.labels:
                 (name,) = plan.problems
                 record.benchmarks[name].labels = label_agreement(plan.labels, tally)

@@ -1,4 +1,4 @@
-"""What the samples of a run say of each other: hidden thoughts, limits of a server, prompts that it cut."""
+"""What the samples of a run say of each other: hidden thoughts, prompts that a server cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gtpo.evalkit.evaluation.scoring import Scorer, Tally
 from gtpo.rewards.thoughts import closes_unopened
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import EvalRecord
-from gtpo.runs.outcomes import Outcome, cut_prompts, shared_limit
+from gtpo.runs.outcomes import cut_prompts
 from gtpo.runs.tables import Key, QuestionKey, Sample
 
 _KEY = ("benchmark", "question_id", "sample_index")
@@ -60,14 +60,8 @@ def settle_thoughts(folder: EvalFolder, tally: Tally, apart: bool, scorer: Score
     _change(folder, tally, hidden, think)
 
 
-def settle_prompts_and_limits(folder: EvalFolder, tally: Tally, prompts: Mapping[QuestionKey, Prompt]) -> None:
-    """Find prompts that a server cut, and completions that end at a limit of its own though they are called whole."""
-    outcomes: dict[Key, Outcome] = {}
-    complete = [s for s in tally.scored() if s.outcome == "complete"]
-    for counts in ([s.tokens or 0 for s in complete], [(s.tokens or 0) + (s.prompt_tokens or 0) for s in complete]):
-        if (limit := shared_limit(counts)) is not None:
-            outcomes |= {s.key: "cut off" for s, n in zip(complete, counts, strict=True) if n == limit}
-            LOG.warning("%d completions end at %d tokens: cut off, whatever the server says", len(outcomes), limit)
+def settle_prompts(folder: EvalFolder, tally: Tally, prompts: Mapping[QuestionKey, Prompt]) -> None:
+    """Find prompts that a server cut, by the tokens that it counts in all of them."""
     read: dict[QuestionKey, tuple[int, int]] = {}
     for sample in tally.scored():
         key, prompt = sample.key[:2], prompts.get(sample.key[:2])
@@ -75,15 +69,13 @@ def settle_prompts_and_limits(folder: EvalFolder, tally: Tally, prompts: Mapping
             # The most of all samples: some servers do not count what they have in their cache.
             read[key] = prompt.size, max(sample.prompt_tokens, read.get(key, (0, 0))[1])
     cut = cut_prompts(read)
-    outcomes |= {sample.key: "prompt cut" for sample in tally.scored() if sample.key[:2] in cut}
 
     def settle(samples: list[Sample]) -> None:
         for sample in samples:
-            sample.outcome = outcomes[sample.key]
-            sample.finish_reason = "length" if sample.outcome == "cut off" else sample.finish_reason
+            sample.outcome = "prompt cut"
 
-    known = {s.key for s in tally.scored() if s.outcome == outcomes.get(s.key)}
-    _change(folder, tally, outcomes.keys() - known, settle)
+    new = {s.key for s in tally.scored() if s.key[:2] in cut and s.outcome != "prompt cut"}
+    _change(folder, tally, new, settle)
 
 
 def _change(folder: EvalFolder, tally: Tally, keys: Set[Key], change: Callable[[list[Sample]], Any]) -> None:

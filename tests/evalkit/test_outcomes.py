@@ -15,7 +15,7 @@ from gtpo.evalkit.engines.server import Answer, RequestError
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.outcomes import Ending, Tokens, cut_prompts, read_usage, shared_limit
+from gtpo.runs.outcomes import Ending, Tokens, cut_prompts, read_usage
 from gtpo.runs.tables import Sample
 
 MOST = 64
@@ -142,12 +142,6 @@ def test_prompts_that_were_cut() -> None:
     assert cut_prompts({i: (5_000 + i, 1250) for i in range(4)}) == set(), "short questions of one length"
     assert cut_prompts({i: (50 + i % 3, 20) for i in range(9)}) == set()
     assert cut_prompts({0: (30_000, 2048), 1: (400, 100)}) == {0}
-
-
-def test_limits_that_several_share() -> None:
-    assert shared_limit([4096] * 3 + [300, 20]) == 4096
-    for counts in ([4096] * 3, [4096] * 2 + [7], [4100] * 3 + [5], [64] * 5 + [3], []):
-        assert shared_limit(counts) is None
 
 
 def test_the_record_of_0_2_says_how_samples_ended(gtpo, tmp_path: Path, root: Path) -> None:  # type: ignore[no-untyped-def]
