@@ -77,34 +77,46 @@ def named(payload: dict[str, Any], times: int) -> Reply:
 
 
 def test_what_passes_costs_nothing(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Every third request meets one of these first."""
+    """Every second request meets one of these first."""
     faults = [
         Reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0.01"}),
         Reply(500, {"error": "oops"}),
         Reply(body=b"x" * 100, send=0.0),
         Reply(body={"choices": []}),
         Reply(pieces=stream({"seed": 1})[:2]),
+        completion({"seed": 1}, content=""),
+        completion({"seed": 1}, content=None, tool_calls=[{}]),
+        Reply(body={"choices": [{"message": {"content": "7"}, "finish_reason": "content_filter"}]}),
+        Reply(body={"choices": [{"message": {"content": "7"}, "error": {"message": "upstream"}}]}),
     ]
 
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        hit = times == 1 and payload["seed"] % 3 == 0
-        return faults[payload["seed"] // 3 % len(faults)] if hit else completion(payload)
+        hit = times == 1 and payload["seed"] % 2 == 0
+        return faults[payload["seed"] // 2 % len(faults)] if hit else completion(payload)
 
     gtpo(*EVAL, "--base-url", serve(behaviour).url, "--out", "run")
     assert rows(tmp_path / "run") == rows(whole)
     assert benchmarks(tmp_path / "run") == benchmarks(whole)
 
 
-@pytest.mark.parametrize(("status", "attempts"), [(400, 1), (503, 3)])
-def test_what_stays_costs_its_own_sample(gtpo, serve, whole: Path, tmp_path: Path, status: int, attempts: int) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("fault", "attempts", "told"),
+    [
+        (Reply(400, {"error": {"message": "the prompt\nis refused"}}), 1, "HTTP 400: the prompt is refused"),
+        (Reply(503, {"error": "down"}), 3, "HTTP 503: down"),
+        (completion({"seed": 1}, content=None), 3, "the reply is empty (finish_reason stop, 7 tokens, no text)"),
+    ],
+)
+def test_what_stays_costs_its_own_sample(  # type: ignore[no-untyped-def]
+    gtpo, serve, whole: Path, tmp_path: Path, fault: Reply, attempts: int, told: str
+) -> None:
     """One request of 24 fails for good: 4 %, within the default. The next call asks for it alone."""
-    fault = Reply(status, {"error": {"message": "the prompt\nis refused"}})
     server = serve(lambda payload, times: fault if payload["seed"] == FIRST else completion(payload))
     run = tmp_path / "run"
     done = gtpo(*EVAL, "--base-url", server.url, "--out", run)
     assert completed(run) == server.served - {FIRST} == set(rows(whole)) - {FIRST}
     row = rows(run)[FIRST]
-    assert row["error"] == f"HTTP {status}: the prompt is refused"
+    assert (row["error"], row["outcome"]) == (told, "empty" if "empty" in told else None)
     assert (row["completion"], row["verdict_strict"], row["format_ok"], row["tokens"]) == ("", None, None, None)
     assert server.times[FIRST] == attempts
     assert f"#0 failed: {row['error']}" in done.stderr
