@@ -2,7 +2,7 @@ import pytest
 
 from gtpo.rewards import accuracy_reward, extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
 from gtpo.rewards.completions import words
-from gtpo.rewards.extract import extract_both
+from gtpo.rewards.extract import check_rule, extract_both
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,7 @@ def test_long_hostile_text_is_linear(piece: str) -> None:
         assert accuracy_reward([text], answer=["7"], scoring=scoring) == [0.0]
     assert (last_boxed(text) or "1") == "1"
     assert not format_ok(text)
+    extract_both(text, "choice")
     assert len(published_final_reward([text, "<reasoning>" + text], ["1", "1"])) == 2
 
 
@@ -115,3 +116,24 @@ def test_gsm8k_gold() -> None:
     assert gsm8k_gold("work <<1+1=2>>\n#### 1,080\n") == "1080"
     assert gsm8k_gold("no mark") is None
     assert gsm8k_gold("####  ") is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "answer"),
+    [
+        ("choice", "So the correct option is B) 5 apples.", "B"),
+        ("choice", "\\boxed{\\text{(C)}}, since option A is wrong", "C"),
+        ("choice", "The best answer is C because A is wrong.", "C"),
+        ("choice", "<think>answer is A</think> I think\n(D)", "D"),
+        ("choice", "The answer is A man of 5", None),
+        ("choice", "\\boxed{42}", None),
+        ("boxed", "#### 3 \\boxed{4}", "4"),
+        ("boxed", "#### 3", None),
+        ("hashes", "#### 3\n#### 5 \\boxed{4}", "5"),
+        ("number", "\\boxed{4} of 12", "12"),
+        ("strict", "\\boxed{4}", None),
+        (r"(-?[$0-9.,]{2,})|(-?[0-9]+)", "5 + 12 = 7", "7"),
+    ],
+)
+def test_the_rule_of_a_task(rule: str, text: str, answer: str | None) -> None:
+    assert extract_both(text, check_rule(rule)) == (answer, answer)
