@@ -129,7 +129,7 @@ def test_gsm8k_gold() -> None:
         ("choice", "\\boxed{42}", None),
         ("boxed", "#### 3 \\boxed{4}", "4"),
         ("boxed", "#### 3", None),
-        ("hashes", "#### 3\n#### 5 \\boxed{4}", "5"),
+        ("hashes", "#### 3\n#### 5\nso \\boxed{4}", "5"),
         ("number", "\\boxed{4} of 12", "12"),
         ("strict", "\\boxed{4}", None),
         (r"(-?[$0-9.,]{2,})|(-?[0-9]+)", "5 + 12 = 7", "7"),
