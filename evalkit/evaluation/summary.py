@@ -126,13 +126,7 @@ def _cut_off(known: Sequence[bool]) -> int | None:
 
 
 def summarise(
-    name: str,
-    record: BenchmarkRecord,
-    problems: Sequence[Problem],
-    headline: Scoring,
-    tally: Tally,
-    n: int,
-    most: int,
+    name: str, record: BenchmarkRecord, problems: Sequence[Problem], headline: Scoring, tally: Tally, n: int, most: int
 ) -> tuple[BenchmarkRecord, list[dict[str, Any]]]:
     """Return (the benchmark's record with its metrics, its rows of questions.parquet).
 
