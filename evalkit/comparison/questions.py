@@ -278,6 +278,9 @@ def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
     sums, contents = (
         {run.name: getattr(run.entry(benchmark), of) for run in runs} for of in ("checksum", "content_checksum")
     )
+    rules = {run.name: (run.entry(benchmark).task or {}).get("extract", "as --scoring says") for run in runs}
+    if len(set(rules.values())) > 1:
+        return f"answers are read by different rules ({by_run(rules)})"
     same_golds = len(set(sums.values())) <= 1
     if same_golds and len(set(contents.values()) - {None}) <= 1:
         return ""

@@ -133,7 +133,8 @@ def _print_by(
     for value in sorted(set(values[questions.n >= k])):
         part = questions.take((values == value) & (questions.n >= k))
         asked = [problems[question] for question in part.ids]
-        clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked])
+        source = record.benchmarks[name].source
+        clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
         columns = [part.pass_at_k[:, 0], part.pass_at_k[:, k - 1], part.maj_at_k[:, k - 1]][: 3 if k > 1 else 1]
         cells = [_cell(Interval(**mean_interval(column, clusters=clusters)._asdict())) for column in columns]
         rows.append([str(value or "none"), str(len(asked)), *cells])

@@ -20,7 +20,8 @@ def write_hub_results(folder: Path, record: EvalRecord) -> None:
     for name, entry in record.benchmarks.items():
         path, benchmark = folder / ".eval_results" / f"{name}.yaml", Benchmark(**{"name": name, **(entry.task or {})})
         whole = entry.finish_with is None and entry.pass_at_k and entry.questions == benchmark.size
-        if benchmark.hub_id is None or not whole:
+        published = benchmark.checksum in (None, entry.checksum)
+        if benchmark.hub_id is None or not whole or not published:
             path.unlink(missing_ok=True)
             continue
         dataset, _, task = benchmark.hub_id.partition(":")

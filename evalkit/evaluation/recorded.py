@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,7 +275,9 @@ def _identify(
     by_itself = not (found.without_gold or found.no_gold or named)
     # Its own golds are enough: no download for a name.
     if benchmark is None or (by_itself and benchmark.local and data_folder(settings.data_dir) is None):
-        return benchmark.name if benchmark else stem, str(path), found.problems
+        judged = benchmark.judged if benchmark else dict[str, Any]()
+        problems = {i: replace(problem, **judged) for i, problem in found.problems.items()}
+        return benchmark.name if benchmark else stem, str(path), problems
     # Golds of a benchmark are verified; those in a file may be spelled otherwise.
     known = {p.id: p for p in load_problems(benchmark, settings.data_dir)}
     unknown = next((identifier for identifier in found.counts if identifier not in known), None)
@@ -324,7 +326,7 @@ def plan_recorded(
     if whole is not None and not (settings.limit or settings.questions) and (absent := whole - len(found.counts)) > 0:
         entry.absent = absent
     entry.excluded = [*entry.excluded, *lacking]
-    entry.task = named[0].entry() if named else None
+    entry.task = named[0].entry() if named else BENCHMARKS[benchmark].entry() if benchmark in BENCHMARKS else None
     prompt = PromptRecord(
         protocol=protocol.name, **protocol.model_dump(include={"thoughts", "begins_in_thought"}, exclude_defaults=True)
     )

@@ -267,12 +267,16 @@ class Benchmark(_Section):
         """How many problems it has, if that is known before they are loaded."""
         return SOURCES[self.local].count if self.local else self.count
 
+    @property
+    def judged(self) -> dict[str, Any]:
+        """What its problems say of how answers are found and compared."""
+        return {"extract": self.extract, "answers": self.judge.answers}
+
     def load(self, folder: str | Path | None = None) -> list[Problem]:
         """Return its problems in a fixed order. folder: of local benchmark files. Raises UserError."""
         if self._problems is not None:
             return self._problems
-        judged: Any = {"extract": self.extract, "answers": self.judge.answers}
-        rows: Any = {"fields": self.fields, "gold": self.gold, "options": self.options, **judged}
+        rows: Any = {"fields": self.fields, "gold": self.gold, "options": self.options, **self.judged}
         if self.file is not None:
             return load_file(Path(self.file), stem=self.name, **rows)
         if self.hub is not None:
@@ -280,7 +284,7 @@ class Benchmark(_Section):
             hub = HubSource(self.hub, self.split, self.count or 0, "", configs)
             where = f"{self.hub}, row"
             return load_hub(self.name, hub, lambda row, i: problem_of(row, i, self.name, f"{where} {i + 1}", **rows))
-        return [replace(p, **judged) for p in load_source(self.data or "", data_dir=folder)]
+        return [replace(p, **self.judged) for p in load_source(self.data or "", data_dir=folder)]
 
     def entry(self) -> dict[str, Any]:
         """Return what is stored of it with a run: its keys, but for the prompt, of which the run has its own record."""
@@ -319,7 +323,10 @@ def _benchmark(path: Path, values: dict[str, Any], lines: Lines | None = None) -
         values = {"extract": "choice", "judge": {"answers": "text"}} | values
     prompt = values.get("prompt")
     if isinstance(prompt, str):
-        values["prompt"] = find_protocol(prompt if prompt in presets() else str(path.parent / prompt))
+        try:
+            values["prompt"] = find_protocol(str(path.parent / prompt) if prompt.endswith(_YAML) else prompt)
+        except UserError as error:
+            raise UserError(f"{path}: prompt: {str(error).removeprefix('--protocol: ')}") from None
     elif isinstance(prompt, dict):
         # A task's own words are all that is said: no system prompt of ours before them.
         alone = {"name": values.get("name", path.stem), **({} if "extends" in prompt else {"system": ""})}

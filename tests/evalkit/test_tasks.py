@@ -212,3 +212,10 @@ def test_a_budget_ends_a_run_that_goes_on_with_a_larger_one(gtpo: Gtpo, serve: A
     done = gtpo(*run, "--most-tokens", "500", "--max-tokens", "9", "--price", "1,1")
     assert "$0.00: 64 prompt and 96 completion tokens" in done.stdout
     assert read_record(tmp_path / "results/eval/m").benchmarks["arithmetic"].pass_at_k[2].mean == 1.0
+
+
+def test_runs_that_read_answers_by_other_rules_are_not_compared(gtpo: Gtpo, choose: Path) -> None:
+    for name, rule in (("one", CHOICE["extract"]), ("other", "choice")):
+        (choose / "choose.yaml").write_text(yaml.safe_dump(CHOICE | {"extract": rule}))
+        gtpo("eval", "--completions", "said.jsonl", "--task", "choose.yaml", "--out", name)
+    assert "answers are read by different rules (one: ANSWER" in gtpo("compare", "one", "other", code=2).stderr
