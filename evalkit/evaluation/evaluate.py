@@ -159,7 +159,7 @@ def sample_missing(
         if done.total():
             LOG.info("%s: keeping %d stored samples", folder.path, done.total())
         chosen = record.scoring if record.scoring_by else None
-        progress = EvalProgress(chosen, wanted, done, engine, record.sampling.max_tokens)
+        progress = EvalProgress(chosen, wanted, done, engine)
         look = partial(first_look, record)
         progress = stack.enter_context(progress)
         pipeline = ScoringPipeline(folder, plan.questions, plan.samples, tally, scorer, progress, look)

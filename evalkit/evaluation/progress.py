@@ -37,7 +37,7 @@ class EvalProgress:
     """Progress of an eval run, shown while it is used as a context manager; safe to update from any thread.
 
     scoring: the headline; None if the completions choose it. wanted, done: benchmark -> samples that it will have, and
-    those that are stored already. max_tokens: of a sample.
+    those that are stored already.
     """
 
     def __init__(
@@ -46,9 +46,8 @@ class EvalProgress:
         wanted: Mapping[str, int],
         done: Mapping[str, int] | None = None,
         engine: Engine | None = None,
-        max_tokens: int | None = None,
     ) -> None:
-        self._scoring, self._engine, self._most = scoring, engine, max_tokens or 0
+        self._scoring, self._engine = scoring, engine
         before = done or {}
         self._counts = {name: Counts(n, before.get(name, 0)) for name, n in wanted.items()}
         # Samples that have not arrived; completions of this session that have, and their tokens.
@@ -105,13 +104,10 @@ class EvalProgress:
             parts.append(f"{self._engine.retried} requests sent again")
         if sampled := tokens + written:
             parts.append(f"{sampled / elapsed:.0f} tokens/s")
-            # The first to end are short: at the start this is too little time.
-            most = (tokens / arrived if arrived else self._most) * waiting - written
-            left = max(0.0, most) * elapsed / sampled
-        else:
-            left = elapsed / arrived * waiting if arrived else 0.0
-        if waiting and left:
-            parts.append(f"{'about' if arrived else 'at most'} {duration(left)} left")
+        if waiting and arrived:
+            # By the tokens of those that have ended, if they are known. The first to end are short.
+            ahead = (tokens / arrived * waiting - written) / sampled if sampled else waiting / arrived
+            parts.append(f"about {duration(max(0.0, ahead) * elapsed)} left")
         return parts
 
     def _line(self, c: Counts) -> str:

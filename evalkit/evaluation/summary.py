@@ -17,7 +17,7 @@ from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_answer
 from gtpo.rewards.verify import Verdict, default_verifier
-from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, Interval, ScoringMetrics, Spread
+from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, Interval, ScoringMetrics, TokenCounts
 
 Array = npt.NDArray[np.float64]
 
@@ -116,8 +116,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _spread(values: Sequence[int]) -> Spread | None:
-    return Spread(median=float(np.median(values)), high=float(np.percentile(values, 95))) if values else None
+def _spread(values: Sequence[int]) -> TokenCounts | None:
+    return TokenCounts(median=float(np.median(values)), high=float(np.percentile(values, 95))) if values else None
 
 
 def _cut_off(known: Sequence[bool]) -> int | None:

@@ -42,8 +42,8 @@ class Interval(_Block):
     best: float | None = Field(None, description="The same if every missing sample were right.")
 
 
-class Spread(_Block):
-    """What values are like that may be far from each other."""
+class TokenCounts(_Block):
+    """Lengths of completions, in tokens."""
 
     median: float = Field(description="Half of them are at most so large.")
     high: float = Field(description="95 % of them are at most so large.")
@@ -62,8 +62,8 @@ class ScoringMetrics(_Block):
     unsimplified_rate: float | None = None
     """Share of answers right in value but still to be computed."""
     verdicts: dict[str, int] = Field({}, description="Verdict -> count of samples.")
-    tokens_right: Spread | None = Field(None, description="Tokens of right completions, as far as they are known.")
-    tokens_wrong: Spread | None = Field(None, description="The same of all others.")
+    tokens_right: TokenCounts | None = Field(None, description="Tokens of right completions, as far as they are known.")
+    tokens_wrong: TokenCounts | None = Field(None, description="The same of all others.")
 
 
 class LabelAgreement(_Block):

@@ -115,7 +115,7 @@ def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     engine: Any = SimpleNamespace(running=lambda: (1, 25), retried=3)
-    progress = EvalProgress("strict", {"b": 10}, None, engine, 256)
+    progress = EvalProgress("strict", {"b": 10}, None, engine)
     progress.arrive([Sample("b", "q", i, "", tokens=50) for i in range(4)])
     clock[0] = 120.0
     assert progress._speed() == [
