@@ -19,7 +19,7 @@ MODES = {
     "rescore": "--rescore scores again what a run has stored",
     "completions": "--completions samples nothing",
 }
-EVERY = ("model", *MODES)
+EVERY, MODEL, ASKED = ("model", *MODES), ("model",), ("model", "check")
 FILE = ("model", "completions")
 SCORED = (*FILE, "rescore")
 
@@ -29,7 +29,7 @@ SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "presence_penal
 # What samples: an engine, or a server that a flag starts.
 LOCAL = ("auto", "vllm", "transformers", "--serve", "--serve-command")
 VLLM = ("auto", "vllm")
-ASKED = ("openai", "--serve", "--serve-command")
+SERVER = ("openai", "--serve", "--serve-command")
 
 
 def _section(title: str, engines: Sequence[str] | None = None, modes: Sequence[str] = ("model",)) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def _section(title: str, engines: Sequence[str] | None = None, modes: Sequence[s
 _what = _section("What", modes=FILE)
 _sampling = _section("Sampling")
 _scoring = _section("Scoring", modes=SCORED)
-_server = _section("Servers", engines=ASKED)
+_server = _section("Servers", engines=SERVER)
 _machine = _section("This machine", engines=LOCAL)
 _output = _section("Output", modes=EVERY)
 
@@ -66,55 +66,38 @@ class EvalSettings(CommandSettings):
     )  # fmt: skip
     SAMPLING: ClassVar[tuple[str, ...]] = get_args(SamplingName)
 
-    model: str | None = _what(
-        None, "Hub name, model folder, adapter folder or train run; with --rescore an eval run.", modes=EVERY
-    )
+    model: str | None = _what(None, "Hub name, folder of a model or adapter, or run.", modes=EVERY)
     benchmarks: str | None = _what(None, "Comma-separated names (--list) or files of your own.", "--benchmarks", "-b")
-    task: Sequence[str] | None = _what(
-        None, "YAML file of a benchmark of your own, with its prompt, rule of extraction and judge (repeatable)."
-    )
-    completions: Path | None = _what(None, "Score the recorded completions of a JSONL file; no model is run.")
-    like: str | None = _what(
-        None, "An eval run whose questions and settings are taken; flags that are given win. For a fair comparison.",
-        modes=("model",),
-    )  # fmt: skip
+    task: Sequence[str] | None = _what(None, "YAML file: a benchmark with its prompt, rule and judge (repeatable).")
+    completions: Path | None = _what(None, "Score the completions of a JSONL, CSV or Parquet file; run no model.")
+    like: str | None = _what(None, "An eval run whose questions and settings are taken; flags win.", modes=MODEL)
     with_base: bool = _what(
-        False, "Of a train run: evaluate what it started from in the same way, and compare the two.", engines=LOCAL,
-        modes=("model",),
-    )  # fmt: skip
-    check: str | None = _what(
-        None, "Print three problems of this benchmark and, of a MODEL, the prompt; verify all golds.", modes=("check",)
+        False, "Evaluate what a train run started from in the same way, and compare.", engines=LOCAL, modes=MODEL
     )
-    rescore: bool = _what(
-        False, "Verify the stored completions of an eval run again; print changes.", modes=("rescore",)
-    )
+    check: str | None = _what(None, "Show problems and prompt of this benchmark; verify all golds.", modes=("check",))
+    rescore: bool = _what(False, "Verify an eval run's stored completions again; print changes.", modes=("rescore",))
     limit: int | None = _what(None, "Use only the first N questions of each benchmark.", ge=1)
     questions: Sequence[str] | None = _what(None, "Use only the question with this id (repeatable).", "--question")
     data_dir: Path | None = _what(None, "Folder with local benchmark files.", modes=(*FILE, "check"))
     fields: str | None = _what(
-        None, "Names of fields in files, ours=theirs: problem=question,answer=reward_model.ground_truth.",
-        modes=(*FILE, "check"),
-    )  # fmt: skip
-    checkpoint: str | None = _what(
-        None, "Weights of a train run: best, final, or a checkpoint (default: best).", modes=("model",)
+        None, "Names of fields in files: problem=question,answer=reward_model.ground_truth.", modes=(*FILE, "check")
     )
+    checkpoint: str | None = _what(None, "Weights of a train run: best (default), final, a checkpoint.", modes=MODEL)
 
     k: int = _sampling(1, "Largest k of pass@k and maj@k.", modes=FILE, ge=1)
     samples: int | None = _sampling(None, "Completions per question (default: k).")
     engine: Literal["auto", "vllm", "transformers", "openai"] = _sampling("auto", "What samples.")
     protocol: str = _sampling(
-        "gtpo", "How the model is asked, or completions are read: a name (gtpo eval --list) or a YAML file.",
-        modes=(*FILE, "check"),
-    )  # fmt: skip
+        "gtpo", "How the model is asked, and read: a name (gtpo eval --list) or a YAML file.", modes=(*FILE, "check")
+    )
     prompt: str | None = _sampling(
-        None, "System prompt (default: the train run's, else the protocol's); '' for none.", modes=("model", "check")
+        None, "System prompt (default: as trained, else the protocol's); '' for none.", modes=ASKED
     )
     chat_template: Path | None = _sampling(
-        None, "Jinja file that replaces the tokenizer's chat template; a server applies its own.", engines=LOCAL,
-        modes=("model", "check"),
-    )  # fmt: skip
+        None, "Jinja file in place of the tokenizer's; a server applies its own.", engines=LOCAL, modes=ASKED
+    )
     chat_template_kwargs: JsonObject | None = _sampling(
-        None, "JSON for the chat template, e.g. '{\"enable_thinking\": true}'.", modes=("model", "check")
+        None, "JSON for the chat template, e.g. '{\"enable_thinking\": true}'.", modes=ASKED
     )
     temperature: float = _sampling(1.0, "Sampling temperature; 0 is greedy.", ge=0.0)
     top_p: float = _sampling(1.0, "Nucleus sampling; 1 is off.", gt=0.0, le=1.0)
@@ -122,68 +105,48 @@ class EvalSettings(CommandSettings):
     min_p: float = _sampling(0.0, "Only tokens this fraction as likely as the likeliest; 0 is off.", ge=0.0, lt=1.0)
     presence_penalty: float = _sampling(0.0, "Between -2 and 2; 0 is off.", ge=-2.0, le=2.0)
     repetition_penalty: float = _sampling(1.0, "1 is off.", gt=0.0)
-    sampling: Literal["default", "model"] = _sampling(
-        "default", "model: what the model's generation_config.json recommends. Flags win."
-    )
-    max_tokens: int | None = _sampling(
-        None, "Maximum tokens per completion (default: the train run's, else what fits, up to 32768).", ge=1
-    )
+    sampling: Literal["default", "model"] = _sampling("default", "model: as its generation_config.json; flags win.")
+    max_tokens: int | None = _sampling(None, "Of a completion (default: as trained, else what fits, to 32768).", ge=1)
     seed: int = _sampling(0, "Seed of the run; every sample's own seed is derived from it.")
-    most_tokens: int | None = _sampling(
-        None, "Stop when prompts and completions of the run, all sessions, have so many tokens.", ge=1
-    )
+    most_tokens: int | None = _sampling(None, "Of the run: stop when prompts and completions have so many.", ge=1)
 
     scoring: Literal["auto", "strict", "lenient"] = _scoring(
         "auto",
-        "Headline scoring; both are stored. auto: the protocol's; else lenient if most completions hold no answer "
-        "tags, chosen when the run first ends or stops; with --rescore the run's own.",
+        "Headline; both are stored. auto: the protocol's, the run's own, or lenient if most have no answer tags.",
     )
-    fail_on_error: float = _scoring(
-        0.05, "Stop when more than this share of the samples fails.", modes=("model",), ge=0.0, le=1.0
-    )
+    fail_on_error: float = _scoring(0.05, "Stop if more than this share of samples fails.", modes=MODEL, ge=0.0, le=1.0)
 
     base_url: Sequence[str] | None = _server(
         None, "Server URL (repeatable, or a comma list; default: OPENAI_BASE_URL).", engines=("openai",)
     )
     api_key_env: str = _server("OPENAI_API_KEY", "Environment variable that holds the API key.", engines=("openai",))
-    serve: str | None = _server(
-        None, "Start vLLM's server with these flags of its own, sample from it, stop it.", engines=("--serve",)
-    )
+    serve: str | None = _server(None, "Start vLLM's server with these flags, use it, stop it.", engines=("--serve",))
     serve_command: str | None = _server(
         None, "The same for any server: its command, with {model} and {port}.", engines=("--serve-command",)
     )
-    concurrency: int = _server(
-        64, "Maximum requests in flight at each server; 256 a replica at one that is started.", ge=1
-    )
-    timeout: float = _server(
-        600.0, "Seconds that a request may be silent; all of it may take 60 times as long.", gt=0.0
-    )
-    extra_body: JsonObject | None = _server(
-        None, 'JSON object of further fields for every request, e.g. \'{"reasoning_effort": "low"}\'.'
-    )
+    concurrency: int = _server(64, "Most requests in flight at a server; 256 a replica of one that is started.", ge=1)
+    timeout: float = _server(600.0, "Seconds of silence; a whole request may take 60 times as long.", gt=0.0)
+    extra_body: JsonObject | None = _server(None, 'JSON: fields of every request: \'{"reasoning_effort": "low"}\'.')
     header: Sequence[str] | None = _server(
-        None, "Further header 'Name: value' (repeatable); '$NAME' stands for an environment variable.",
-        engines=("openai",),
-    )  # fmt: skip
+        None, "'Name: value' (repeatable); '$NAME' stands for an environment variable.", engines=("openai",)
+    )
     retries: int = _server(5, "Further attempts of a failed request.", ge=0)
 
     batch_size: int | None = _machine(None, "Rows per batch.", engines=("auto", "transformers"), ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _machine(
         "auto",
-        "Data type. auto on a CPU: bfloat16 if the weights are stored in it and the CPU has instructions for it.",
-        engines=("auto", "vllm", "transformers", "--serve"),
+        "Data type. auto on a CPU: bfloat16 if weights and CPU have it.",
+        engines=(*VLLM, "transformers", "--serve"),
     )
     gpu_memory_utilization: float = _machine(0.9, "Share of GPU memory to use.", engines=VLLM, gt=0.0, le=1.0)
-    trust_remote_code: bool = _machine(False, "Run code from the model's repository.", modes=("model", "check"))
+    trust_remote_code: bool = _machine(False, "Run code from the model's repository.", modes=ASKED)
     tensor_parallel_size: int = _machine(1, "GPUs per model copy.", engines=VLLM, ge=1)
 
     out: Path | None = _output(None, "Run folder (default: results/eval/NAME).", modes=FILE)
     list_benchmarks: bool = _output(False, "List the benchmarks and exit.", "--list", modes=("list_benchmarks",))
     by: Literal["subject", "level"] | None = _output(None, "Also a table by this field of the questions.", modes=SCORED)
-    details: bool = _output(False, "Also every other k, and the rates of each benchmark.", modes=SCORED)
-    price: str | None = _output(
-        None, "IN,OUT: dollars for a million tokens of prompts and of completions; prints the sum.", modes=SCORED
-    )
+    details: bool = _output(False, "Also a table of every other k for each benchmark.", modes=SCORED)
+    price: str | None = _output(None, "IN,OUT: dollars a million tokens; prints the sum.", modes=SCORED)
     quiet: bool = _output(False, "Show warnings and the result only.")
     verbose: bool = _output(False, "Show details that help to find a fault.")
     json_output: bool = _output(False, "Print eval.json on stdout.", "--json")
