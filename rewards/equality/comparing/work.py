@@ -227,9 +227,10 @@ def _product(term: Term, found: Count, whole: bool) -> None:
     others = [[f for f in side if not is_rational(f)] for side in (above, below)]
     alone = len(above) + len(below) == 1
     # `3.2 \times 10^5` is a number as it is written.
-    # The exponent -1 as a number is what `100 \div 10` is read with.
-    tens = any(f[0] == "pow" and f[1] == ("num", Fraction(10)) and f[2] != ("num", Fraction(-1)) for f in tops)
-    scientific = tens and not below
+    # `100 \div 10` is read with the exponent -1 as a number; `100 \cdot 10^{-1}` is that division.
+    proper = all(1 <= abs(f[1]) < 10 for f in map(_unsigned, tops) if f[0] == "num")
+    powers = [f[2] for f in tops if f[0] == "pow" and f[1] == ("num", Fraction(10))]
+    scientific = not below and any(p != ("num", Fraction(-1)) and (proper or p != ("neg", ONE)) for p in powers)
     found[Work.PRODUCT] += max(0, len(tops) - 1 - scientific) + max(0, len(bottoms) - 1)
     if not alone:
         found[Work.PRODUCT] += sum(f in (ONE, ZERO) for f in tops)
@@ -509,7 +510,11 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
     reducible = excess[Work.FRACTION] and any(
         integer(constant_value(leaf.term)) is not None and _work_of([leaf]) for leaf in written
     )
-    return "UNEVALUATED" if "simplest" in problem.contract.forms or divided or reducible else "CORRECT"
+    # A power or a fraction of two numbers of the problem is an operation that stands still to be done.
+    numbers = [token for token in tokens if token[0].isdigit()]
+    copied = (excess[Work.LITERAL_POWER] or excess[Work.FRACTION]) and set(numbers) <= set(problem.tokens)
+    left = "simplest" in problem.contract.forms or divided or reducible or copied
+    return "UNEVALUATED" if left else "CORRECT"
 
 
 def is_solved(answer: Answer) -> bool:
