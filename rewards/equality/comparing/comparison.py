@@ -178,6 +178,8 @@ class Comparison:
             return value is not None and equal_terms(value, g.term)
         if isinstance(p, Scalar) and isinstance(g, Relation) and len(g.ops) == 1:  # `x^2` for `y - x^2 = 0`
             return self._relations(Relation(("=",), (("sym", "y"), p.term)), g)
+        if isinstance(p, Listing) and isinstance(g, Scalar) and (result := self._computed(p)) is not None:
+            return self._scalars(result, g)
         listing, chain = (p, g) if isinstance(p, Listing) else (g, p)
         rises = isinstance(chain, Relation) and set(chain.ops) == {_RISING.get(self.contract.order)}
         if rises and isinstance(chain, Relation) and isinstance(listing, Listing) and listing.kind == "list":
@@ -190,6 +192,17 @@ class Comparison:
         return self._single(p, g)
 
     # -- names ---------------------------------------------------------------------------------------------------
+    def _computed(self, p: Listing) -> Scalar | None:
+        """Return what is asked for, if a list of values ends in it and they give it: `m = 3, n = 4, m + n = 7`."""
+        last = p.items[-1] if p.items and p.joint != "or" else None
+        named = {item.name: item.value for item in p.items if isinstance(item, Named)}
+        given = {name: value.term for name, value in named.items() if isinstance(value, Scalar)}
+        if not isinstance(last, Relation) or last.ops != ("=",) or len(given) != len(p.items) - 1:
+            return None
+        left, right = last.terms
+        asked = canonical(left) in self.problem.asked and equal_terms(substitute(left, given), right)
+        return Scalar(right) if asked else None
+
     def _named(self, p: Answer, g: Answer) -> bool:
         if isinstance(p, Named) and isinstance(g, Named):
             if _plain(p.name) == _plain(g.name):

@@ -82,19 +82,8 @@ _INVERSES = {"ln": "exp", "exp": "ln", "sin": "arcsin", "cos": "arccos", "tan": 
 def work_left(term: Term) -> Count:
     """Return how many operations of each kind an expression leaves."""
     found: Count = Counter()
-    _visit(_with_fractions(term), found, whole=not symbols(term))
+    _visit(term, found, whole=not symbols(term))
     return found
-
-
-def _with_fractions(term: Term) -> Term:
-    """Return a term with its decimal exponents, and those of its roots, as fractions: `4^{0.5}` is a root as well."""
-    if term[0] == "mat":
-        return ("mat", tuple(tuple(map(_with_fractions, row)) for row in term[1]))
-    made = tuple(_with_fractions(part) if isinstance(part, tuple) else part for part in term)
-    if made[0] == "pow" and (power := _unsigned(made[2]))[0] == "num" and power[1].denominator > 1:
-        fraction: Term = ("div", ("num", Fraction(power[1].numerator)), ("num", Fraction(power[1].denominator)))
-        return ("pow", made[1], ("neg", fraction) if made[2][0] == "neg" else fraction)
-    return made
 
 
 def _visit(term: Term, found: Count, whole: bool = False) -> None:
@@ -213,7 +202,10 @@ def _root_of(factor: Term) -> tuple[Term, Term] | None:
         return factor[2], ("num", Fraction(2))
     if factor[:2] == ("fn", "root"):
         return factor[2], factor[3]
-    if factor[0] == "pow" and (power := _unsigned(factor[2]))[0] == "div" and is_rational(power):
+    power = _unsigned(factor[2]) if factor[0] == "pow" else ZERO
+    if power[0] == "num" and power[1].denominator > 1:  # `4^{0.5}`
+        return factor[1], ("num", Fraction(power[1].denominator))
+    if power[0] == "div" and is_rational(power):
         return factor[1], _unsigned(power[2])
     return None
 
@@ -285,19 +277,16 @@ def _power(base: Term, exponent: Term, found: Count) -> None:
         found[Work.POWER] += bare[0] in ("mul", "div") and any(map(is_rational, chain(*factors(bare)[:2])))
         found[Work.POWER] += base == ("const", "i")
     if base == ("const", "e"):
-        found[Work.FUNCTION] += contains(exponent, "const", "i") and not symbols(exponent) and is_turn(exponent)
+        found[Work.FUNCTION] += contains(exponent, "const", "i") and _is_turn(exponent)
         found[Work.FUNCTION] += any(part[:2] in (("fn", "ln"), ("fn", "log")) for part in addends(exponent))
     _visit(base, found)
     _visit(exponent, found)
 
 
-def is_turn(exponent: Term) -> bool:
+def _is_turn(exponent: Term) -> bool:
     """Return whether an exponent of e is a whole multiple of i pi / 2: then the power is 1, -1, i or -i."""
-    try:
-        quarters = number_of(evaluate(("div", exponent, ("mul", ("const", "i"), ("const", "pi"))), {})) * 2
-        return bool(abs(quarters - round(quarters.real)) < 1e-30)
-    except (NoValue, AttributeError):
-        return False
+    quarters = constant_value(("div", exponent, ("mul", ("const", "i"), ("const", "pi"))))
+    return quarters is not None and bool(abs(2 * (number := number_of(quarters)) - round(2 * number.real)) < 1e-30)
 
 
 def _divides(divisor: Term, number: Term) -> bool:
@@ -460,6 +449,8 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
         return "UNEVALUATED"
     if isinstance(g, Words) or (tokens := tokens_of(prediction)) == tokens_of(gold):
         return "CORRECT"
+    if isinstance(p, Listing) and p.items and isinstance(g, Scalar) and isinstance(p.items[-1], Relation):
+        p = p.items[-1]
     if isinstance(p, Relation) and isinstance(g, Scalar):  # a chain: its last term is the answer
         p = Scalar(p.terms[-1])
     if not _RELATIONS.isdisjoint(tokens) and tokens[0] != "=" and occurs(tokens, problem.tokens):
