@@ -94,10 +94,6 @@ def train(context: typer.Context) -> None:
         return
     flags = overrides if options.config else from_flags(overrides)
     config = load_config(options.config or START, flags, world_size=options.processes)
-    if options.check_loss and config.method != "gtpo":
-        raise UserError(
-            f"--check-loss compares GTPO's fused loss with its reference; method {config.method} has neither"
-        )
     require("gtpo train", "torch", "transformers", "trl", "peft", "datasets", "accelerate", extra="train")
     if options.dry_run:
         from gtpo.dry_run.forecast import dry_run as describe
@@ -117,7 +113,7 @@ def train(context: typer.Context) -> None:
         from gtpo.evalkit.evaluation import summary
 
         scorer = summary.score_held_out
-    folder = run(config, json_output=options.json_output, check_loss=options.check_loss, score_held_out=scorer)
+    folder = run(config, json_output=options.json_output, score_held_out=scorer)
     code = COLLAPSED if TrainFolder(folder).run().get("status") == "collapsed" else 0
     if launched_processes() > 1:
         from gtpo.train.environment import end_process

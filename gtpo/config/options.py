@@ -35,7 +35,6 @@ class TrainOptions(CommandSettings):
     processes: int | None = option(None, "With --dry-run: training processes, as torchrun would start them.")
     shard: Literal["fsdp2", "zero3"] | None = option(None, "With --dry-run and --processes: what divides the model.")
     help_config: bool = option(False, "Print every key: type, range, default, meaning.")
-    check_loss: bool = option(False, "Compare the fused loss with the reference on the first batch.")
     quiet: bool = option(False, "Only warnings and errors on stderr.")
     verbose: bool = option(False, "More detail on stderr, also from the libraries.")
     json_output: bool = option(False, "Print the result as JSON on stdout.", "--json")

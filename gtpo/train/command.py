@@ -29,7 +29,6 @@ def train(
     config: TrainConfig,
     *,
     json_output: bool = False,
-    check_loss: bool = False,
     score_held_out: ScoreHeldOut | None = None,
     results_dir: Path = RESULTS,
 ) -> Path:
@@ -65,7 +64,7 @@ def train(
         with libraries_aside():
             from gtpo.train.session import TrainingRun
 
-        run = TrainingRun(config, folder, inputs, stop, check_loss=check_loss, score_held_out=score_held_out)
+        run = TrainingRun(config, folder, inputs, stop, score_held_out=score_held_out)
         run.run()
     if run.main:
         _print_result(folder, json_output)

@@ -57,14 +57,13 @@ class TrainingRun:
         inputs: RunInputs,
         stop: Stop,
         *,
-        check_loss: bool = False,
         score_held_out: ScoreHeldOut | None = None,
     ) -> None:
         quiet_libraries()
         if not torch.accelerator.is_available():
             run_on_cpu()
         self.config, self.folder, self.inputs, self.stop = config, folder, inputs, stop
-        self.check_loss, self.score_held_out = check_loss, score_held_out
+        self.score_held_out = score_held_out
         if config.training.eval_steps is not None and score_held_out is None:
             raise UserError(
                 "training.eval_steps: held-out problems cannot be scored without score_held_out; gtpo train gives it"
@@ -168,7 +167,7 @@ class TrainingRun:
         with libraries_aside():
             trainer = self.trainer = kind(
                 model=loaded.model,
-                args=trainer_arguments(config, self.folder.checkpoints, loaded.dtype, check_loss=self.check_loss),
+                args=trainer_arguments(config, self.folder.checkpoints, loaded.dtype),
                 train_dataset=dataset,
                 processing_class=loaded.tokenizer,
                 peft_config=loaded.peft_config,

@@ -276,7 +276,7 @@ def grpo_faults(arguments: Any) -> Iterator[tuple[str, str]]:
         yield "entropy_coef_min", f"{low} exceeds entropy_coef_max {most}"
 
 
-def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_loss: bool = False) -> Any:
+def trainer_arguments(config: TrainConfig, output: Path, dtype: str) -> Any:
     """Return the GTPOConfig, GRPOConfig or SFTConfig of a run; checkpoints go to `output`.
 
     dtype: of the model's weights, as loaded.
@@ -294,7 +294,7 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str, *, check_lo
         objective = config.resolved_objective()
         arguments |= _rollout_arguments(config)
         if config.method == "gtpo":
-            arguments |= {"preset": config.preset_name(), "objective": objective, "check_loss": check_loss}
+            arguments |= {"preset": config.preset_name(), "objective": objective}
         else:
             arguments["scale_rewards"] = objective.scale_rewards
             arguments["mask_truncated_completions"] = objective.mask_truncated

@@ -3,7 +3,6 @@
     check_inputs       before the model is loaded: prompts, and what reward functions return
     prepare            makes the policy that samples that of the loss: generation_config, dropout, positions
     SamplerCheck       compares them: log-probabilities that the sampler gives for what it draws, and those of the loss
-    check_first_loss   `--check-loss`: compares the fused loss with its specification
 
 Before the first completion is sampled, so before H_ini is measured too, the trainer's own model draws a few tokens in a
 padded batch, as rollouts are drawn. `generate` gives its logits before and after sampling parameters act on them. vLLM
@@ -15,7 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -24,17 +23,15 @@ from torch.nn import Module
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.completions import Completions, Kept
-from gtpo.head import token_statistics
+from gtpo.completions import Kept
 from gtpo.inputs.model import backbone, beyond_positions, count_positions, drop_leaks, dropouts
 from gtpo.inputs.model_shape import beyond_embedding
-from gtpo.objective import PolicyLoss, reference_statistics
 from gtpo.rewards.loading import probe_reward
 from gtpo.runs.prompt import begins_twice
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import loss_mask, padded_batch
 from gtpo.trainer.kept_sets import listed, shaping
-from gtpo.trainer.policy_head import LMHead, sequences
+from gtpo.trainer.policy_head import sequences
 
 # The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn.
 ROWS, WIDTH, DRAWN = 8, 64, 16
@@ -47,12 +44,6 @@ _OTHER_WEIGHTS = (
     "vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample with the trainer's own "
     "model (rollout.engine: transformers, use_vllm=False)"
 )
-
-# Completions are cut to this many tokens for `--check-loss`, which holds all logits of `ROWS` rows at once.
-MAX_TOKENS = 128
-
-# Largest relative difference of the hidden states' gradient that counts as equal, by their dtype.
-OF_GRADIENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
 def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None:
@@ -370,52 +361,3 @@ class SamplerCheck:
 def _mean(values: Tensor, mask: Tensor) -> float:
     """Return the mean over the tokens [B, L] of a mask."""
     return float(torch.where(mask.bool(), values, 0.0).sum() / mask.sum().clamp(min=1))
-
-
-def check_first_loss(
-    trainer: Any,
-    loss: Callable[[Completions, Tensor, Tensor, Tensor], PolicyLoss],
-    completions: Completions,
-    ids: Tensor,
-    mask: Tensor,
-    hidden: Tensor,
-    head: LMHead,
-    kept: Kept | None,
-) -> None:
-    """Compare a micro-batch's loss, and its gradient, by the fused head and by all logits at once.
-
-    loss: of completions, log-probabilities, entropies and mask [B, L]. hidden [B, L, D]: states that predict ids
-    [B, L]. The logits are in float64 (CPU) or float32 (GPU), so the first rows and tokens are compared. Raises
-    ValueError if the gradients of the hidden states differ.
-    """
-    few = (slice(ROWS), slice(MAX_TOKENS))
-    given = Completions._make(None if each is None else each[few[: each.dim()]] for each in completions)
-    if kept is not None:
-        kept = kept.among(torch.arange(ids.numel(), device=ids.device).view(ids.shape)[few].flatten(), ids.numel())
-    ids, mask, ours = ids[few], mask[few], hidden[few].detach().clone().requires_grad_()
-    wide = torch.float32 if hidden.is_cuda else torch.float64
-    theirs = ours.detach().to(wide).requires_grad_()
-    exact = LMHead._make(part.detach().to(wide) if isinstance(part, Tensor) else part for part in head)
-    options = trainer.head_options()
-    with torch.enable_grad():
-        statistics = token_statistics(ours, ids=ids, mask=mask, kept_set=kept, **options, **head._asdict())
-        fused = loss(given, *statistics, mask)
-        logits = over_kept(exact.logits(theirs), torch.where(mask, ids, 0), kept)
-        statistics = reference_statistics(trainer.objective, logits, ids, mask, trainer.temperature)
-        reference = loss(given, *statistics, mask)
-        (found,) = torch.autograd.grad(fused.loss, ours)
-        (wanted,) = torch.autograd.grad(reference.loss, theirs)
-    # If there is no gradient at all, the difference is absolute.
-    norm = float(wanted.norm())
-    gradient = float((found.to(wide) - wanted).norm()) / (norm or 1.0)
-    passed = gradient <= OF_GRADIENT.get(hidden.dtype, 2e-2)
-    line = (
-        f"check-loss: the fused loss {'agrees with' if passed else 'DIFFERS from'} the reference on the first batch: "
-        f"loss {float((fused.loss - reference.loss).detach().abs()):.1e}, "
-        f"entropy {float((fused.entropy.to(wide) - reference.entropy).abs().max()):.1e}, gradient {gradient:.1e} of "
-        f"its norm, {norm:.1e} (0: equal rewards, or completions that the gate drops)"
-    )
-    if not passed:
-        raise ValueError(line)
-    if trainer.accelerator.is_main_process:
-        LOG.info(line)

@@ -56,9 +56,6 @@ class GTPOConfig(GRPOConfig):
         default=None,
         metadata={"help": "H_ini in nats, if already known; measured before step 0 when the filter is `auto`."},
     )
-    check_loss: bool = field(
-        default=False, metadata={"help": "Compare the fused loss with the reference on the first batch."}
-    )
     resample_equal_groups: int = field(
         default=0, metadata={"help": "How many times groups whose rewards are all equal are drawn again."}
     )

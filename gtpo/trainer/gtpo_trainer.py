@@ -41,7 +41,7 @@ from gtpo.own_loss import LossFunction, loss_function, needs_entropy_gradient, w
 from gtpo.trainer import trl_seam
 from gtpo.trainer.adapter_sync import AdapterGeneration
 from gtpo.trainer.calibration import GateCalibration
-from gtpo.trainer.checks import SamplerCheck, check_first_loss, check_inputs, prepare, written
+from gtpo.trainer.checks import SamplerCheck, check_inputs, prepare, written
 from gtpo.trainer.group_statistics import (
     BATCH_ROWS,
     GroupStatistics,
@@ -339,7 +339,6 @@ class GTPOTrainer(SampledTrainer):
         self.kept_sets = KeptSets.of_trainer(self)
         self.groups = GroupStatistics(self, self.objective)
         self.gate = GateCalibration(self, self.objective)
-        self._loss_to_check = args.check_loss
         self.set_resampling(args.resample_equal_groups)
         self._scored_entropies: Tensor | None = None
         self.add_callback(self.gate)
@@ -417,6 +416,7 @@ class GTPOTrainer(SampledTrainer):
         loss = functools.partial(
             self.loss_function,
             self.objective,
+            completions,
             num_generations=group,
             gate_active=self.gate.active(),
             # The micro-batches of a step add up, the ranks are averaged: B of the step is so many groups per rank.
@@ -424,12 +424,7 @@ class GTPOTrainer(SampledTrainer):
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
         )
-        check = None
-        if self._loss_to_check:
-            check = functools.partial(check_first_loss, self, loss, completions, inputs["completion_ids"], mask)
-            self._loss_to_check = False
-        of_tokens = functools.partial(loss, completions)
-        output, aux_loss = token_forward(self, model, inputs, mask, of_tokens, check=check, **self.head_options())
+        output, aux_loss = token_forward(self, model, inputs, mask, loss, **self.head_options())
         self._log(PolicyLoss._make(value.detach() for value in output), inputs)
         total: Tensor = output.loss
         if aux_loss is None:

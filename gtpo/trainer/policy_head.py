@@ -109,16 +109,14 @@ def token_forward(
     mask: Tensor,
     loss: Callable[[Tensor, Tensor, Tensor], Any],
     *,
-    check: Callable[[Tensor, LMHead, Kept | None], None] | None = None,
     find: Callable[[Tensor, LMHead, Tensor, Tensor], Kept] | None = None,
     **options: Any,
 ) -> PolicyOutput:
     """Run a model's forward as its trainer does; return what `loss` makes of log-probabilities, entropies and the mask.
 
     batch: prompt_ids, prompt_mask, completion_ids, completion_mask [B, .], and under truncated sampling the kept sets.
-    mask [B, L] bool: the tokens that are wanted; others have 0. check: called with the hidden states [B, L, D] that
-    predict the completions' tokens, the head, and the kept sets. find: finds these, if the policy is still the one that
-    sampled (`KeptSets.find`). options: temperature, log_clamp and entropy_gradient of `gtpo.head.head_statistics`.
+    mask [B, L] bool: the tokens that are wanted; others have 0. find: finds these, if the policy is still the one
+    that sampled (`KeptSets.find`). options: temperature, log_clamp and entropy_gradient of `gtpo.head.head_statistics`.
 
     Raises ValueError if a statistic is not finite.
     """
@@ -129,8 +127,6 @@ def token_forward(
         kept = None if find is None else find(hidden, head, ids, mask)
         if "kept_ids" in batch:
             kept = Kept.of_tokens(batch["kept_counts"], batch["kept_ids"])
-        if check is not None:
-            check(hidden, head, kept)
         logps, entropies = token_statistics(hidden, ids=ids, mask=mask, kept_set=kept, **options, **head._asdict())
         output = loss(logps, entropies, mask)
         # Last: it waits for the GPU.

@@ -52,7 +52,7 @@ def config_of(folder: Path, base: Path, **changes: Any) -> TrainConfig:
 
 
 def run(folder: Path, base: Path, **changes: Any) -> Path:
-    return train(config_of(folder, base, **changes), results_dir=folder / "results", check_loss=True)
+    return train(config_of(folder, base, **changes), results_dir=folder / "results")
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

@@ -41,7 +41,7 @@ def test_each_step_of_a_round_has_the_policy_that_sampled(
     shape = {"steps_per_generation": 3} if several else {}
     trainer = built(
         tmp_path, small("Llama"), preset=preset, temperature=0.9, learning_rate=1e-3,
-        max_steps=3 if several else 1, check_loss=True, **shape, **cut,
+        max_steps=3 if several else 1, **shape, **cut,
     )  # fmt: skip
     draws, log, differences, moved = Draws(monkeypatch), trainer._log, [], []
 

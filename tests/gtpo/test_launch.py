@@ -108,8 +108,7 @@ def test_gradient_is_that_of_one_process(config: str, tmp_path: Path) -> None:
 def test_run_validates_resumes_and_saves_whole_weights(config: str, tmp_path: Path) -> None:
     write_config(tmp_path)
     script = ["-m", "gtpo"] if config == "ddp" else [HERE / "launched_on_cpu.py"]
-    said = launch(tmp_path, config, *script, "train", "run.yaml", *(["--check-loss"] if config == "ddp" else []))
-    assert ("agrees with the reference" in said) == (config == "ddp")
+    launch(tmp_path, config, *script, "train", "run.yaml")
     run = tmp_path / "results/train/run"
     assert len(pq.read_table(next((run / "completions").glob("*.parquet")))) == 8, "those of both processes"
     about = json.loads((run / "run.json").read_text())
