@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import statistics
 import warnings
@@ -430,16 +429,17 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=four_bit_compute_dtype(),
         )
+    named = f"model.model_name {section.model_name!r}"
     try:
         settings = AutoConfig.from_pretrained(base, trust_remote_code=section.trust_remote_code)
         if obstacle := router_loss_obstacle(settings):
-            raise UserError(f"model.model_name {section.model_name!r}: {obstacle}")
+            raise UserError(f"{named}: {obstacle}")
         # An update of an adapter is smaller than the spacing of 16-bit weights.
         options["dtype"] = torch.float32 if merged else resolve_dtype(section, settings)
         model = AutoModelForCausalLM.from_pretrained(base, use_safetensors=True, **options)
     except SafetensorError as error:
         raise UserError(
-            f"model.model_name {section.model_name!r}: a .safetensors file of {base} cannot be read ({_first(error)}); "
+            f"{named}: a .safetensors file of {base} cannot be read ({_first(error)}); "
             "it is damaged or was copied in part: fetch it again"
         ) from None
     except RuntimeError as error:
@@ -447,13 +447,11 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
             # A device that is out of memory or order has its own message.
             raise
         raise UserError(
-            f"model.model_name {section.model_name!r}: the weights in {base} have other shapes than its config.json "
+            f"{named}: the weights in {base} have other shapes than its config.json "
             "says (the report above lists them); put the config.json beside them that they were saved with"
         ) from None
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(
-            f"model.model_name {section.model_name!r}: no model could be loaded ({_first(error)})"
-        ) from None
+        raise UserError(f"{named}: no model could be loaded ({_first(error)})") from None
     if section.load_in_4bit and any(p.dim() > 2 and p.is_floating_point() for p in model.parameters()):
         notes.append(
             "model.load_in_4bit: the experts stay unquantised, for bitsandbytes packs linear layers and a mixture of "
@@ -464,28 +462,25 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
         raise UserError(f"model.model_name {section.model_name!r}: the weights of {base} are quantised, and {needs}")
     if merged:
         dtype = resolve_dtype(section, settings) if section.dtype != "auto" else torch.float32
-        model, kind, lost = merge_adapter(model, str(source), dtype)
-        note = "merged before training, in float32, which holds all of it"
+        model, kind = merge_adapter(model, str(source), dtype)
+        note = "in float32, which holds all of it"
         if dtype != torch.float32:
-            note = f"merged before training; {lost:.0%} of its update is lost to {section.dtype}"
-            note += " (model.dtype: auto keeps it in float32)"
-        notes.append(f"{source} is an adapter ({kind}) on {base}: {note}")
+            note = f"rounded to {section.dtype}, in which small updates are lost (model.dtype: auto keeps float32)"
+        notes.append(f"{source} is an adapter ({kind}) on {base}: merged before training, {note}")
     if dropped := savable_generation_config(model):
         notes.append(dropped)
     return model, merged
 
 
-def merge_adapter(model: Any, source: str, dtype: torch.dtype) -> tuple[Any, str, float]:
-    """Return a float32 model with the adapter of a folder merged and rounded to `dtype`, its kind, and the share lost.
+def merge_adapter(model: Any, source: str, dtype: torch.dtype) -> tuple[Any, str]:
+    """Return a float32 model with the adapter of a folder merged and rounded to `dtype`, and the adapter's kind.
 
-    The share of its update that rounding takes away: |error| / |update|. Raises UserError if a part of the adapter is
-    missing or does not fit, or if the merged weights cannot be what it was.
+    Raises UserError if a part of the adapter is missing or does not fit, or the merged weights cannot be what it was.
     """
     from peft import PeftModel
-    from peft.tuners.tuners_utils import BaseTunerLayer
 
     vocabulary = model.get_input_embeddings().weight.size(0)
-    ids, lost, whole = torch.arange(0, vocabulary, -(-vocabulary // 64))[None], 0.0, 0.0
+    ids = torch.arange(0, vocabulary, -(-vocabulary // 64))[None]
     if not any(Path(source).glob("adapter_model.*")):
         raise UserError(f"{source} has no adapter_model.safetensors")
     try:
@@ -498,15 +493,7 @@ def merge_adapter(model: Any, source: str, dtype: torch.dtype) -> tuple[Any, str
             raise UserError(f"{source}: {kind} writes into the prompt, which weights cannot hold; train its base model")
         with torch.no_grad():
             before = adapted(input_ids=ids.to(model.device)).logits
-            for layer in [each for each in adapted.modules() if isinstance(each, BaseTunerLayer)]:
-                # Experts' weights are parameters of a module of their own, under other names than `weight`.
-                held = [(each, each.detach().clone()) for each in layer.get_base_layer().parameters(recurse=False)]
-                layer.merge()
-                lost += sum(float((now.to(dtype).float() - now).square().sum()) for now, _ in held)
-                whole += sum(float((now - base).square().sum()) for now, base in held)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "All adapters are already merged")
-                merged = adapted.merge_and_unload()
+            merged = adapted.merge_and_unload()
             apart = float((merged(input_ids=ids.to(model.device)).logits - before).abs().max())
     except (UserError, torch.OutOfMemoryError):
         raise
@@ -520,7 +507,7 @@ def merge_adapter(model: Any, source: str, dtype: torch.dtype) -> tuple[Any, str
             f"{tied if merged.config.tie_word_embeddings else ''}. It cannot be trained on; "
             "train it in a script (GTPOTrainer takes a PeftModel)"
         )
-    return merged.to(dtype).requires_grad_(True), kind, math.sqrt(lost / whole) if whole else 0.0
+    return merged.to(dtype).requires_grad_(True), kind
 
 
 def _load_unsloth(config: TrainConfig, weights: Weights) -> LoadedModel:

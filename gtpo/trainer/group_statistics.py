@@ -180,9 +180,8 @@ class GroupStatistics:
 
     def log_completions(self, batch: Mapping[str, Any], entropies: Tensor, kept: Tensor | None = None) -> None:
         """Log a micro-batch's entropies, given of tokens [B, L] in nats, by completion, and the gate's choice [B]."""
-        mask = loss_mask(batch)
         # NaN, and left out, if the policy wrote nothing of it, or TRL has emptied the mask of a truncated one.
-        entropy = (entropies * mask).sum(dim=1) / mask.sum(dim=1)
+        entropy = completion_means(entropies, batch)
         if "behaviour_entropy" in batch:
             entropy = torch.where(entropy.isnan(), entropy, batch["behaviour_entropy"])
         columns = [batch["row"], entropy, *([] if kept is None else [kept])]
