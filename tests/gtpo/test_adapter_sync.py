@@ -88,7 +88,8 @@ def test_check_sums_over_a_step_and_stops_beyond_the_tolerance() -> None:
     trainer: Any = SimpleNamespace(
         accelerator=accelerator, state=SimpleNamespace(global_step=0), model=torch.nn.Linear(1, 1), _metrics=metrics,
         model_wrapped=lambda input_ids, **_: SimpleNamespace(logits=torch.zeros(*input_ids.shape, 9)), use_vllm=True,
-        args=SimpleNamespace(disable_dropout=True, generation_kwargs=None), temperature=1.0,
+        args=SimpleNamespace(disable_dropout=True, generation_kwargs=None), temperature=1.0, kept_sets=None,
+        vllm_importance_sampling_correction=True,
     )  # fmt: skip
     check = SamplerCheck(trainer, 0.05)
 
