@@ -275,10 +275,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 _TITLE = "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control"
 _CITATION = f"""\
 @article{{simoni2025gtpo,
-    title  = {{{{{_TITLE}}}}},
+    title = {{{{{_TITLE}}}}}, year = 2025, eprint = {{arXiv:2508.03772}},
     author = {{Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori}},
-    year   = 2025,
-    eprint = {{arXiv:2508.03772}},
 }}
 
 """

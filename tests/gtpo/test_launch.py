@@ -189,8 +189,8 @@ def test_rollback_or_a_sentence(config: str, words: str, last_step: int, tmp_pat
     assert load_file(tmp_path / "results/train/run/best/model.safetensors")
 
 
-def agents(folder: Path, *, command: tuple[str, ...]) -> list[str]:
-    """Start two_nodes.yaml's two agents on this machine, one process each; return what each printed."""
+def agents(folder: Path, *, command: tuple[str, ...]) -> None:
+    """Start two_nodes.yaml's two agents on this machine, one process each."""
     words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "two_nodes.yaml")]
     words += ["--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", free_port()]
     running = [
@@ -206,7 +206,6 @@ def agents(folder: Path, *, command: tuple[str, ...]) -> list[str]:
         for process in running:
             process.kill()
     assert [process.returncode for process in running] == [0, 0], told
-    return [out for out, _ in told]
 
 
 @pytest.mark.slow
@@ -215,19 +214,6 @@ def test_two_nodes_make_one_run(tmp_path: Path) -> None:
     agents(tmp_path, command=("-m", "gtpo", "train", "run.yaml"))
     about = json.loads((tmp_path / "results/train/run/run.json").read_text())
     assert (about["processes"], about["status"]) == (2, "finished")
-
-
-@pytest.mark.slow
-def test_two_nodes_meet_as_the_file_says(tmp_path: Path) -> None:
-    """Without torch: each agent's process knows of the other's."""
-    script = tmp_path / "say.py"
-    script.write_text(
-        "import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['GROUP_WORLD_SIZE'])\n"
-    )
-    assert sorted(line.split() for line in agents(tmp_path, command=(str(script),))) == [
-        ["0", "2", "2"],
-        ["1", "2", "2"],
-    ]
 
 
 # -- Slurm -------------------------------------------------------------------------------------------------------------
