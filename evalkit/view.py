@@ -59,7 +59,7 @@ Query = Mapping[str, str]
 def stamp(folder: Path) -> str:
     """Return what changes whenever a run has something new to show."""
     # The time of a folder changes with its files.
-    names = ("run.json", "metrics.jsonl", "trainer_state.json", "eval.json", "checkpoints", "completions", "samples")
+    names = ("run.json", "metrics.jsonl", "eval.json", "checkpoints", "completions", "samples")
     stats = [(path.stat().st_mtime_ns, path.stat().st_size) for path in (folder / n for n in names) if path.exists()]
     return f"{folder.stat().st_mtime_ns} {stats}"
 
@@ -70,7 +70,6 @@ def training(folder: Path) -> dict[str, Any]:
     rows, about = run.metrics(), run.run()
     rewards = {key for row in rows.values() for key in row if key.startswith("rewards/") and key.endswith("/mean")}
     lost = {step: ", ".join(row["nonfinite"]) for step, row in rows.items() if row.get("nonfinite")}
-    file = run.metrics_file()
     settings = members_of([], [run])[0].settings
     return {
         "method": run.preset,
@@ -81,7 +80,7 @@ def training(folder: Path) -> dict[str, Any]:
         "steps": about.get("steps"),
         "stopped": str(about.get("stopped_because") or ""),
         "seconds": about.get("wall_time_s"),
-        "written": file.stat().st_mtime if file and rows else None,
+        "written": run.metrics_jsonl.stat().st_mtime if rows else None,
         "warnings": [f"values that were not finite at {len(lost)} steps, the last at step {max(lost):g} "
                      f"({lost[max(lost)]})"] if lost else [],
         "rollouts": [path.stem for path in run.completions_files()],

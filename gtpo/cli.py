@@ -41,8 +41,8 @@ app = App(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"gtpo {gtpo.__version__}")
         raise typer.Exit
 

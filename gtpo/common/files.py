@@ -159,10 +159,10 @@ class NewerSchema(UserError):
     """A file of a newer version of this program."""
 
 
-def check_schema_version(path: Path, found: int, newest: int) -> None:
+def check_schema_version(path: Path, version: int, newest: int) -> None:
     """Raise NewerSchema if a file was written by a newer version of this program than can read it."""
-    if found > newest:
-        raise NewerSchema(f"{path}: schema version {found}; this gtpo reads up to {newest}. Upgrade gtpo")
+    if version > newest:
+        raise NewerSchema(f"{path}: schema version {version}; this gtpo reads up to {newest}. Upgrade gtpo")
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

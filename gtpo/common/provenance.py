@@ -30,13 +30,13 @@ def file_hash(path: Path) -> str:
 
 def package_versions(*packages: str) -> dict[str, str]:
     """Return the Python version, and the version of each of those packages that is installed."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def cpu_model() -> str:
@@ -51,17 +51,17 @@ def peak_memory() -> int | None:
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     # getrusage would count what the process that started this one held.
-    found = _matched(Path("/proc/self/status"), r"^VmHWM:\s*(\d+) kB")
-    return 1024 * int(found) if found else None
+    kilobytes = _matched(Path("/proc/self/status"), r"^VmHWM:\s*(\d+) kB")
+    return 1024 * int(kilobytes) if kilobytes else None
 
 
 def _matched(path: Path, pattern: str) -> str | None:
     """Return the first group of the pattern in a file of Linux; None if there is no such file or line."""
     try:
-        found = re.search(pattern, path.read_text(), re.MULTILINE)
+        match = re.search(pattern, path.read_text(), re.MULTILINE)
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def git_commit() -> str | None:

@@ -56,8 +56,8 @@ class Document(dict[Key, Setting]):
     def over(self, below: Document) -> Document:
         """Return this document laid over another: sections merge, everything else is replaced."""
         replaced = {key for key, setting in self.items() if setting.value != {}}
-        left = {k: setting for k, setting in below.items() if replaced.isdisjoint(k[:end] for end in range(len(k)))}
-        return Document(left | self)
+        rest = {k: setting for k, setting in below.items() if replaced.isdisjoint(k[:end] for end in range(len(k)))}
+        return Document(rest | self)
 
     def inside(self, *section: str) -> Document:
         """Return what a section holds, as a document of its own."""

@@ -44,60 +44,60 @@ def load_config(
     if str(path).endswith((*FILES, ".csv", ".tsv")):
         raise UserError(f"{path} holds data, not a config; to train on it: gtpo train --model MODEL --data {path}")
     file = Path(path) if Path(path).is_file() else find_config(str(path)) or Path(path)
-    found = Findings()
-    documents = [translate(layer, found) for layer in (*layers(file), flag_layer(overrides or {}))]
-    document = complete(merged(documents, file.stem), found)
-    config, changes = resolve(to_config(document, found.errors), document, world_size)
+    findings = Findings()
+    documents = [translate(layer, findings) for layer in (*layers(file), flag_layer(overrides or {}))]
+    document = complete(merged(documents, file.stem), findings)
+    config, changes = resolve(to_config(document, findings.errors), document, world_size)
     # TRL and peft check their settings when they have been imported; the document is gone by then.
     config._settings = {".".join(key): setting for key, setting in document.items()}
     # Only now: of a config that is refused, only the errors matter.
-    for notice in dict.fromkeys((*found.notices, *changes)):
+    for notice in dict.fromkeys((*findings.notices, *changes)):
         LOG.warning(notice)
     return config
 
 
 def to_config(document: Document, errors: Iterable[str] = ()) -> TrainConfig:
     """Return a document of our dialect as the schema has it. Raises UserError: `errors`, then its own, a line each."""
-    found = Findings([*errors])
+    findings = Findings([*errors])
     homes = {name.rpartition(".")[2] for name in keys() if not name.startswith("model.build")}
     for parts, setting in document.items():
         name = ".".join(parts)
         if name in keys() and isinstance(setting.value, bool) and {int, float}.intersection(keys()[name].kinds):
             # pydantic would read `learning_rate: true` as 1.0.
-            found.errors.append(_sentence(document, {"loc": parts, "type": "bool", "input": setting.value}))
+            findings.errors.append(_sentence(document, {"loc": parts, "type": "bool", "input": setting.value}))
         elif len(parts) == 2 and parts[1] in homes and is_passed_on(name):
             # A key of ours in another section than its own: TRL may have the name too, and would take it in silence.
-            found.errors.append(unknown_key(setting))
+            findings.errors.append(unknown_key(setting))
     # `section:` with nothing under it is an empty section.
     values = {name: {} if value is None and name in sections() else value for name, value in document.nested().items()}
     # Errors are gathered, not raised one by one: a file is mended at one go.
     try:
         config = TrainConfig.model_validate(values)
     except ValidationError as error:
-        found.errors += [_sentence(document, fault) for fault in error.errors()]
-    found.raise_errors()
+        findings.errors += [_sentence(document, fault) for fault in error.errors()]
+    findings.raise_errors()
     return config
 
 
 def _sentence(document: Document, error: Mapping[str, Any]) -> str:
     """Turn one pydantic error into one sentence: place, key as typed, what is expected, what was found."""
-    loc, found = tuple(str(part) for part in error["loc"] if not isinstance(part, int)), error["input"]
+    loc, value = tuple(str(part) for part in error["loc"] if not isinstance(part, int)), error["input"]
     # What is wrong within an entry of a list is said of the list.
     if within := next((loc[:end] for end in range(2, len(loc)) if ".".join(loc[:end]) in keys()), None):
-        loc, found = within, document.at(within).value
+        loc, value = within, document.at(within).value
     setting, name = document.at(loc), ".".join(loc)
     key = keys().get(name)
     if error["type"] == "extra_forbidden" and not within:
         return unknown_key(setting)
     if name in sections():
         first = next((f"; its keys are flags, e.g. --{key}" for key in keys() if key.startswith(f"{name}.")), "")
-        return f"{setting} must be a mapping, found {found!r}" + first * setting.is_flag
+        return f"{setting} must be a mapping, found {value!r}" + first * setting.is_flag
     if key is None:
         return f"{setting}: {error['msg'].removeprefix('Value error, ')}"
     if error["type"] == "string_pattern_mismatch":
         names = "a name that starts with a letter, digit or _ and has no slash (it names a folder)"
-        return f"{setting} must be {names}; found {found!r}."
-    return key.sentence(str(setting), found)
+        return f"{setting} must be {names}; found {value!r}."
+    return key.sentence(str(setting), value)
 
 
 # -- what a config passes on to TRL or peft ----------------------------------------------------------------------------

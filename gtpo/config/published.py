@@ -43,37 +43,37 @@ class Findings:
             raise UserError("\n      ".join(dict.fromkeys(self.errors)))
 
 
-def translate(document: Document, found: Findings) -> Document:
+def translate(document: Document, findings: Findings) -> Document:
     """Return one layer in our dialect; note each change, and the errors that only the dialect can have.
 
     Each layer by itself, before they are laid over each other: so what stands above wins, whichever name it uses.
     """
     for step in (_without_effect, _trainer_class, _values, _renamed):
-        document = step(document, found)
+        document = step(document, findings)
     return document
 
 
-def complete(document: Document, found: Findings) -> Document:
+def complete(document: Document, findings: Findings) -> Document:
     """Return the merged document with what a file that names a class of the authors leaves to us."""
-    document, method = _without_runtime(document, found), document.at("method").value
-    for key, setting, notice in found.changes:
+    document, method = _without_runtime(document, findings), document.at("method").value
+    for key, setting, notice in findings.changes:
         if document.at(key)[1:] == setting[1:]:
-            found.notices.append(notice)
+            findings.notices.append(notice)
     origin = document.at("trainer.class_path")
     stands_for, line = _method_of(origin)
     if not stands_for:
         return document
     document = document.without("trainer.class_path")
     if method != stands_for:
-        found.notices.append(f"{origin} {origin.value} has no effect: {document.at('method')} is {method}")
+        findings.notices.append(f"{origin} {origin.value} has no effect: {document.at('method')} is {method}")
         return document
     if not line:
         return document
-    found.notices.append(f"{origin} {origin.value} -> {line}")
+    findings.notices.append(f"{origin} {origin.value} -> {line}")
     for key, left_out in _TABLE["left out"].items():
         # GRPO has no preset to choose.
         if document.at(key).value is None and (method == "gtpo" or key != "objective.preset"):
-            found.notices.append(f"    {left_out['notice']}")
+            findings.notices.append(f"    {left_out['notice']}")
             document = document.put(key, left_out["value"]) if "value" in left_out else document
     return document
 
@@ -82,15 +82,15 @@ def _method_of(origin: Setting) -> tuple[str, str]:
     return TRAINERS.get(str(origin.value).replace(":", "."), ("", ""))
 
 
-def _without_effect(document: Document, found: Findings) -> Document:
+def _without_effect(document: Document, findings: Findings) -> Document:
     for key, why in WITHOUT_EFFECT.items():
         if document.at(key).value is not None:
-            found.notices.append(f"{document.at(key)} has no effect: {why}")
+            findings.notices.append(f"{document.at(key)} has no effect: {why}")
         document = document.without(key)
     return document
 
 
-def _trainer_class(document: Document, found: Findings) -> Document:
+def _trainer_class(document: Document, findings: Findings) -> Document:
     """Set the method that a class stands for; `complete` takes the class itself away."""
     origin, other = document.at("trainer.class_path"), document.at("method")
     method, _ = _method_of(origin)
@@ -98,33 +98,33 @@ def _trainer_class(document: Document, found: Findings) -> Document:
         return document
     if other.value not in (None, method):
         words = f'trains with method {method}, but {other} is "{other.value}"; remove one'
-        found.errors.append(f"{origin} {origin.value} {words}")
+        findings.errors.append(f"{origin} {origin.value} {words}")
     return document if other.value is not None else document.put("method", method, origin)
 
 
-def _values(document: Document, found: Findings) -> Document:
+def _values(document: Document, findings: Findings) -> Document:
     """Take values that only the dialect has: "8/12", the authors' rewards, no tracker."""
     groups = document.at("training.num_generations")
     # The authors' way to note two runs.
     if isinstance(groups.value, str) and (several := re.fullmatch(r"\s*(\d+)\s*/.*", groups.value)):
         notice = f'{groups} "{groups.value}": taking {several[1]}'
-        found.changes.append(("training.num_generations", groups, notice))
+        findings.changes.append(("training.num_generations", groups, notice))
         document = document.put("training.num_generations", int(several[1]))
     rewards = document.at("trainer.reward_funcs")
     if isinstance(rewards.value, list):
         ours = [REWARDS.get(str(path).replace(":", "."), (path, "")) for path in rewards.value]
         changed = [(path, *new) for path, new in zip(rewards.value, ours, strict=True) if new[1]]
         for path, name, why in changed:
-            found.changes.append(("trainer.reward_funcs", rewards, f"{rewards} {path} -> {name} ({why})"))
+            findings.changes.append(("trainer.reward_funcs", rewards, f"{rewards} {path} -> {name} ({why})"))
         document = document.put("trainer.reward_funcs", [name for name, _ in ours])
     if document.at("training.report_to").value in ("none", ["none"]):  # transformers' word for no tracker
         document = document.put("training.report_to", [])
     return document
 
 
-def _renamed(document: Document, found: Findings) -> Document:
+def _renamed(document: Document, findings: Findings) -> Document:
     """Move the values of the dialect's keys to ours; an error if the same layer sets those to something else."""
-    document = _without_runtime(document, found)
+    document = _without_runtime(document, findings)
     for old, new in RENAMED.items():
         origin, other, document = document.at(old), document.at(new), document.without(old)
         value = [origin.value] if keys()[new].many else origin.value
@@ -132,18 +132,18 @@ def _renamed(document: Document, found: Findings) -> Document:
             continue
         # A flag's value is text.
         if other.value not in (None, []) and read_scalar(other.value) != read_scalar(value):
-            found.errors.append(f"{origin} {origin.value} and {other} {other.value} set the same thing; remove one")
+            findings.errors.append(f"{origin} {origin.value} and {other} {other.value} set the same thing; remove one")
         else:
-            found.changes.append((new, origin, f"{origin} -> {new} {origin.value}"))
+            findings.changes.append((new, origin, f"{origin} -> {new} {origin.value}"))
             document = document.put(new, value, origin)
     for key, setting in document.items():
         if key[:-1] == (_RUNTIME,):
-            found.errors.append(unknown_key(setting, RENAMED))
+            findings.errors.append(unknown_key(setting, RENAMED))
     # What is no section is an unknown key.
     return document if document.at(_RUNTIME).value else document.without(_RUNTIME)
 
 
-def _without_runtime(document: Document, found: Findings) -> Document:
+def _without_runtime(document: Document, findings: Findings) -> Document:
     """Leave out what is GTPO's in the dialect, if the method is another one."""
     method = document.at("method").value
     if method not in ("grpo", "sft"):
@@ -151,7 +151,7 @@ def _without_runtime(document: Document, found: Findings) -> Document:
     runtime = {key: entry for key, entry in document.items() if entry.typed.lstrip("-").startswith(_RUNTIME)}
     if runtime:
         section = next(iter(runtime.values()))._replace(typed=_RUNTIME)
-        found.notices.append(f"{section} has no effect with method {method}")
+        findings.notices.append(f"{section} has no effect with method {method}")
     for key in runtime:
         document = document.without(".".join(key))
     return document

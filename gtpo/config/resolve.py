@@ -48,7 +48,7 @@ def _of_the_model(config: TrainConfig) -> Iterator[str]:
     loaded = {"model_name": model.model_name, "load_in_4bit": model.load_in_4bit, "backend": model.backend == "unsloth"}
     if model.build is None and not model.model_name:
         yield "model needs model_name (a Hub name, a local folder or a train run) or build"
-    for name in [name for name, given in loaded.items() if given and model.build]:
+    for name in [name for name, value in loaded.items() if value and model.build]:
         yield f"model.{name} contradicts model.build: the model is built, and none is loaded"
     if (build := model.build) and build.hidden_size % build.num_attention_heads:
         heads, width = build.num_attention_heads, build.hidden_size
@@ -173,23 +173,23 @@ def resolve(config: TrainConfig, document: Document, world_size: int | None = No
 
     document: says where a key was set. Raises UserError with a line per contradiction.
     """
-    found = Findings()
+    findings = Findings()
     for check in (_of_the_model, _of_the_data, _of_training):
         for key, _, message in (fault.partition(" ") for fault in check(config)):
-            found.errors.append(f"{document.at(key)} {message}")
-    found.raise_errors()
+            findings.errors.append(f"{document.at(key)} {message}")
+    findings.raise_errors()
     config = config.model_copy(deep=True)
     model, training = config.model, config.training
     # The published setting; peft has alpha 8 for every rank.
     if model.lora_rank:
         model.lora_alpha = model.lora_alpha or model.lora_rank
     for change in (_subsets, _precision):
-        found.notices += change(config, document)
+        findings.notices += change(config, document)
     if config.method != "sft":
         if training.max_completion_length is None:
             training.max_completion_length = model.max_seq_length - training.max_prompt_length
         config.objective.preset = config.preset_name()
         source = source_hash(loss, "objective.loss") if (loss := config.objective.changes().get("loss")) else None
         config.objective = config.objective.model_copy(update={"loss_source": source})
-        found.notices += _batch(config, document, world_size or launched_processes())
-    return config, found.notices
+        findings.notices += _batch(config, document, world_size or launched_processes())
+    return config, findings.notices

@@ -201,7 +201,7 @@ def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
         target: {name: layer for name, layer in layers.items() if f".{name}".endswith(f".{target}")}
         for target in targets
     }
-    absent = [target for target, found in named.items() if not found]
+    absent = [target for target, matches in named.items() if not matches]
     if absent:
         linear = {name.rpartition(".")[2] for name, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
         line = (
@@ -214,8 +214,8 @@ def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
             notes.append(line)  # nobody named it
         else:
             LOG.warning(line)
-    for target, found in named.items():
-        for name, layer in found.items():
+    for target, matches in named.items():
+        for name, layer in matches.items():
             if getattr(layer, "weight", None) is None or layer.weight.dim() < 2:
                 raise UserError(
                     f"model.target_modules {target}: {name} is a {type(layer).__name__}, which takes no adapter; "

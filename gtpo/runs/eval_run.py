@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
@@ -58,23 +56,21 @@ class EvalRun:
         """Return the figures of each question under one scoring. Raises UserError if the file does not hold them."""
         file = self.folder / "questions.parquet"
         # In one process another folder may be current, and a run may be resumed.
-        keys, every = _questions(file.resolve(), file.stat().st_mtime_ns if file.exists() else 0)
-        rows = np.flatnonzero(keys == f"{scoring} {self.stored_name(benchmark)}")
-        if not rows.size:
-            raise UserError(f"{file}: no {scoring} scores of {self.stored_name(benchmark)}; {rescore(self.folder)}")
-        found = every.take(rows[np.argsort(every.ids[rows])])
-        k = slice(int(found.n.max()))
-        lengths = cache(partial(self._lengths, benchmark, scoring))
-        return replace(found, pass_at_k=found.pass_at_k[:, k], maj_at_k=found.maj_at_k[:, k], lengths=lengths)
+        every = _questions(file.resolve(), file.stat().st_mtime_ns if file.exists() else 0)
+        name = self.stored_name(benchmark)
+        if (name, scoring) not in every:
+            raise UserError(f"{file}: no {scoring} scores of {name}; {rescore(self.folder)}")
+        return replace(every[name, scoring], lengths=cache(partial(self._lengths, benchmark, scoring)))
 
     def _lengths(self, benchmark: str, scoring: str) -> Lengths:
-        parts = tuple((path.resolve(), path.stat().st_mtime_ns) for path in sample_parts(self.folder))
         stored, n = self.stored_name(benchmark), self.entry(benchmark).n or np.inf
-        return {
-            question: [(right, tokens) for sample, right, tokens in samples if sample < n]
-            for (name, question), samples in _samples(parts, scoring).items()
-            if name == stored
-        }
+        lengths: Lengths = {}
+        for path in sample_parts(self.folder):
+            table = read_table(path, ["benchmark", "question_id", "sample_index", f"verdict_{scoring}", "tokens"])
+            for name, question, index, verdict, tokens in zip(*(c.to_pylist() for c in table.columns), strict=True):
+                if name == stored and index < n and verdict is not None and tokens is not None:
+                    lengths.setdefault(question, []).append((verdict == "CORRECT", tokens))
+        return lengths
 
     def problems(self, benchmark: str) -> dict[str, Problem]:
         """Return the problems of a benchmark by id, as far as the run holds them."""
@@ -120,53 +116,34 @@ class Questions:
         return np.array([n for name in self.ids for is_right, n in lengths.get(name, ()) if is_right == right], float)
 
 
-_TEXTS = ("benchmark", "scoring", "subject")
 _COUNTS = ("level", "n", "correct", "format_ok", "truncated")
 _BY_K = ("pass_at_k", "maj_at_k")
 
 
 @cache
-def _questions(path: Path, changed: int) -> tuple[NDArray[np.object_], Questions]:
-    """One questions.parquet: `scoring benchmark` of each row, and the rows. Raises UserError if it lacks any.
+def _questions(path: Path, changed: int) -> dict[tuple[str, str], Questions]:
+    """(benchmark, scoring) -> the rows of questions.parquet. Raises UserError if it lacks any.
 
-    Without filters and scalars of Arrow, which import pandas: a quarter of a second.
+    Without filters, scalars and `to_numpy` of Arrow, which import pandas: a quarter of a second.
     """
-    columns = [*_TEXTS, "question_id", *_COUNTS, *_BY_K]
-    table = read_table(path, columns, remedy=rescore(path.parent), dictionary=_TEXTS).combine_chunks()
-    benchmarks, scorings, subjects = (
-        np.array([*column.dictionary.to_pylist(), ""], dtype=object)[_numbers(column.indices, -1)]
-        for column in (table[name].combine_chunks() for name in _TEXTS)
-    )
-    counts: dict[str, Any] = {name: _numbers(table[name], 0) for name in _COUNTS}
-    n, most = counts["n"], int(counts["n"].max(initial=1))
-    by_k = {}
-    for name in _BY_K:
-        if np.any(_numbers(pc.list_value_length(table[name]), 0) < n):
-            raise UserError(f"{path}: {name} is shorter than n; {rescore(path.parent)}")
-        flat = pc.list_slice(table[name], 0, most, return_fixed_size_list=True).combine_chunks().flatten()
-        by_k[name] = np.where(np.arange(most) < n[:, None], _numbers(flat, np.nan).reshape(-1, most), np.nan)
-    ids = np.array(table["question_id"].to_pylist(), dtype=object)
-    return scorings + " " + benchmarks, Questions(ids=ids, subject=subjects, **(counts | by_k))
-
-
-@cache
-def _samples(parts: tuple[tuple[Path, int], ...], scoring: str) -> dict[tuple[str, str], list[tuple[int, bool, int]]]:
-    """(benchmark, question) -> (index, whether it is right, tokens) of each scored sample whose length is known.
-
-    parts: the files, with the times of their last change.
-    """
-    samples: dict[tuple[str, str], list[tuple[int, bool, int]]] = {}
-    for path, _ in parts:
-        columns = read_table(path, ["benchmark", "question_id", "sample_index", f"verdict_{scoring}", "tokens"])
-        for name, question, index, verdict, tokens in zip(*(c.to_pylist() for c in columns.columns), strict=True):
-            if verdict is not None and tokens is not None:
-                samples.setdefault((name, question), []).append((index, verdict == "CORRECT", tokens))
-    return samples
-
-
-def _numbers(column: Any, null: float) -> NDArray[Any]:
-    """A column of numbers, nulls replaced."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    whole = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
-    values = np.from_dlpack(whole)
-    return np.where(np.from_dlpack(array.is_null().cast("uint8")), null, values) if array.null_count else values
+    columns = ["benchmark", "scoring", "question_id", "subject", *_COUNTS, *_BY_K]
+    table = read_table(path, columns, remedy=rescore(path.parent))
+    values = {name: table[name].to_pylist() for name in columns}
+    groups: dict[tuple[str, str], list[int]] = {}
+    for row in sorted(range(len(table)), key=values["question_id"].__getitem__):
+        groups.setdefault((values["benchmark"][row], values["scoring"][row]), []).append(row)
+    questions = {}
+    for key, rows in groups.items():
+        counts: dict[str, Any] = {name: np.array([values[name][row] or 0 for row in rows]) for name in _COUNTS}
+        n = counts["n"]
+        for name in _BY_K:
+            counts[name] = np.full((len(rows), n.max()), np.nan)
+            for place, row in enumerate(rows):
+                if len(values[name][row] or ()) < n[place]:
+                    raise UserError(f"{path}: {name} is shorter than n; {rescore(path.parent)}")
+                counts[name][place, : n[place]] = (values[name][row] or [])[: n[place]]
+        ids, subject = (
+            np.array([values[name][row] or "" for row in rows], dtype=object) for name in ("question_id", "subject")
+        )
+        questions[key] = Questions(ids=ids, subject=subject, **counts)
+    return questions

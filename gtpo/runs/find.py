@@ -17,7 +17,7 @@ from gtpo.runs.eval_run import EvalRun, rescore
 from gtpo.runs.train_run import ENDED, RESULTS, TrainFolder, train_run_of
 
 # Files and folders by which a run's folder is known, however little it holds yet.
-_PARTS = ("eval.json", "samples", "run.json", "config.yaml", ".lock", "metrics.jsonl", "trainer_state.json")
+_PARTS = ("eval.json", "samples", "run.json", "config.yaml", ".lock", "metrics.jsonl")
 
 
 # Eval runs, the train runs behind them, and notes for the reader.
@@ -34,7 +34,7 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> FoundRuns:
     trains: dict[Path, TrainFolder] = {}
     notes: list[str] = []
     alone: list[str] = []
-    for given, folder in [(name, resolve(name)) for name in names]:
+    for name, folder in [(name, resolve(name)) for name in names]:
         if is_eval(folder) or not (folder / "run.json").is_file():
             run = _read_eval_run(folder, allow_incomplete, notes)
             evals.append(run)
@@ -49,11 +49,11 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> FoundRuns:
             notes.append(
                 f"{train.name} is an incomplete train run (status {train.status}): shown as far as it got ({resume})"
             )
-        found = _evaluation(train, notes)
-        if found is None:
-            alone.append(given)
+        evaluation = _evaluation(train, notes)
+        if evaluation is None:
+            alone.append(name)
         else:
-            evals.append(replace(_read_eval_run(found, False, notes), name=train.name, train=train))
+            evals.append(replace(_read_eval_run(evaluation, False, notes), name=train.name, train=train))
     for train in trains.values():
         if train.collapsed:
             why = f" ({train.run()['stopped_because']})" if train.run().get("stopped_because") else ""
@@ -75,40 +75,40 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> FoundRuns:
 
 def _evaluation(train: TrainFolder, notes: list[str]) -> Path | None:
     """Return the eval run that a train run stands for; None if there is none. Raises UserError if it is not clear."""
-    found = []
+    complete = []
     for entry in evals_of(train.root):
         if read_record(entry).status == "complete":
-            found.append(entry)
+            complete.append(entry)
         else:
             notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
-    if len(found) < 2:
-        return next(iter(found), None)
-    listed = ", ".join(map(str, found))
-    for entry in found:
+    if len(complete) < 2:
+        return next(iter(complete), None)
+    listed = ", ".join(map(str, complete))
+    for entry in complete:
         # The one of its name is where `gtpo eval RUN` puts it; the others were put elsewhere with --out.
         if entry.name == train.root.resolve().name:
-            notes.append(f"{train.name} has {len(found)} eval runs ({listed}): {entry} is compared")
+            notes.append(f"{train.name} has {len(complete)} eval runs ({listed}): {entry} is compared")
             return entry
-    raise UserError(f'train run "{train.name}" has {len(found)} eval runs ({listed}): name the one to compare')
+    raise UserError(f'train run "{train.name}" has {len(complete)} eval runs ({listed}): name the one to compare')
 
 
-def resolve(given: str) -> Path:
+def resolve(name: str) -> Path:
     """Return the folder of a path to it or to its eval.json, or of a name under results/.
 
     UserError, with the nearest name, if there is none.
     """
-    path = Path(given)
+    path = Path(name)
     if path.name in ("eval.json", "run.json") and path.is_file():
         return path.parent
     if path.is_dir() and any((path / part).exists() for part in _PARTS):
         return path
-    places = [RESULTS / kind / given for kind in ("eval", "train")]
+    places = [RESULTS / kind / name for kind in ("eval", "train")]
     there = [] if path.is_absolute() else [place for place in places if place.is_dir()]
     if len(there) == 2:
         # Evaluating a train run under its own name is the usual case; the train run then stands for both.
         if _is_of(there[0], there[1]):
             return there[1]
-        raise UserError(f'"{given}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
+        raise UserError(f'"{name}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
     if there:
         return there[0]
     if path.is_dir():
@@ -117,8 +117,8 @@ def resolve(given: str) -> Path:
         raise UserError(f"{path} is a file, not a run; score it first: gtpo eval --completions {path}")
     known = [entry.name for entry in every_folder()]
     raise UserError(
-        f'no run "{given}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.'
-        f"{did_you_mean(given, known)}"
+        f'no run "{name}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.'
+        f"{did_you_mean(name, known)}"
     )
 
 
@@ -150,8 +150,8 @@ def _is_of(entry: Path, train: Path) -> bool:
         record = _read_once(entry.resolve(), (entry / "eval.json").stat().st_mtime_ns)
     except (UserError, OSError):
         return False
-    found = _train_run_of(record, entry)
-    return found is not None and found.root.resolve() == train.resolve()
+    of = _train_run_of(record, entry)
+    return of is not None and of.root.resolve() == train.resolve()
 
 
 @lru_cache(maxsize=1024)

@@ -168,21 +168,16 @@ SAMPLE_SCHEMA, QUESTION_SCHEMA, PROBLEM_SCHEMA, PROMPT_SCHEMA = map(
 
 
 def read_table(
-    path: Path,
-    columns: Sequence[str] | None = None,
-    *,
-    remedy: str = REMEDY,
-    newest: int = EVAL_SCHEMA_VERSION,
-    dictionary: Sequence[str] = (),
+    path: Path, columns: Sequence[str] | None = None, *, remedy: str = REMEDY, newest: int = EVAL_SCHEMA_VERSION
 ) -> pa.Table:
     """Read a Parquet file of a run, with the metadata of its schema.
 
-    remedy: what to do if it cannot be read. newest: the schema version up to which it can. dictionary: columns of few
-    different texts. Raises UserError if the file is damaged, too new, or lacks one of the columns.
+    remedy: what to do if it cannot be read. newest: the schema version up to which it can. Raises UserError if the file
+    is damaged, too new, or lacks one of the columns.
     """
     try:
         # pq.read_table imports pandas: 0.25 s.
-        with pq.ParquetFile(path, read_dictionary=list(dictionary)) as file:
+        with pq.ParquetFile(path) as file:
             metadata = file.schema_arrow.metadata or {}
             check_schema_version(path, int(metadata.get(b"gtpo_schema_version", b"0")), newest)
             missing = [name for name in columns or () if name not in file.schema_arrow.names]

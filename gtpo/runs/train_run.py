@@ -8,8 +8,6 @@ best/ final/     weights (or adapter) and tokenizer; best.json says why
 base/            only if an adapter, TRL's KL term or vLLM refers to weights that are nowhere else
 completions/     parquet, one file per logged step, one row per completion (`COMPLETION_COLUMNS`)
 problems.txt     a hash of each problem's text that is trained on
-
-A folder of TRL's own trainers has none of these: its metrics are those of its last checkpoint's trainer_state.json.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +82,6 @@ OF_TRL = {
     "completions/mean_length": "completions/length",
     "completions/clipped_ratio": "completions/truncated",
 }
-# The same, of trainer_state.json.
-_IN_STATE = OF_TRL | {
-    "entropy": "entropy/mean",
-    "frac_reward_zero_std": "groups/zero_variance",
-}
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:
@@ -99,8 +92,8 @@ def checkpoint_step(checkpoint: Path | None) -> int:
 
 def every_checkpoint(checkpoints: Path, before: float = math.inf) -> list[Path]:
     """Return the whole checkpoints in a folder of steps below `before`, the highest step first."""
-    numbered = {path: checkpoint_step(path) for path in checkpoints.glob("checkpoint-*")}
-    return sorted((path for path, step in numbered.items() if 0 < step < before), key=numbered.__getitem__)[::-1]
+    paths = (path for path in checkpoints.glob("checkpoint-*") if 0 < checkpoint_step(path) < before)
+    return sorted(paths, key=checkpoint_step, reverse=True)
 
 
 def last_checkpoint(checkpoints: Path) -> Path | None:
@@ -157,11 +150,9 @@ class TrainFolder:
         """Return config.yaml as one level with dotted keys; None if there is none. Raises UserError."""
         if not self.config_yaml.is_file():
             return None
-        settings, corrected = (
-            flatten(read_yaml(self.config_yaml, "a mapping of sections")[0]),
-            "importance_sampling_correction",
-        )
+        settings = flatten(read_yaml(self.config_yaml, "a mapping of sections")[0])
         # Unset, it follows from the objective and the engine.
+        corrected = "importance_sampling_correction"
         if f"rollout.{corrected}" in settings and (resolved := self.run().get(corrected)) is not None:
             settings[f"rollout.{corrected}"] = resolved
         return settings
@@ -187,19 +178,16 @@ class TrainFolder:
         """Return the folder of its weights: best/, else final/; or a checkpoint by name or path. Raises UserError."""
         names = ["best", "final"] if checkpoint is None else [checkpoint, f"checkpoints/{checkpoint}"]
         places = [self.root / name for name in names]
+        named = checkpoint not in (None, "best", "final")
         if (output := self.output) is not None:
             saved = any((output / name).is_file() for name in ("config.json", "adapter_config.json"))
             last = output if saved else last_checkpoint(output)
             places += [output / str(checkpoint)] if checkpoint not in (None, "final") else [last] if last else []
-        named = checkpoint is not None and checkpoint not in ("best", "final")
+        places += [Path(str(checkpoint))] * named
+        if folder := next(filter(Path.is_dir, places), None):
+            return folder
         if named:
-            places.append(Path(str(checkpoint)))
-        for place in places:
-            if place.is_dir():
-                return place
-        if named:
-            there = sorted(path.name for path in self.checkpoints.glob("*") if path.is_dir())
-            near = did_you_mean(str(checkpoint), ["best", "final", *there])
+            near = did_you_mean(str(checkpoint), ["best", "final", *(p.name for p in self.checkpoints.glob("*-*"))])
             raise UserError(f'train run {self.root} has no checkpoint "{checkpoint}".{near}')
         raise UserError(
             f"train run {self.root} has no {f'{checkpoint}/' if checkpoint else 'best/ or final/'} yet (status: "
@@ -212,12 +200,6 @@ class TrainFolder:
             return "final"
         return weights.name if weights.parent in (self.root, self.checkpoints, self.output) else str(weights)
 
-    def metrics_file(self) -> Path | None:
-        """Return metrics.jsonl, else transformers' own log, of the folder or of its last checkpoint; else None."""
-        folders = [self.root, last_checkpoint(self.checkpoints), last_checkpoint(self.root)]
-        files = [self.metrics_jsonl, *(folder / "trainer_state.json" for folder in folders if folder is not None)]
-        return next((path for path in files if path.is_file()), None)
-
     def metrics(self) -> dict[float, dict[str, Any]]:
         """Return the logged metrics by step. Of a step that a resumed run logged again, the last values count.
 
@@ -225,9 +207,17 @@ class TrainFolder:
         number for any other line that is no JSON object with a step.
         """
         rows: dict[float, dict[str, Any]] = {}
-        if (path := self.metrics_file()) is not None:
-            for step, row in _metrics_lines(path) if path == self.metrics_jsonl else _log_history(path):
-                rows[step] = rows.get(step, {}) | row
+        lines = self.metrics_jsonl.read_bytes().split(b"\n") if self.metrics_jsonl.is_file() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                known = math.isfinite(row["step"])
+            except (ValueError, TypeError, KeyError):
+                known = False
+            if known:
+                rows[row["step"]] = rows.get(row["step"], {}) | row
+            elif line.strip() and number < len(lines):
+                raise UserError(f"{self.metrics_jsonl}:{number}: not a JSON object with a number as its step")
         return rows
 
     def began_from(self) -> str | None:
@@ -266,8 +256,8 @@ class TrainFolder:
             new, old = (folder.with_name(f"{PARTIAL}{part}-{folder.name}") for part in ("", "-old"))
             if old.exists() and not folder.exists():
                 old.rename(folder)
-            for left in (new, old):
-                shutil.rmtree(left, ignore_errors=True)
+            for part in (new, old):
+                shutil.rmtree(part, ignore_errors=True)
 
     def update_run(self, **fields: Any) -> None:
         """Merge `fields` into run.json."""
@@ -322,44 +312,23 @@ def read_completions(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _metrics_lines(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            known = math.isfinite(row["step"])
-        except (ValueError, TypeError, KeyError):
-            known = False
-        if known:
-            yield row["step"], row
-        # The last one has no newline: its writer is at work, or was killed.
-        elif line.strip() and number < len(lines):
-            raise UserError(f"{path}:{number}: not a JSON object with a number as its step")
-
-
-def _log_history(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
-    for row in read_json_object(path).get("log_history") or []:
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            yield row["step"], {str(_IN_STATE.get(key, key)): value for key, value in row.items()}
-
-
 def find_train_run(name: str, results: Path = RESULTS) -> TrainFolder | None:
     """Return the train run of a path or of a name under results/train; None if there is none."""
     places = (Path(name), results / "train" / name)
     return next((TrainFolder(place) for place in places if (place / "run.json").is_file()), None)
 
 
-def train_run_of(given: Iterable[str | None], folder: Path) -> TrainFolder | None:
+def train_run_of(names: Iterable[str | None], folder: Path) -> TrainFolder | None:
     """Return the train run that a run's files mean by its name or by the path of its weights; None if there is none.
 
-    given: names and paths, the surest first. They are looked up in the project of the run's folder, and in the working
+    names: also paths, the surest first. They are looked up in the project of the run's folder, and in the working
     directory if that holds the folder: a run of that name in another project is another run.
     """
     # As given and as links lead to it: results/ or its parts may be links to a larger disk.
     places = Path(os.path.abspath(folder)), folder.resolve()
     homes = [place.parent.parent for place in places]
     homes += [RESULTS] if any(place.is_relative_to(Path.cwd()) for place in places) else []
-    for results, name in itertools.product(homes, filter(None, given)):
+    for results, name in itertools.product(homes, filter(None, names)):
         weights = results.parent / name
         of_checkpoint = [weights.parents[1]] if weights.parent.name == "checkpoints" else []
         # Weights of a script may lie anywhere; their id is surer than a name.

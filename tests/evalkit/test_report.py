@@ -303,18 +303,6 @@ def test_curves_survive_a_killed_write_and_a_resume(tmp_path: Path) -> None:
         read_curves(TrainFolder(folder))
 
 
-def test_a_folder_of_trl_is_read_from_its_trainer_state(tmp_path: Path) -> None:
-    """As transformers' Trainer leaves it: the log of the last checkpoint, under TRL's names."""
-    for step in (2, 10):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        history = [{"step": s, "loss": s / 10, "learning_rate": 1e-3, "entropy": 0.5} for s in range(1, step + 1)]
-        state = {"log_history": [*history, {"step": step, "train_runtime": 3.0}]}
-        (tmp_path / f"checkpoint-{step}/trainer_state.json").write_text(json.dumps(state))
-    curves = read_curves(TrainFolder(tmp_path))
-    assert curves["loss"].steps.tolist() == list(range(1, 11))
-    assert {"lr", "entropy/mean"} <= curves.keys()
-
-
 def test_problems_that_a_run_was_trained_on_are_known_by_their_text(tmp_path: Path) -> None:
     """Those of the run that it began from too; a note says so."""
     base, run = write_train(tmp_path / "results/train/base"), tmp_path / "results/train/run"
