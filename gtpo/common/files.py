@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import tempfile
+import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,32 +20,27 @@ if TYPE_CHECKING:
 
 def check_writable(flag: str, path: Path, *, folder: bool) -> None:
     """Raise UserError if `path` cannot become the file (folder) that the flag asks for."""
-    if folder and path.exists() and not path.is_dir():
-        raise UserError(f"{flag} {path}: there is a file of that name; name a folder")
-    if not folder and path.is_dir():
-        raise UserError(f"{flag} {path}: that is a folder; name a file in it")
+    if path.exists() and path.is_dir() != folder:
+        fault = "there is a file of that name; name a folder" if folder else "that is a folder; name a file in it"
+        raise UserError(f"{flag} {path}: {fault}")
     nearest = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     place = nearest if nearest.is_dir() else nearest.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
+    if not os.access(place, os.W_OK):
         raise UserError(f"{flag} {path}: {place} cannot be written to")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to a temporary file beside `path`, flush it to disk, and rename it over `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
-        with os.fdopen(descriptor, "wb") as handle:
+        with temporary.open("wb") as handle:
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        # mkstemp makes private files; a result is an ordinary one.
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
             # A full disk does not say which file did not fit.
             error.filename = str(path)

@@ -74,7 +74,14 @@ def git_commit() -> str | None:
         return None
     try:
         commit, changed = (
-            subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, timeout=10, check=False)
+            subprocess.run(
+                ["git", "--no-optional-locks", *words],
+                cwd=CHECKOUT,
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=False,
+            )
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -63,27 +63,21 @@ def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
     from rich.measure import Measurement
 
     console = Console(width=10_000)
-
-    def needs(place: int) -> int:
-        column = table.columns[place]
-        cells = [column.header, *column.cells]
-        return max(Measurement.get(console, console.options, cell).maximum for cell in cells) + 3
-
-    kept = list(range(keep))
-    pieces, base = [kept[:]], sum(map(needs, kept)) + 1
-    taken = base
-    for place in range(keep, len(table.columns)):
-        if taken + needs(place) > width and len(pieces[-1]) > keep:
-            pieces.append(kept[:])
-            taken = base
+    needs = [
+        3 + max(Measurement.get(console, console.options, cell).maximum for cell in (column.header, *column.cells))
+        for column in table.columns
+    ]
+    pieces: list[list[int]] = [[]]
+    for place in range(keep, len(needs)):
+        if pieces[-1] and 1 + sum(needs[:keep]) + sum(needs[p] for p in (*pieces[-1], place)) > width:
+            pieces.append([])
         pieces[-1].append(place)
-        taken += needs(place)
     if len(pieces) == 1:
         return [table]
-    found: list[Table] = []
+    tables = []
     for places in pieces:
         piece = copy.copy(table)
-        piece.columns = [replace(table.columns[place], no_wrap=True) for place in places]
-        piece.title = None if found else table.title
-        found.append(piece)
-    return found
+        piece.columns = [replace(table.columns[place], no_wrap=True) for place in (*range(keep), *places)]
+        piece.title = None if tables else table.title
+        tables.append(piece)
+    return tables

@@ -9,7 +9,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -80,19 +80,9 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
 
         UserError if a part is of another run, or cannot say, and on a newer schema.
         """
-        path, record = self.path / "eval.json", None
-        try:
-            record = read_record(self.path) if path.is_file() else None
-        except NewerSchema:
-            raise
-        except UserError as error:
-            LOG.warning("%s", error)
-        headers = [(part, _header(part)) for part in sample_parts(self.path)]
-        if record is None and headers:
-            record = headers[-1][1]
-            LOG.warning("%s is missing or damaged: rebuilt from the samples", path)
-        for part, header in headers:
-            assert record is not None
+        record = stored_record(self.path, LOG.warning)
+        for part in sample_parts(self.path) if record is not None else ():
+            header = _header(part)
             check_identity(part, header, record)
             if header.wall_seconds is not None:  # of a session that was killed, eval.json knows none
                 record.wall_seconds = max(header.wall_seconds, record.wall_seconds or 0.0)
@@ -212,11 +202,18 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
         write_parquet(self.path / "questions.parquet", pa.Table.from_pylist(list(rows), schema=QUESTION_SCHEMA))
 
 
-def stored_record(folder: Path) -> EvalRecord | None:
+def stored_record(folder: Path, tell: Callable[..., None] = LOG.debug) -> EvalRecord | None:
     """Return eval.json of a run, else what its last part says of it; None in a new folder. Raises UserError."""
-    with contextlib.suppress(UserError):
-        return read_record(folder)
-    parts = sample_parts(folder)
+    path, parts = folder / "eval.json", sample_parts(folder)
+    try:
+        if path.is_file():
+            return read_record(folder)
+    except NewerSchema:
+        raise
+    except UserError as error:
+        tell("%s", error)
+    if parts:
+        tell("%s is missing or damaged: rebuilt from the samples", path)
     return _header(parts[-1]) if parts else None
 
 
