@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from gtpo.common.errors import UserError
-from gtpo.common.settings import CommandSettings, JsonObject, help_text, option
+from gtpo.common.settings import CommandSettings, JsonObject, option
 
 
 class Example(CommandSettings):
@@ -77,12 +77,3 @@ def test_what_is_not_understood_is_said(words: str, sentence: str) -> None:
 def test_what_was_not_set_is_filled() -> None:
     settings = Example.from_words(["--count", "3"]).filled({"count": 5, "kind": "other", "out": None})
     assert (settings.count, settings.kind, settings.given) == (3, "other", {"count", "kind"})
-
-
-def test_every_option_is_in_the_help_with_its_default() -> None:
-    text = help_text(Example, "Do it.\n\nIn two ways.")
-    assert text.startswith("Usage: gtpo example [MODEL] [OPTIONS]\n\n  Do it.\n\n  In two ways.\n")
-    for name, key in Example.keys().items():
-        assert (name.upper() if name == "model" else key.flags[0]) in text
-        assert key.doc in text
-    assert "Which. One of plain, other. [default: plain]" in " ".join(text.split())

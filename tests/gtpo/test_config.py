@@ -14,7 +14,7 @@ from logs import logged
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
-from gtpo.config.keys import SHORTCUTS, keys, sections
+from gtpo.config.keys import keys, sections
 from gtpo.config.options import read_command
 from gtpo.config.published import RENAMED
 from gtpo.presets import PRESETS, Objective
@@ -56,10 +56,6 @@ def test_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
     ).config
     assert config.training.learning_rate == 1e-6
     assert config.resolved_objective().gamma == 1e-6
-
-
-def test_run_name_is_the_files_name(tmp_path: Path) -> None:
-    assert Loaded(tmp_path, MINIMAL).config.run_name == "run"
 
 
 @pytest.mark.parametrize("text", ["run_name: x\x01\n", f"a: {'[' * 3000}{']' * 3000}\n"])
@@ -280,15 +276,6 @@ def test_presets_resolve_to_themselves_and_survive_a_round_trip(tmp_path: Path, 
     assert again.resolved_objective() == PRESETS[preset]
 
 
-def test_grpo_may_vary_what_trl_has(tmp_path: Path) -> None:
-    config = Loaded(tmp_path, MINIMAL, method="grpo", objective__scale_rewards="none").config
-    assert config.resolved_objective() == replace(PRESETS["grpo"], scale_rewards="none")
-
-
 @pytest.mark.parametrize("value", ["none", ["none"], []])
 def test_no_tracker_in_a_file_and_as_a_flag(tmp_path: Path, value: Any) -> None:
     assert Loaded(tmp_path, MINIMAL, training__report_to=value).config.training.report_to == []
-
-
-def test_shortcuts_name_existing_keys() -> None:
-    assert set(SHORTCUTS.values()) <= set(keys())

@@ -53,11 +53,6 @@ def test_rows_hold_messages_and_the_bare_gold(tmp_path: Path) -> None:
     assert "completion" not in row
 
 
-def test_empty_system_instruction_is_left_out(tmp_path: Path) -> None:
-    row = to_row(problem("a"), config_of(tmp_path, dataset__system_instruction=""))
-    assert [message["role"] for message in row["prompt"]] == ["user"]
-
-
 def test_sft_target_is_the_published_format_and_earns_the_full_reward(tmp_path: Path) -> None:
     row = to_row(problem("a"), config_of(tmp_path, method="sft"))
     target = row["completion"][0]["content"]
@@ -115,19 +110,6 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
         assert words in text
 
 
-def test_lengths_are_those_of_the_chat_template(tmp_path: Path) -> None:
-    """The limit is met exactly: a prompt of n templated tokens passes at n and not at n - 1."""
-    row = to_row(problem("a"), config_of(tmp_path))
-    length = len(TOKENIZER.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False))
-    kept, report = TrainingProblems(config_of(tmp_path, training__max_prompt_length=length), [problem("a")]).select(
-        TOKENIZER
-    )
-    assert len(kept) == 1
-    assert report.longest == length
-    with pytest.raises(UserError, match=f"1 too long .shortest {length} tokens"):
-        TrainingProblems(config_of(tmp_path, training__max_prompt_length=length - 1), [problem("a")]).select(TOKENIZER)
-
-
 def test_template_without_a_system_role_is_named_with_the_remedy(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = (
@@ -170,11 +152,6 @@ def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pyte
     assert len(set(verified)) == report.available == len(dataset) == len(without)
 
 
-def test_a_set_without_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no rows"):
-        TrainingProblems(config_of(tmp_path), []).select(None)
-
-
 def test_local_file_becomes_a_dataset_for_trl(tmp_path: Path) -> None:
     path = write_rows(tmp_path, [{"problem": "1+1?", "answer": 2}, {"problem": "2+3?", "answer": "5", "id": "x"}])
     dataset, report = TrainingProblems(config_of(tmp_path, dataset__name=str(path))).dataset(TOKENIZER)
@@ -204,15 +181,6 @@ def test_real_sets_have_the_published_counts(
     assert len(report.unverifiable) == available - report.kept
     if config.method == "sft":
         assert all(format_ok(row["completion"][0]["content"]) for row in rows)
-
-
-@pytest.mark.shared
-def test_gsm8k_reasoning_keeps_its_marks(tmp_path: Path, shared_dir: Path) -> None:
-    config = config_of(tmp_path, dataset__name="gsm8k", dataset__data_dir=str(shared_dir / "data"), method="sft")
-    rows, _ = TrainingProblems(config).select(None)
-    targets = [row["completion"][0]["content"] for row in rows]
-    assert sum("<<" in target for target in targets) > 7000
-    assert not any("####" in target for target in targets)
 
 
 def test_a_token_beyond_the_embedding_is_refused_before_anything_is_measured() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gtpo.common.errors import UserError
 from gtpo.config import load_config
 from gtpo.config.options import START, from_flags
 from gtpo.demo import COMMANDS, METHODS, RUNS, SEEDS, TRAIN, run_demo
@@ -30,12 +29,6 @@ def test_flags_alone_make_a_config_that_its_file_repeats(method: str, tmp_path: 
 def test_a_run_name_of_the_user_wins() -> None:
     typed = {"model-name": "a/b", "dataset-name": "math", "run-name": "mine"}
     assert load_config(START, from_flags(typed), world_size=1).run_name == "mine"
-
-
-@pytest.mark.parametrize("typed", [{}, {"model": "a/b"}, {"data": "gsm8k"}])
-def test_a_model_and_data_are_both_needed(typed: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"a model and data, e\.g\. gtpo train --model .* --data gsm8k --method gtpo"):
-        from_flags(typed)
 
 
 @pytest.mark.parametrize("failing", [None, 3])
