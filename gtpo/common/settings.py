@@ -39,6 +39,12 @@ def alternatives(annotation: Any) -> list[Any]:
     return [annotation]
 
 
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the model that an annotation (also `Section | None`) names, if it does."""
+    kinds = (kind for kind in alternatives(annotation) if isinstance(kind, type))
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+
+
 def in_words(annotation: Any, rules: Iterable[Any] = ()) -> str:
     """Return in words which values an annotation takes beside None, e.g. "a number > 0"; rules: pydantic's bounds."""
     words = []

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.settings import alternatives
+from gtpo.common.settings import section_of
 
 Model = TypeVar("Model", bound=BaseModel)
 # Line of each key, by its parts.
@@ -84,11 +84,8 @@ def validate_yaml(model: type[Model], path: Path, values: dict[str, Any], lines:
 
 def _fields(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:
     """Return the keys that a section may have; empty if they are not fixed."""
+    section: type[BaseModel] | None = model
     for part in key:
-        field = model.model_fields.get(part)
-        kinds = alternatives(field.annotation) if field else []
-        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-        if inner is None:
-            return []
-        model = inner
-    return list(model.model_fields)
+        field = section.model_fields.get(part) if section else None
+        section = section_of(field.annotation) if field else None
+    return list(section.model_fields) if section else []

@@ -2,14 +2,7 @@
 
     read (document) -> translate (published) -> validate (load.to_config, resolve)
 
-Each step takes a value and returns another one.
-
-schema      TrainConfig: every key typed, ranged and documented; how many prompts and steps follow from them
-keys        every key by its dotted name; the reference of `gtpo train --help-config` and docs/config.md
-document    the YAML with `extends`, the command line's words over it, and where each key was set
-published   the authors' own config files: their paths and values mapped to ours, each with a printed line
-resolve     contradictions, and what follows from other keys: group-complete batches, 32-bit optimizer states
-load        all of it: YAML and flags -> a resolved TrainConfig, or a sentence for each error; TRL's and peft's settings
+Each step takes a value and returns another one; the schema has every key, typed, ranged and documented.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gtpo.common.settings import Key, alternatives
+from gtpo.common.settings import Key, section_of
 from gtpo.config.schema import PassedOn, TrainConfig
 from gtpo.presets import PRESETS
 
@@ -46,19 +46,13 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the section class that an annotation (also `Section | None`) names, if it does."""
-    kinds = (kind for kind in alternatives(annotation) if isinstance(kind, type))
-    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
-
-
 @functools.cache
 def sections() -> dict[str, type[BaseModel]]:
     """Return every section class by its dotted name, in the schema's order; the root is the empty name."""
 
     def walk(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
         for name, info in section.model_fields.items():
-            if inner := _section_of(info.annotation):
+            if inner := section_of(info.annotation):
                 yield prefix + name, inner
                 yield from walk(inner, f"{prefix}{name}.")
 
@@ -72,7 +66,7 @@ def keys() -> dict[str, Key]:
         Key(f"{section}.{name}".lstrip("."), info)
         for section, model in sections().items()
         for name, info in model.model_fields.items()
-        if not _section_of(info.annotation)
+        if not section_of(info.annotation)
     ]
     return {key.name: key for key in named}
 
