@@ -67,6 +67,18 @@ class Estimate(NamedTuple):
         """Return one that is known."""
         return cls(value, value, value)
 
+    def moved(self, by: float) -> Estimate:
+        """Return it and its range by so much higher."""
+        return Estimate(self.mean + by, self.low + by, self.high + by)
+
+
+class Design(NamedTuple):
+    """What is evaluated: seeds of each method; 0 for two sets of weights."""
+
+    questions: int
+    samples: int
+    seeds: int
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -80,26 +92,20 @@ class Noise:
     training: Estimate | None
     paired: bool = False
 
-    def at_least_zero(self, seeds: int) -> Noise:
-        """Return it without variances below 0; what `seeds` seeds of each showed of questions stays the same."""
-        both = self.questions.mean + self.single.mean / seeds
-        of_questions, of_runs = 0.0, 0.0
-        if self.single.mean < 0:
-            of_questions, of_runs = both - self.questions.mean, -self.single.mean
-        elif self.questions.mean < 0:
-            of_questions, of_runs = -self.questions.mean, seeds * both - self.single.mean
+    def at_least_zero(self, pilot: Design) -> Noise:
+        """Return it without variances below 0; V of its own pilot stays the same."""
+        seeds, samples = max(pilot.seeds, 1), self.samples
+        of_runs = max(self.single.mean, 0.0)
+        of_questions = self.questions.mean + self.single.mean / seeds - of_runs / seeds
+        if of_questions < 0:
+            of_questions, of_runs = 0.0, max(of_runs + seeds * of_questions, 0.0)
+        rest = self.questions.mean + self.single.mean / seeds - of_questions - of_runs / seeds
+        if samples is not None:
+            samples = samples.moved(rest * pilot.samples * seeds)
         return replace(
-            self, questions=Estimate(*(end + of_questions for end in self.questions)),
-            single=Estimate(*(end + of_runs for end in self.single)),
+            self, questions=self.questions.moved(of_questions - self.questions.mean),
+            single=self.single.moved(of_runs - self.single.mean), samples=samples,
         )  # fmt: skip
-
-
-class Design(NamedTuple):
-    """What is evaluated: seeds of each method; 0 for two sets of weights."""
-
-    questions: int
-    samples: int
-    seeds: int
 
 
 class Parts(NamedTuple):
@@ -191,6 +197,7 @@ def _prior(of_question: float, shift: float, design: Design) -> float:
     # m / Q: of one sample the chance of a difference; of many that of normal ones on questions of unlike difficulty.
     share = 1 / (1 / _INFORMATIVE + max(1 / max(of_question * draws, 1e-9) - 1 / _INFORMATIVE, 0.0) / draws)
     square = of_question + shift
+    share = (share * of_question + shift) / max(square, 1e-300)
     alike = max(1 - (2 - 1 / draws) * share, shift / max(square, 1e-300))
     return UNSEEN * alike * (square * questions + 1) / (share * questions + 1) / questions / (questions - 1)
 
@@ -223,7 +230,8 @@ class Needs(NamedTuple):
 
 
 def needs(noise: Noise, design: Design, target: float, *, margin: bool = False, level: float = LEVEL) -> Needs:
-    """Return what a design lacks to show a difference of `target`, or equivalence within it."""
+    """Return what a design that was a pilot lacks to show a difference of `target`, or equivalence within it."""
+    noise = noise.at_least_zero(design)
 
     def least(lever: Lever, end: End) -> float:
         def enough(one: Design) -> bool:

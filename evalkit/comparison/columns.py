@@ -60,7 +60,7 @@ def _tokens(of: Questions, k: int, *, right: bool) -> Array:
 
 def _of_samples(counts: NDArray[np.int32], n: NDArray[np.int32], k: int = 1) -> Array | None:
     """The jackknife over samples of pass@k, which is unbiased for k = 1."""
-    if n.min(initial=k) <= k:
+    if n.size == 0 or n.min() <= k:
         return None
     out = np.zeros(n.size)
     for least in np.unique(n):

@@ -126,7 +126,7 @@ def noise_of(shared: Shared, a: str, b: str, column: Column) -> tuple[Noise, Des
         clusters=clusters,
     )  # fmt: skip
     seeds = min(map(len, scores)) if noise.training else 0
-    return noise.at_least_zero(max(seeds, 1)), Design(int(questions), shared.samples, seeds)
+    return noise, Design(int(questions), shared.samples, seeds)
 
 
 def _trained(shared: Shared, a: str, b: str) -> tuple[tuple[bool, bool], tuple[list[int], list[int]] | None]:

@@ -139,13 +139,14 @@ def _sources(noise: Noise, design: Design) -> Iterator[list[str]]:
     """Yield a row for each source: the standard deviation that it gives to a difference, and its share of V."""
     every = [parts(noise, design, end) for end in ENDS]
     total = sum(max(part, 0.0) for part in every[0]) or 1.0
-    now = strength(noise, design).detectable()
+    planned = noise.at_least_zero(design)
+    now = strength(planned, design).detectable()
     names = {"questions": "questions", "samples": "samples", "seeds": "seeds"}
     if noise.samples is None:
         names = {"questions": "questions and samples", "seeds": "seeds"}
     for source, name in names.items():
         if source != "seeds" or noise.training is not None:
-            twice = strength(noise, design._replace(**{source: 2 * getattr(design, source)})).detectable()
+            twice = strength(planned, design._replace(**{source: 2 * getattr(design, source)})).detectable()
             mean, low, high = (max(getattr(each, source), 0.0) for each in every)
             yield [
                 name, points_text(Estimate(*(math.sqrt(variance) for variance in (mean, low, high)))),

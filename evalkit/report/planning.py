@@ -172,7 +172,7 @@ def _pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
         measured = noise_of(table, name, str(table.baseline), Column(PASS, 1)) if table.baseline else None
         if measured is None:
             continue
-        noise, design = measured
+        noise, design = measured[0].at_least_zero(measured[1]), measured[1]
         if settings.seed_sd is not None:
             noise = replace(noise, training=Estimate.exactly(2 * (settings.seed_sd / 100) ** 2))
         trained = noise.training is not None and not settings.models

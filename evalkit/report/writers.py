@@ -19,7 +19,8 @@ from gtpo.common.terminal import stacked, visible
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.methods import Member, Method
 from gtpo.evalkit.comparison.training_curves import end_of_training
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE
+from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE, noise_of
+from gtpo.evalkit.design import ENDS, Parts, parts
 from gtpo.evalkit.report.grid import (
     Entry,
     Figure,
@@ -290,6 +291,13 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
     def seed_means(table: Table, name: str) -> dict[str, list[Any]]:
         return {c.label: [plain(mean) for mean in table.cells[name, c].value.seed_means] for c in table.columns}
 
+    def noise(table: Table, name: str) -> dict[str, list[float]] | None:
+        measured = noise_of(table, name, str(table.baseline), comparison.metrics[0])
+        if measured is None:
+            return None
+        every = [parts(*measured, end) for end in ENDS]
+        return {source: [getattr(each, source) for each in every] for source in Parts._fields}
+
     return {
         "schema_version": JSON_SCHEMA_VERSION,
         "scoring": comparison.scoring,
@@ -310,7 +318,8 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
         "tables": [
             {"benchmark": table.benchmark, "group": table.group or None, "questions": table.questions,
              "samples": table.samples, "notes": table.notes,
-             "seed_means": {name: seed_means(table, name) for name in table.methods}}
+             "seed_means": {name: seed_means(table, name) for name in table.methods},
+             "noise": {name: noise(table, name) for name in table.methods if table.baseline not in (None, name)}}
             for table in comparison.tables
         ],
         "records": records(comparison),

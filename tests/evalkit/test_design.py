@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from commands import command_line
 from numpy.typing import NDArray
+from run_folders import write_eval
 
 from gtpo.evalkit.design import (
     ENOUGH,
@@ -25,6 +26,7 @@ from gtpo.evalkit.design import (
     strength,
 )
 from gtpo.evalkit.statistics import differences
+from gtpo.runs.find import find_runs
 
 SEED = 20261128
 NOISE = Noise(*(Estimate.exactly(x) for x in (0.01, 0.02, 0.3, 0.0008)))
@@ -94,9 +96,13 @@ def test_what_a_design_lacks_is_what_gives_it_eighty_percent() -> None:
     assert found.counts["samples"] is None
     assert found.limit < found.sees.mean
     assert fewest(design, "samples", lambda one: False) is None
-    below = Noise(Estimate(-0.002, -0.01, 0.01), Estimate(0.03, 0.02, 0.04), None, Estimate(-1e-5, -1e-4, 0.001))
-    assert parts(below.at_least_zero(3), design).questions == pytest.approx(parts(below, design).questions)
-    assert below.at_least_zero(3).questions.mean == 0
+    # An estimate may be below 0: a plan has none that is, and the same V for its pilot.
+    for values in ((-0.002, 0.03, 0.3, -1e-5), (0.02, -0.03, 0.3, 1e-4), (-0.01, -0.01, 0.3, 1e-4)):
+        pilot = Noise(*(Estimate.exactly(value) for value in values))
+        plan = pilot.at_least_zero(design)
+        assert plan.samples is not None
+        assert min(plan.questions.mean, plan.single.mean, plan.samples.mean) >= 0
+        assert sum(parts(plan, design)) == pytest.approx(sum(parts(pilot, design)))
 
 
 def test_the_published_pairs_are_those_of_the_records(root: Path) -> None:
@@ -129,3 +135,17 @@ def test_the_page_shows_what_the_command_prints(root: Path, tmp_path: Path) -> N
     ]
     assert len(rows) == 6
     assert all(row in page for row in rows)
+
+
+def test_runs_tell_samples_from_questions(tmp_path: Path) -> None:
+    variances = []
+    for seed, name in enumerate("ab"):
+        write_eval(tmp_path / name, method=None, seed=seed, n=4)
+        (run,), _, _ = find_runs([str(tmp_path / name)])
+        share = run.questions("arithmetic", "strict").pass_at_k[:, 0]
+        variances.append((share * (1 - share) / 3).mean() / 60)
+    for words, known in (((), True), (("--metric", "maj@4"), False)):
+        ran = command_line("compare", "a", "b", "--baseline", "a", "--format", "json", *words, cwd=tmp_path)
+        noise = json.loads(ran.stdout)["tables"][0]["noise"]["b"]
+        assert noise["samples"][0] == pytest.approx(sum(variances) if known else 0.0)
+        assert noise["samples"][1] <= noise["samples"][0] <= noise["samples"][2]
