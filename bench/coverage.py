@@ -230,9 +230,8 @@ def measure(one: Setting, repeats: int, seed: int) -> Cell:
             "equivalent": (found.equivalence_p(margin, moved) <= 0.05) & (shown == 0) & found.judged,
             "width": found.high - found.low,
             # The loss is that of the second method, if it is the worse one.
-            "passed": found._replace(
-                difference=-np.sign(one.difference or 1) * found.difference
-            ).loses_less(margin, moved),
+            "passed": (found if one.difference < 0 else found._replace(
+                difference=-found.difference, skewness=-found.skewness)).loses_less(margin, moved),
         })  # fmt: skip
     means = {name: round(float(np.mean(np.concatenate([lot[name] for lot in lots]))), 4) for name in lots[0]}
     about = {"design": one.design, "repeats": repeats, "judged": found.judged, "of_weights": of_weights}
