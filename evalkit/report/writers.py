@@ -200,13 +200,14 @@ def as_latex(comparison: MethodComparison, *, details: bool = False) -> str:
     lines = [r"% \usepackage{booktabs,graphicx,textcomp}"]
     lines += [f"% note: {visible(note)}" for note in comparison.all_notes]
     lines += [f"% verdict: {one.text}" for one in sentences(comparison)]
-    words = " ".join(legend(comparison)).replace("▲ better or ▼ worse", "* better or † worse")
+    lines += [f"% {line.replace('▲ better or ▼ worse', '* better or † worse')}" for line in legend(comparison)]
+    stars = ""
     if is_judged(comparison):
         equal = "≈ equivalent; " * (comparison.margin is not None)
-        stars = f"* better, † worse: corrected p <= 0.05; doubled for p <= 0.01, tripled for 0.001; {equal}? undecided."
-        words = f"{stars} {words}"
+        stars = f" * better, † worse: corrected p <= 0.05 (doubled 0.01, tripled 0.001); {equal}? undecided."
+    # A caption is read beside the table: what it all means stands above, for the text.
     for grid in paper_grids(comparison):
-        lines += ["", *_latex_table(grid, f"{grid.title}. {words}")]
+        lines += ["", *_latex_table(grid, f"{grid.title}.{stars}")]
     for grid in detail_grids(comparison, details):
         lines += ["", *_latex_table(grid, f"{grid.title}, scoring {comparison.scoring}.")]
     return "\n".join(lines) + "\n"

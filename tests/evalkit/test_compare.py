@@ -236,6 +236,7 @@ def test_median_tokens_of_right_and_of_wrong_answers_in_every_format(tmp_path: P
     assert "median tokens of right and of wrong answers" in out["table"]
     assert f"| two (gtpo) | {wanted['two', 'tokens-right']:.0f} | {value:.0f} |" in out["markdown"]
     assert f"two (gtpo) & {wanted['two', 'tokens-right']:.0f} & {value:.0f} \\\\" in out["latex"]
+    assert max(len(caption.split()) for caption in re.findall(r"\\caption{(.*)}", out["latex"])) <= 30
     ran = gtpo("compare", "one", "two", "--metric", "tokens-right", cwd=tmp_path)
     assert_refused(ran, "--metric tokens-right is shown, not tested", "name a metric that is tested before it")
 
@@ -505,7 +506,7 @@ def test_the_gate_has_three_outcomes(
     line, *more = (line for line in ran.stderr.splitlines() if line.startswith("gate: "))
     assert f"gate: new against old on arithmetic {said}" in line
     assert "this design sees a loss of " in line
-    assert ("such questions" in line) == ("passes" not in said)
+    assert "such questions" in line
     assert more == ["gate: undecided, which passes (--undecided pass)"] * ("pass" in words)
 
 
