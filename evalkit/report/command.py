@@ -193,8 +193,9 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         margin=None if settings.margin is None else settings.margin / 100,
         notes=notes,
     )
-    gated = None if settings.fail_if_worse is None else gate(comparison, settings.fail_if_worse / 100)
-    if gated is not None and not gated.lines:
+    most = settings.fail_if_worse
+    outcome, lines = (PASSES, []) if most is None else gate(comparison, most / 100)
+    if most is not None and not lines:
         raise UserError("--fail-if-worse: there is nothing to compare; give two runs on the same benchmark")
     if settings.format == "table":
         console = stdout_console(pipe=160)
@@ -222,11 +223,9 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         except ImportError as error:
             raise UserError(f"--figures: matplotlib cannot be imported ({error}); pip install 'gtpo[report]'") from None
         print(f"figures: {len(written)} files in {settings.figures}", file=sys.stderr)
-    if gated is None:
-        return 0
-    for line in gated.lines:
+    for line in lines:
         print(f"gate: {line}", file=sys.stderr)
-    if gated.outcome == UNDECIDED and settings.undecided == "pass":
+    if outcome == UNDECIDED and settings.undecided == "pass":
         print("gate: undecided, which passes (--undecided pass)", file=sys.stderr)
         return 0
-    return {PASSES: 0, FAILS: WORSE}.get(gated.outcome, NOT_SHOWN)
+    return {PASSES: 0, FAILS: WORSE}.get(outcome, NOT_SHOWN)

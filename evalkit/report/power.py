@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
-
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.verdicts import noise_of
-from gtpo.evalkit.design import MOST, Design, Estimate, Needs, needs
+from gtpo.evalkit.design import MOST, Design, Estimate, needs
 from gtpo.evalkit.report.grid import difference, points, points_text
 
 # Without a margin: the difference in points, as a fraction, that an undecided comparison is told how to see.
@@ -28,11 +26,19 @@ def range_text(count: Estimate, most: int) -> str:
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
-def sees(found: Needs, design: Design, target: float, *, margin: bool = False) -> str:
-    """Return what a design sees, and what sees the target or, with `margin`, shows equivalence within it."""
-    text = f"this design sees a difference of {points_text(found.sees)} points with 80 %"
+def sees(comparison: MethodComparison, table: Table, method: str, target: float, *, margin: bool = False) -> str:
+    """Return what a design sees, and what sees the target or, with `margin`, shows equivalence within it.
+
+    Empty if there is too little to say it.
+    """
+    cell, baseline = table.cells[method, comparison.metrics[0]], str(table.baseline)
+    measured = noise_of(table, method, baseline, comparison.metrics[0])
+    if measured is None or cell.paired is None:
+        return ""
+    found, design = needs(*measured, target, margin=margin, level=cell.paired.level), measured[1]
     goal = f"to show equivalence within ±{points(target)}" if margin else f"for {points(target)}"
     ways = [f"{range_text(count, MOST[lever])} {NOUNS[lever]}" for lever, count in found.counts.items() if count]
+    text = f"this design sees a difference of {points_text(found.sees)} points with 80 %"
     text += f"; {goal}: {' or '.join(ways) or 'no number of one thing alone is enough'}"
     return f"{text}; {limit_text(design, found.limit)}" if found.limit > target else text
 
@@ -45,30 +51,19 @@ def limit_text(design: Design, least: float) -> str:
 
 def advice(comparison: MethodComparison, table: Table, method: str) -> str:
     """Return what would settle an undecided comparison; empty if nothing can be said."""
-    cell, baseline = table.cells[method, comparison.metrics[0]], table.baseline
-    measured = noise_of(table, method, baseline, comparison.metrics[0]) if baseline else None
-    if measured is None or cell.paired is None:
-        return ""
-    target, level = comparison.margin or TARGET, cell.paired.level
-    found = needs(*measured, target, margin=comparison.margin is not None, level=level)
-    text = sees(found, measured[1], target, margin=comparison.margin is not None)
-    return f"{text[0].upper()}{text[1:]}."
-
-
-class GateResult(NamedTuple):
-    """What the gate says: the outcome of the worst comparison, and a line for each."""
-
-    outcome: str
-    lines: list[str]
+    margin = comparison.margin
+    text = sees(comparison, table, method, margin or TARGET, margin=margin is not None)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 PASSES, FAILS, UNDECIDED = "passes", "fails", "is undecided"
 
 
-def gate(comparison: MethodComparison, most: float) -> GateResult:
+def gate(comparison: MethodComparison, most: float) -> tuple[str, list[str]]:
     """Ask of each comparison whether a loss of `most`, a fraction, is excluded at one-sided 5 %.
 
-    Each must pass, so no level is corrected for their number: all pass by chance no more often than one does.
+    Returns the outcome, that of the worst, and a line for each. Each must pass, so no level is corrected for their
+    number: all pass by chance no more often than one does.
     """
     lines, outcomes = [], []
     for table in comparison.benchmarks:
@@ -81,11 +76,6 @@ def gate(comparison: MethodComparison, most: float) -> GateResult:
             outcomes.append(outcome)
             against = f"{visible(name)} against {visible(table.baseline)} on {visible(table.benchmark)}"
             why = "" if d.judged else ", as training is not known" if not d.known else ", as it has too few seeds"
-            line = f"{against} {outcome}{why}: {difference(d, ' points')}"
-            measured = noise_of(table, name, table.baseline, comparison.metrics[0])
-            if measured is not None and d.judged:
-                found = needs(*measured, most, level=d.level)
-                line += f"; {sees(found, measured[1], most).replace('a difference', 'a loss')}"
-            lines.append(line)
-    order = (FAILS, UNDECIDED, PASSES)
-    return GateResult(min(outcomes, key=order.index, default=""), lines)
+            power = sees(comparison, table, name, most).replace("a difference", "a loss") if d.judged else ""
+            lines.append(f"{against} {outcome}{why}: {difference(d, ' points')}{'; ' * bool(power)}{power}")
+    return min(outcomes, key=(FAILS, UNDECIDED, PASSES).index, default=""), lines
