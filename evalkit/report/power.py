@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.verdicts import noise_of
