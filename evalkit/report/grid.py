@@ -308,7 +308,7 @@ def points(value: float) -> str:
 
 def points_text(spread: Estimate) -> str:
     """Return `4.2 (3.1 to 6.0)`: points that are seen."""
-    mean, low, high = (f"{100 * one:.1f}" for one in spread)
+    mean, low, high = (f"{100 * one:.1f}" if one <= 1 else "over 100" for one in spread)
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
