@@ -1,0 +1,92 @@
+"""Which scoring is the headline: chosen once, by what completions hold, and the same wherever a file is judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gtpo.rewards.adapters import correct
+from gtpo.runs.eval_record import read_record
+
+
+def write(path: Path, texts: list[str]) -> list[dict[str, str]]:
+    rows = [{"id": f"q{i}", "problem": "What is 3 plus 4?", "gold": "7", "completion": t} for i, t in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+BOX, TAG, OPEN, THOUGHT = (
+    "\\boxed{7}",
+    "<answer>7</answer>",
+    "<answer> \\boxed{7}",
+    "<think><answer>7</answer></think>7",
+)
+WORK = "so \\boxed{3+4}"
+FILES = {
+    "one opening tag among boxes": ([OPEN, *[BOX] * 9], "lenient", 100.0),
+    "a tag in a thought": ([THOUGHT] * 3, "lenient", 100.0),
+    "tags in a few": ([*[TAG] * 2, *[BOX] * 12], "lenient", 100.0),
+    "tags in most": ([*[TAG] * 6, *["<answer>8</answer>"] * 2], "strict", 75.0),
+    "tags in half": ([TAG, "no idea"], "strict", 50.0),
+    "work in boxes": ([WORK, BOX], "lenient", None),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_all_doors_say_the_same_of_a_file(gtpo, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+    texts, scoring, right = FILES[name]
+    rows = write(tmp_path / "c.jsonl", texts)
+    gtpo("eval", "--completions", "c.jsonl", "--out", "run")
+    record = read_record(tmp_path / "run")
+    assert (record.scoring, record.scoring_by) == (scoring, "completions")
+    found = 100 * record.benchmarks["c"].pass_at_k[1].mean
+    assert right is None or found == pytest.approx(right)
+    command = [sys.executable, "-m", "gtpo.rewards", str(tmp_path / "c.jsonl"), "--workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    judged = [json.loads(line)["verdict"] for line in done.stdout.splitlines()]
+    assert 100 * judged.count("CORRECT") / len(rows) == pytest.approx(found)
+    assert sum(correct(row["completion"], "7", row["problem"]) for row in rows) / len(rows) * 100 == pytest.approx(
+        found
+    )
+
+
+def test_it_is_chosen_once_and_a_flag_wins(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    write(tmp_path / "c.jsonl", [TAG, BOX, BOX])
+    command = ("eval", "--completions", "c.jsonl", "--out", "run")
+    gtpo(*command, "--limit", "1")
+    assert read_record(tmp_path / "run").scoring == "strict", "of the only completion that was there"
+    done = gtpo(*command)
+    assert (read_record(tmp_path / "run").scoring, read_record(tmp_path / "run").scoring_by) == (
+        "strict",
+        "completions",
+    )
+    assert "pass@1 is 33.3 % under strict and 100.0 % under lenient scoring: 67 %" in done.stderr
+    gtpo(*command, "--scoring", "lenient")
+    assert (read_record(tmp_path / "run").scoring, read_record(tmp_path / "run").scoring_by) == ("lenient", "command")
+    gtpo("eval", "run", "--rescore")
+    assert read_record(tmp_path / "run").scoring == "lenient"
+
+
+def test_both_sides_are_compared_by_one_rule(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    for name, text in (("tags", TAG), ("boxes", BOX)):
+        write(tmp_path / "c.jsonl", [text] * 30)
+        gtpo("eval", "--completions", "c.jsonl", "--out", name)
+    done = gtpo("compare", "tags", "boxes", "--allow-mismatch")
+    assert "all runs are read by lenient scoring" in done.stdout + done.stderr
+    gtpo("eval", "--completions", "c.jsonl", "--scoring", "strict", "--out", "asked")
+    assert "scoring differs" in gtpo("compare", "boxes", "asked", "--allow-mismatch", code=2).stderr
+
+
+def test_a_part_of_a_benchmark_is_called_one(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from gtpo.rewards.data.arithmetic import arithmetic_problems
+
+    rows = [{"id": p.id, "completion": f"\\boxed{{{p.answer}}}"} for p in arithmetic_problems("test")[:12]]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = gtpo("eval", "--completions", "c.jsonl", "--out", "run")
+    entry = read_record(tmp_path / "run").benchmarks["arithmetic"]
+    assert f"{entry.absent} of the benchmark's {12 + (entry.absent or 0)} questions are not in the file" in done.stderr
+    assert "not in the file" not in gtpo("eval", "--completions", "c.jsonl", "--limit", "3", "--out", "few").stderr
