@@ -124,7 +124,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
     home = tmp_path_factory.mktemp("golden") / "project"
     shutil.copytree(GOLDEN / "0.2", home)
     server = Server(answer)
-    words = "eval m --benchmarks arithmetic,arithmetic_hard --limit 7 --k 8 --max-tokens 7 --engine openai --quiet"
+    words = "eval m --benchmarks arithmetic,arithmetic_hard --limit 7 --k 8 --max-tokens 8 --engine openai --quiet"
     told = {"eval-server.txt": printed(f"{words} --out new-server --base-url {server.url}", home)}
     told["eval-server.txt"] = told["eval-server.txt"].replace(server.url, "<url>")
     server.close()
