@@ -336,9 +336,9 @@ def count_positions(model: Any) -> None:
         return
 
     def fill(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
-        # With a cache, `generate` gives them itself.
-        absent = cache is None and kwargs.get("position_ids") is None
+        mask = kwargs.get("attention_mask")
+        # With a cache (its name from transformers 5.24 on, and before), `generate` gives them itself.
+        absent = all(kwargs.get(name) is None for name in ("cache", "past_key_values", "position_ids"))
         if absent and isinstance(mask, Tensor) and mask.dim() == 2:
             kwargs = {**kwargs, "position_ids": (mask.long().cumsum(dim=1) - 1).clamp(min=0)}
         return args, kwargs

@@ -20,10 +20,19 @@ from gtpo.runs.tables import Sample
 
 MOST = 64
 WORDS = {
-    "stop": ("stop", "STOP", "eos_token", "end_turn", "stop_sequence"),
-    "limit": ("length", "MAX_TOKENS", "max_output_tokens", "hit_max_ctx"),
-    "filter": ("content_filter", "SAFETY", "refusal"),
-    "failure": ("error", "abort", "malformed_function_call"),
+    "stop": ("stop", "STOP", "eos_token", "end_turn", "stop_sequence", "endTurn", "complete", "finished_stopped"),
+    "limit": (
+        "length",
+        "FinishReason.MAX_TOKENS",
+        "max-tokens",
+        "model_context_window_exceeded",
+        "num_predict",
+        "token_limit_reached",
+        "hit_max_ctx",
+        "token_budget",
+    ),
+    "filter": ("content_filter", "FinishReason.PROHIBITED_CONTENT", "SAFETY", "policy_violation", "refusal"),
+    "failure": ("error", "abort", "rate_limit", "malformed_function_call", "insufficient_system_resource"),
     "none": (None, "null", "unknown"),
     "other": ("repetition", "loop_detected", "load", "OTHER", "zqx"),
     "tool": ("tool_calls", "FUNCTION_CALL"),
