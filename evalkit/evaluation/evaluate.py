@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import sys
 import threading
@@ -267,6 +268,8 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
     # The value of a header may be a key, and the command is stored.
     for header in settings.header or ():
         command = command.replace(value, "***") if (value := header.partition(":")[2].strip()) else command
+    # With its budget it would not finish.
+    command = re.sub(r" --most-tokens[ =]\S+", "", command)
     n, record = plan.record.sampling.n, plan.record.model_copy(deep=True)
     record.schema_version, record.status = EVAL_SCHEMA_VERSION, "incomplete"
     record.name = folder.path.resolve().name

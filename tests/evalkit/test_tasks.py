@@ -204,6 +204,7 @@ def test_a_budget_ends_a_run_that_goes_on_with_a_larger_one(gtpo: Gtpo, serve: A
     assert "--most-tokens 50 is reached" in ended.stderr
     stored = read_record(tmp_path / "results/eval/m").benchmarks["arithmetic"]
     assert stored.n_asked == 2
+    assert "--most-tokens" not in (stored.finish_with or "--most-tokens")
     assert stored.n is None
     asked = len(server.requests)
     again = gtpo(*run, "--most-tokens", "50", "--max-tokens", "9", code=3)
