@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,12 +129,16 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
         # The authors' own configs say it so.
         max_tokens = whole - config["training.max_prompt_length"]
     name = run.root.name
+    own = None if checkpoint is not None else chosen
+    with suppress(UserError):
+        own = own or run.weights()
     if run.status != "finished":
         why = f" ({run.run()['stopped_because']})" if run.collapsed else ""
         LOG.warning("train run %s is %s%s: evaluating %s/ as it is", name, run.status, why, chosen.name)
     return _weights(
         chosen,
-        name=name,
+        # By default other weights than the run's own are evaluated in another folder.
+        name=name if own is not None and own.resolve() == chosen.resolve() else f"{name}-{chosen.name}",
         train_run=name,
         method=run.run().get("method"),
         preset=run.run().get("preset"),

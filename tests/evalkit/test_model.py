@@ -41,7 +41,8 @@ def test_a_train_run_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         assert ref.prompt is not None
         assert (ref.prompt.system, ref.max_tokens, ref.checkpoint) == ("Think hard.", 2048 - 512, "best")
     assert resolve_model("mine", checkpoint="final").source.endswith("mine/final")
-    assert resolve_model("mine", checkpoint="checkpoint-50").checkpoint == "checkpoint-50"
+    between = resolve_model("mine", checkpoint="checkpoint-50")
+    assert (between.checkpoint, between.name, between.train_run) == ("checkpoint-50", "mine-checkpoint-50", "mine")
     with pytest.raises(UserError, match=r'no checkpoint "checkpoint-51"\. Did you mean "checkpoint-50"'):
         resolve_model("mine", checkpoint="checkpoint-51")
     with pytest.raises(UserError, match=r'no model "mien".*Did you mean "mine"'):

@@ -243,6 +243,7 @@ def test_weights_that_lie_elsewhere_lead_to_their_run(folder: Path, tmp_path: Pa
     assert resolve_model(str(name), checkpoint="checkpoint-2").source == str(out / "checkpoint-2")
     found = resolve_model(str(out / "checkpoint-3"))
     assert (found.source, found.train_run, found.method) == (str(out / "checkpoint-3"), "script", "gtpo")
+    assert (found.name, resolve_model(str(name)).name) == ("script-checkpoint-3", "script")
     assert run_by_id(out / "checkpoint-3").root == name
     trainer.save_model(str(out))
     assert resolve_model(str(name)).source == str(out)
