@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,21 +116,6 @@ def test_the_prompt_is_stored_and_shown(gtpo, tiny_model: Path, tmp_path: Path) 
     (tmp_path / "own.yaml").write_text('extends: boxed\nsystem: Be brief.\nuser: "Tell {problem}"\n')
     said = gtpo(*evaluate, "--benchmarks", "arithmetic", code=2).stderr
     assert "prompt.user (Say {problem} there, Tell {problem} now)" in said
-
-
-def test_base_models_read_one_text(gtpo: Callable[..., Any], tiny_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text('api: completions\nuser: "Q: {problem}\\nA:"\nstop: ["1"]\nscoring: lenient\n')
-    run = ("eval", tiny_model, "--benchmarks", "arithmetic", "--limit", "8", "--max-tokens", "40", "--out", "run")
-    gtpo(*run, "--protocol", "own.yaml")
-    first = pq.read_table(tmp_path / "run/prompts.parquet").to_pylist()[0]
-    assert first["messages"] is None
-    assert first["prompt"].startswith("Q: ")
-    assert first["prompt"].endswith("\nA:")
-    rows = [row for part in (tmp_path / "run/samples").glob("*") for row in pq.read_table(part).to_pylist()]
-    assert not any("1" in row["completion"] for row in rows)
-    stopped = [row for row in rows if row["finish_reason"] == "stop"]
-    assert stopped  # the engine ends where the text does
-    assert min(row["tokens"] for row in stopped) < 40
 
 
 @pytest.mark.parametrize(("rendered", "unfinished"), [("User: hi\nModel: <think>\n", 1.0), ("User: hi\nModel:", None)])
