@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import mpmath
@@ -129,12 +129,12 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
     complex_meant = contains(a, "const", "i") or contains(b, "const", "i")
     agreed = undecided = 0
     # A term may hold unknowns that are no symbols (calls of unknown functions): those need one point only.
-    points = [point_for(names, index) for index in range(POINTS_TRIED if names else 1)]
+    points: Iterable[dict[str, Value]] = (point_for(names, index) for index in range(POINTS_TRIED if names else 1))
     needed = POINTS_NEEDED if names else 1
     if any(part[:1] == ("fn",) and part[1] in _STEPS and symbols(part) for t in (a, b) for part in subterms(t)):
         # Integers of several sizes: within a few units nearly all integer parts are 0 or 1.
-        points[:0] = [{n: Fraction(int(s * noise("whole", n, i))) for n in names} for i, s in enumerate(_WHOLE)]
-        needed += len(_WHOLE)
+        whole = ({n: Fraction(int(s * noise("whole", n, i))) for n in names} for i, s in enumerate(_WHOLE))
+        points, needed = chain(whole, points), needed + len(_WHOLE)
     for x, y in _values(a, b, points, sign):
         if close(x, y):
             agreed += 1
@@ -181,9 +181,10 @@ def _steps_of_one(a: Term, b: Term) -> bool:
 
 def _between_kinks(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Value]]:
     """Yield points between the places where a term may have kinks: |x - 3| + |x - 4| is 1 between 3 and 4."""
-    terms, base = [*subterms(a), *subterms(b)], point_for(names, 0)
+    terms = [*subterms(a), *subterms(b)]
     if not any(p[0] == "fn" and p[1] in ("abs", "sqrt", "root", "max", "min") for p in terms):
         return
+    base = point_for(names, 0)
     # Where a number of the terms is another one's multiple or square; the bound keeps small what this may cost.
     written = {abs(p[1]) for p in terms if p[0] == "num" and p[1]}
     numbers = sorted(written | {Fraction(1), *(abs(base[name]) for name in sorted(names)[:2])})[:6]
