@@ -81,18 +81,11 @@ def last_boxed(text: str) -> str | None:
     return boxes[-1][2] if boxes else None
 
 
-def boxed_together(text: str) -> list[str]:
-    r"""Return the contents of the last box and of those that stand with it, in order; empty if there is none.
-
-    Boxes stand together if nothing but separators is between them (`\boxed{1}, \boxed{2}`, `\boxed{1} and
-    \boxed{2}`) or a short phrase that ends in "and" or "or"; a box after other words stands alone.
-    """
-    tail = text[-MAX_TEXT:]
-    return together(last_boxes(tail), tail)
-
-
 def together(boxes: list[Box], text: str) -> list[str]:
-    """Return the contents of the last box and of those that form one answer with it; boxes: of this text."""
+    r"""Return the contents of the last box and of those that form one answer with it, in order; boxes: of this text.
+
+    Nothing but separators is between them (`\boxed{1}, \boxed{2}`), or a short phrase that ends in "and" or "or".
+    """
     contents = [boxes[-1][2]] if boxes else []
     for (_, end, content), (start, _, _) in zip(boxes[-2:-MAX_JOINED:-1], boxes[: -MAX_JOINED + 1 : -1], strict=False):
         if _SAYS.joint.fullmatch(text, end, start) is None:
@@ -240,7 +233,9 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     visible = without_thoughts(plain(text))[-MAX_TEXT:]
     if not visible.isascii():
         visible = _PUNCTUATED.sub(lambda match: _PUNCTUATION[match.group()], visible)
-    visible = _first_turn(visible)
+    # Up to where it asks itself another question, if it has given an answer before.
+    if (again := _SAYS.next_question.search(visible)) and _SAYS.answered.search(visible, 0, again.start()):
+        visible = visible[: again.start()]
     if "\x0c" in visible:
         visible = visible.replace("\x0crac", r"\frac")  # what `\f` of an unescaped string becomes
     tags = "<" in visible
@@ -389,12 +384,6 @@ def _is_prose(text: str) -> bool:
     """Return whether a text without its formulas has words in it, of any language."""
     latin = any(word.lower() not in _FORMULA_WORDS for word in _SAYS.plain_word.findall(text))
     return latin or (not text.isascii() and _OTHER_SCRIPT.search(text) is not None)
-
-
-def _first_turn(text: str) -> str:
-    """Return a completion up to where it asks itself another question, if it has given an answer before."""
-    again = _SAYS.next_question.search(text)
-    return text[: again.start()] if again is not None and _SAYS.answered.search(text, 0, again.start()) else text
 
 
 def _is_formula(text: str) -> bool:

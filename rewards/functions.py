@@ -132,11 +132,6 @@ def _says_more(answer: str | None, gold: str) -> bool:
     return len(bare) > len(wanted) or not set(bare) <= set(wanted)
 
 
-def math_verify_text(completion: str, answer: str | None) -> str:
-    """Return what Math-Verify is to judge: the strict answer in dollars, as it wants LaTeX, else the completion."""
-    return completion if answer is None else f"${answer}$"
-
-
 def math_verify_reward(
     completions: Sequence[Completion], answer: Sequence[AnswerText], **kwargs: Any
 ) -> list[float | None]:
@@ -147,9 +142,9 @@ def math_verify_reward(
     """
     golds = _golds(completions, answer, {})
     texts = [completion_text(completion) for completion in completions]
-    verdicts = default_verifier().math_verify_many(
-        [(math_verify_text(text, extract_answer(text)), gold) for text, gold in zip(texts, golds, strict=True)]
-    )
+    # The strict answer in dollars, as it wants LaTeX, else the completion.
+    judged = [text if (answer := extract_answer(text)) is None else f"${answer}$" for text in texts]
+    verdicts = default_verifier().math_verify_many(list(zip(judged, golds, strict=True)))
     return [_SCORES[verdict] for verdict in verdicts]
 
 

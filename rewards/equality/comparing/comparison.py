@@ -112,10 +112,8 @@ def assigned(answer: Answer) -> dict[str, Answer] | None:
         return dict(zip(names, answer.value.items, strict=True)) if same and answer.value.kind == "tuple" else None
     if not isinstance(answer, Listing) or answer.kind != "list" or answer.joint == "or":
         return None
-    if distinct_names(answer.items) is not None:
-        named = {item.name: item.value for item in answer.items if isinstance(item, Named)}
-        return None if indexed(list(named)) else named
-    return None
+    named = {item.name: item.value for item in answer.items if isinstance(item, Named)}
+    return named if len(named) == len(answer.items) and not indexed(list(named)) else None
 
 
 def distinct_names(items: Sequence[Answer]) -> list[str] | None:

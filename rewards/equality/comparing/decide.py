@@ -37,7 +37,7 @@ from gtpo.rewards.equality.reading.clean import (
 )
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
-from gtpo.rewards.extract import boxed_together, extract_answer
+from gtpo.rewards.extract import extract_answer, last_boxes, together
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 from gtpo.rewards.thoughts import plain, without_thoughts
 
@@ -56,7 +56,7 @@ def _texts(
     # GSM8K's own field `answer` holds the solution too.
     if gold and ("boxed" in text or "####" in text):
         text = extract_answer(text, "lenient") or text
-    boxes = boxed_together(text) if "boxed" in text else []
+    boxes = together(last_boxes(text), text) if "boxed" in text else []
     text = unwrap_answer(", ".join(boxes) if len(boxes) > 1 else text, gold)
     found = list(cores(text, asked, others))
     if gold and len(found) == 1 and len(text.split()) > 8 and not boxes:

@@ -20,9 +20,8 @@ from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.limits import UNIT_WORDS
 
 _CANONICAL = {spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()}
-_COMPOUND: dict[str, str] = TABLES["compound measures"]
 _PLURALS: dict[str, str] = TABLES["plurals"]
-NUMBER_WORDS, _TENS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "tens", "parts", "scales"))
+NUMBER_WORDS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "parts", "scales"))
 # Words before a unit of length that make it one of area or volume.
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 
@@ -92,7 +91,7 @@ def spoken_number(text: str) -> Fraction | None:
         return Fraction(count, part) if count else None
     total, group, last = 0, 0, 10**15
     for word in spoken:
-        number = NUMBER_WORDS.get(word, _TENS.get(word))
+        number = NUMBER_WORDS.get(word)
         scale = SCALES.get(word) if word in WORDS.spoken_scales else None
         # Each word must be smaller than the one before: `five twenty` is no number.
         if number is not None and number < last:
@@ -116,7 +115,7 @@ def scale_of(word: str) -> int | None:
 def is_unit_word(word: str) -> bool:
     """Return whether a word typed next to a number is a unit of the table."""
     lowered = word.lower().rstrip(".")
-    return len(word) > 1 and (lowered in _COMPOUND or (bool(_measure(lowered)) and _is_cased(word)))
+    return len(word) > 1 and bool(_measure(lowered)) and _is_cased(word)
 
 
 def is_noun(word: str) -> bool:
@@ -169,12 +168,10 @@ def read_unit(text: str) -> Unit | None:
         # `in` is inch at the end or before a power only: `5 in`, `5 in^2`, but `5 apples in all`.
         elif word in WORDS.fillers and not (word == "in" and (power > 1 or following[:1] in ("", "^", "/"))):
             continue
-        elif word in _COMPOUND:
-            top, bottom = _COMPOUND[word].split("/")
-            above.append(top)
-            below.append(bottom)
         elif (name := _measure(word)) and name not in WORDS.no_measures:
-            side.append(name if power == 1 else f"{name}^{power}")
+            top, *bottom = name.split("/")  # mph
+            side.append(top if power == 1 else f"{top}^{power}")
+            below += bottom
             power = 1
         elif name or word in POWER_WORDS:
             continue  # `square units`: no measure
