@@ -32,7 +32,7 @@ from gtpo.common.packages import install_command, installed
 from gtpo.common.terminal import columns_of_stdout, folded
 from gtpo.config.resolve import launched_processes
 from gtpo.config.schema import TrainConfig
-from gtpo.dry_run.preflight import check_inputs, check_lora, is_local, needed_packages
+from gtpo.dry_run.preflight import check_inputs, is_local, needed_packages
 from gtpo.inputs.dataset import DatasetReport, check_ids
 from gtpo.inputs.model_shape import find_weights
 from gtpo.runs.train_run import RESULTS
@@ -200,8 +200,11 @@ def dry_run(
     flags: those typed, which the text repeats. verbose: the text has every key and every item of memory. processes:
     of the run, by default those that a launcher started. shard: as in `memory`.
     """
+    from gtpo.inputs.model import lora_settings
+
     processes = processes or launched_processes()
-    check_lora(config)
+    if config.model.lora_rank:
+        lora_settings(config, "task_type")
     problems, name, runs = check_inputs(config), config.model.model_name, RESULTS / "train"
     tokenizer, items, rows = None, list[Item](), 0
     with nullcontext() if name is None or Path(name).exists() else cache_if_unreachable():
@@ -210,11 +213,8 @@ def dry_run(
             tokenizer, why = _tokenizer(config, weights)
             try:
                 meta = model_on_meta(config, weights.source)
-                items, rows, unknown = (
-                    memory(config, meta, shard, processes),
-                    meta.get_input_embeddings().num_embeddings,
-                    "",
-                )
+                items, unknown = memory(config, meta, shard, processes), ""
+                rows = meta.get_input_embeddings().num_embeddings
             except (OSError, ValueError, AttributeError) as error:
                 unknown = f"not known: {str(error).splitlines()[0]}"
         except UserError as error:

@@ -64,20 +64,6 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
     return problems
 
 
-def check_lora(config: TrainConfig) -> None:
-    """Let peft check the section `lora`. Raises UserError."""
-    if config.model.lora_rank:
-        from peft import LoraConfig
-
-        from gtpo.inputs.model import lora_settings
-
-        settings = lora_settings(config, "task_type")
-        try:
-            LoraConfig(r=config.model.lora_rank, task_type="CAUSAL_LM", **settings)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"lora: {' '.join(str(error).split())}") from None
-
-
 def check_trl(config: TrainConfig) -> None:
     """Refuse on a CPU what TRL 1.15 computes with a kernel for GPUs. Raises UserError."""
     # By its version only: importing TRL takes seconds.

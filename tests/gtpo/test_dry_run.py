@@ -72,6 +72,25 @@ def test_adapters_are_those_of_peft_and_experts_count_too() -> None:
     assert items(whole, mixture)["weights"] == 4 * real / GIB
 
 
+def test_shards_divide_what_is_held_and_gather_what_is_computed_with() -> None:
+    """And 4-bit weights, of which it is not known here, count whole."""
+    whole = recipe(
+        model__lora_rank=0, model__load_in_4bit=False, training__optimizer="adamw_torch", rollout__engine="transformers"
+    )
+    plain = items(whole)
+    for shard in ("fsdp2", "zero3"):
+        found = {item.name: item.gib for item in memory(whole, on_meta(SMALL), shard, 4)}
+        for name in ("weights", "gradients", "optimizer"):
+            assert found[name] == plain[name] / 4
+        layer = sum(p.numel() for p in LlamaForCausalLM(SMALL).model.layers[0].parameters())
+        assert found["gathered"] == (2 * (2 * layer + 64 * 192) + 4 * layer) / GIB
+        assert ("sampling" in found) == (shard == "zero3")
+        rest = found.keys() - {"weights", "gradients", "optimizer", "gathered", "sampling"}
+        assert {name: found[name] for name in rest} == {name: plain[name] for name in rest}
+    packed = recipe(model__lora_rank=4, model__load_in_4bit=True)
+    assert {item.name: item.gib for item in memory(packed, on_meta(SMALL), "fsdp2", 4)} == items(packed)
+
+
 def saved_bytes(frozen: bool, tokens: int) -> int:
     """Run a real Llama forward and add up the storages that autograd keeps, parameters aside."""
     model: Any = LlamaForCausalLM(SMALL)
