@@ -108,7 +108,7 @@ def token_advantages(
                 mask[rows],
                 size,
                 gate_active=gate_active,
-                groups=groups,
+                groups=float(groups),
             )
         (slope,) = torch.autograd.grad(found.loss, logps)
         advantages[rows] = (slope * (-batch_rows * lengths[rows, None])).float()
