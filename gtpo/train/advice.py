@@ -101,12 +101,10 @@ class Advice(TrainerCallback):
         shown = ", ".join(f"{name} {sum(values) / steps:.2f}" for name, values in means.items() if values)
         return (
             f"in {share:.0%} of the groups every completion earned the same reward in the last {steps} logged steps "
-            f"(mean: {shown or 'unknown'}), so no completion is preferred to another. Read some completions (a run "
-            "folder has them). If the reward is low everywhere, the problems are too hard or the format not learned: "
-            "start from an sft run, take easier problems, or raise num_generations. If it is what a part of the task "
-            "earns, as 1 of 10 for half of the format, the policy has settled for that part: lower learning_rate, or "
-            "start from an sft run. If it is high everywhere, take harder problems. If none of these, the reward "
-            "function returns a constant"
+            f"(mean: {shown or 'unknown'}), so no completion is preferred to another. Read some completions. If the "
+            "reward is low, or what a part of the task earns, start from an sft run, take easier problems, raise "
+            "num_generations or lower learning_rate. If it is high, take harder problems. Else the reward function "
+            "returns a constant"
         )
 
 

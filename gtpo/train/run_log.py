@@ -258,23 +258,11 @@ class RunLog(RunPart):
             ended["best"] = {"step": health.best_step, "metric": health.metric, "value": health.best_value}
             if watch.validation is not None:
                 ended["validation"] = watch.validation.summary(session_s, health)
-        if getattr(self.trainer, "resample_equal_groups", 0):
-            ended["resampling"] = self._resampling()
         seconds = self.folder.run().get("wall_time_s", 0.0) + session_s
         self.folder.update_run(**ended, wall_time_s=round(seconds, 1), peak_memory_bytes=peak_memory())
         if self.about is None:
             self._put_id(Path(args.output_dir))
             self.lock.release()
-
-    def _resampling(self) -> dict[str, Any]:
-        """Return what drawing equal groups again did, over all logged rounds, for run.json."""
-        rows = [row for row in self.folder.metrics().values() if row.get("groups/resampled") is not None]
-        names = {
-            "draws_again_per_group": "groups/resampled",
-            "zero_variance_drawn": "groups/zero_variance_drawn",
-            "zero_variance": "groups/zero_variance",
-        }
-        return {key: round(sum(row[name] for row in rows) / max(1, len(rows)), 6) for key, name in names.items()}
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import pytest
 import torch
 from datasets import Dataset
 from logs import logged
-from run_folders import write_eval
 from safetensors.torch import load_file
 from test_trainer import PROMPTS, arguments, folder, needs_trl_kernel, reward  # noqa: F401  # folder is a fixture
 from tokenizers.processors import TemplateProcessing
@@ -21,7 +20,6 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.callbacks import (
-    Advice,
     CollapseWatch,
     ExactCheckpoints,
     GRPOBaseline,
@@ -140,15 +138,6 @@ def test_distance_needs_the_untrained_model_if_all_weights_are_trained(folder: P
         UntrainedKL(trainer_of("gtpo", folder, tmp_path / "out", save_strategy="no"), every=2)
 
 
-def test_advice_reads_trls_own_names(folder: Path, tmp_path: Path) -> None:  # noqa: F811
-    trainer = trainer_of("grpo", folder, tmp_path / "out", max_steps=8, save_strategy="no", steps_per_generation=1)
-    trainer.add_callback(Advice(trainer))
-    trainer.reward_funcs[0] = lambda completions, **columns: [1.0] * len(completions)
-    with logged() as told:
-        trainer.train()
-    assert any("in 100% of the groups every completion earned the same reward" in line for line in told)
-
-
 @needs_trl_kernel
 @pytest.mark.parametrize("method", ["gtpo", "trl"])
 def test_a_script_rolls_back_to_its_best_weights(
@@ -252,23 +241,6 @@ def test_weights_that_lie_elsewhere_lead_to_their_run(folder: Path, tmp_path: Pa
     run.update_run(id="another")
     assert run_by_id(out / "checkpoint-3") is None
     assert resolve_model(str(out / "checkpoint-3")).train_run is None
-
-
-def test_evaluated_checkpoints_of_one_script_are_seeds_of_one_method(folder: Path, tmp_path: Path) -> None:  # noqa: F811
-    """Their eval runs know only where the weights lie, beside which the id of the run is."""
-    evals = []
-    for seed in (1, 2):
-        out = tmp_path / f"out-{seed}"
-        trainer = trainer_of("gtpo", folder, out, seed=seed)
-        trainer.add_callback(RunLog(trainer, tmp_path / f"logs/script-s{seed}", weights=False))
-        trainer.train()
-        ref = resolve_model(str(out / "checkpoint-2"))
-        source = {"model__source": ref.source, "model__checkpoint": ref.checkpoint}
-        evals.append(write_eval(tmp_path / f"results/eval/e{seed}", train_run=ref.train_run, seed=seed, **source))
-    runs, trains, _ = find_runs([str(path) for path in evals])
-    assert [train.root.name for train in trains] == ["script-s1", "script-s2"]
-    (method,) = compare(runs, trains).methods
-    assert [member.seed for member in method.members] == ["1", "2"]
 
 
 HELD_OUT = [Problem(id=str(number), problem=f"{number} + 1?", answer=str(number + 1)) for number in range(3)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +57,7 @@ def test_only_equal_groups_are_drawn_again(method: str, tmp_path: Path, monkeypa
         assert row["completions/length"] == pytest.approx(sum(map(len, ids)) / len(ids))
         assert row["rewards/coarse/mean"] == pytest.approx(sum(rewards) / len(rewards))
         drawn += round(row["groups/resampled"] * len(equal))
-    about = json.loads((folder / "run.json").read_text())["resampling"]
-    assert about["draws_again_per_group"] == pytest.approx(drawn / (6 * 4), abs=1e-6)
     assert drawn > 0
-    assert about["zero_variance_drawn"] > about["zero_variance"]
 
 
 def test_rewards_of_what_is_kept_are_not_computed_again(tmp_path: Path) -> None:
@@ -80,8 +76,6 @@ def test_resume_is_exact(changes: dict[str, Any], tmp_path: Path) -> None:
     crash(3, lambda: run(tmp_path / "cut", **settings))
     cut = run(tmp_path / "cut", **settings)
     assert_same_run(cut, whole)
-    about = [json.loads((folder / "run.json").read_text())["resampling"] for folder in (cut, whole)]
-    assert about[0] == about[1]
 
 
 def test_off_by_default_and_refused_if_nothing_is_sampled(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from gtpo.own_loss import loss_function, needs_entropy_gradient
 torch.set_num_threads(1)
 G, L, V = 4, 12, 9
 CREDIT = {
-    **{name: PRESETS[name] for name in ("gtpo", "grpo", "w-reinforce", "rsi", "ntf")},
+    **{name: PRESETS[name] for name in ("gtpo", "grpo", "nsr", "psr", "w-reinforce", "rsi", "ntf")},
     # Where the schedule begins: above this policy's entropy, about it, and below it.
     **{f"band-{low}": replace(PRESETS["entropy-band"], band_low=low, band_high=low + 0.1) for low in (3.0, 1.6, 0.1)},
     "positive-advantage-reweighting": replace(PRESETS["grpo"], positive_advantage_weight=0.25),

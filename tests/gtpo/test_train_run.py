@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -37,7 +36,7 @@ from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.runs.train_run import TrainFolder
 from gtpo.train.command import train
-from gtpo.train.environment import FOLDERS, trackers_write_to
+from gtpo.train.environment import FOLDERS
 from gtpo.train.health import Health, Judgement
 from gtpo.train.run_log import RunLog
 
@@ -148,20 +147,6 @@ def test_run_folder_and_names_shared_by_the_methods() -> None:
     # The first round is sampled from the same weights with the same random numbers.
     for name in ("reward/format", "completions/length", "conflict/forward", "entropy/mean"):
         assert first["gtpo"][name] == pytest.approx(first["grpo"][name], rel=1e-5), name
-
-
-def test_completions_log() -> None:
-    files = sorted((whole_run() / "completions").glob("*.parquet"))
-    assert [path.stem for path in files] == ["step-000001", "step-000002", "step-000004", "step-000006"]
-    rows = pq.read_table(files[0]).to_pylist()
-    assert len(rows) == 8
-    assert [(row["group"], row["completion_index"]) for row in rows] == [(g, c) for g in (0, 1) for c in range(4)]
-    for row in rows:
-        assert len(row["tokens"]) == len(row["weight"]) > 0
-        assert set(row["weight"]) <= {0.0, 1.0, 2.0}
-        assert row["entropy"] > 0
-        assert row["reward_final_reward"] == row["reward_format"] + row["reward_accuracy"]
-        assert "?" in row["prompt"] or "=" in row["prompt"] or "." in row["prompt"]
 
 
 def test_a_reward_says_itself_that_it_is_the_accuracy(tmp_path: Path) -> None:
@@ -297,22 +282,6 @@ def test_folder_of_another_version_is_refused_in_one_sentence(tmp_path: Path) ->
         train(config_of(tmp_path), results_dir=tmp_path / "newer/results")
 
 
-@pytest.mark.parametrize(
-    ("flags", "environment", "expected"),
-    [
-        ([], {}, "results/train/run is finished; nothing to do\n"),
-        (["--quiet"], {}, ""),
-        ([], {"RANK": "1"}, ""),
-    ],
-)
-def test_flags_set_the_log_level_and_only_rank_0_speaks(
-    flags: list[str], environment: dict[str, str], expected: str, tmp_path: Path
-) -> None:
-    finished(tmp_path)
-    done = command_line("train", "run.yaml", *flags, cwd=tmp_path, **environment)
-    assert (done.stdout, done.stderr) == ("", expected)
-
-
 def test_a_run_that_is_busy_is_refused(tmp_path: Path) -> None:
     lock = lock_folder(tmp_path / "busy/results/train/run")
     with pytest.raises(UserError, match="another process"):
@@ -440,12 +409,6 @@ def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(
     assert_same_run(folder, whole_run())
 
 
-@pytest.mark.slow
-def test_the_checkpoint_that_is_whole_is_the_last_by_number(tmp_path: Path) -> None:
-    with no_room_for("checkpoint-12"), pytest.raises(UserError, match="checkpoint-10 is whole"):
-        run(tmp_path, **{"training.max_steps": 12, "training.save_total_limit": None})
-
-
 def test_out_of_gpu_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Any, *args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
@@ -563,32 +526,6 @@ def test_trackers_write_into_the_run_folder(tmp_path: Path, root: Path) -> None:
     assert {path for path in written if path.parts[0] == "work" and not path.is_relative_to(folder)} == {
         Path("work/run.yaml")
     }
-
-
-def test_trackers_of_two_runs_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in FOLDERS:
-        monkeypatch.delenv(name, raising=False)
-    for number in ("first", "second"):
-        with trackers_write_to(tmp_path / number):
-            assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / number / "tensorboard")
-    monkeypatch.setenv("WANDB_DIR", "/chosen")
-    with trackers_write_to(tmp_path):
-        assert os.environ["WANDB_DIR"] == "/chosen"
-    assert os.environ["WANDB_DIR"] == "/chosen"
-    assert not {"TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR"} & set(os.environ)
-
-
-def test_a_run_that_learns_nothing_says_what_to_change(own_reward: Callable[[str], Path]) -> None:
-    folder = own_reward("    return [0.0] * len(completions)")
-    changes = {"trainer.reward_funcs": ["my_reward.mine"], "training.learning_rate": 1e-6, "training.max_steps": 8}
-    with logged() as told:
-        run(folder, **changes, **{"objective.filter": "always"})
-    for words in (
-        "the entropy gate dropped every completion",
-        "were cut off at max_completion_length",
-        "earned the same reward",
-    ):
-        assert sum(words in line for line in told) == 1, told
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
