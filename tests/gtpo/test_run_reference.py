@@ -17,8 +17,9 @@ from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.train.command import train
 
 VALIDATED = {"training.eval_steps": 2, "dataset.validation_problems": 2, "training.log_kl_steps": 1}
+OWN = {"objective.loss": "gtpo.objective:policy_loss", "objective.band_low": 0.01}
 RUNS: dict[str, dict[str, Any]] = {
-    "gtpo": MANY_STEPS_A_ROUND | VALIDATED | {"training.resample_equal_groups": 1, "training.top_p": 0.9},
+    "gtpo": MANY_STEPS_A_ROUND | VALIDATED | OWN | {"training.resample_equal_groups": 1, "training.top_p": 0.9},
     "grpo": MANY_STEPS_A_ROUND | {"training.beta": 0.04, "training.use_adaptive_entropy": True},
     "sft": {},
 }
