@@ -23,6 +23,7 @@ from trl import SFTConfig
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder, write_json, write_text
+from gtpo.common.log import LOG
 from gtpo.common.provenance import cpu_model, git_commit, now, package_versions, peak_memory
 from gtpo.runs.prompt import PromptRenderer
 from gtpo.runs.train_run import COLLAPSED, OF_TRL, RUN_ID, TrainFolder
@@ -45,6 +46,9 @@ DROPPED = (
     *(f"completions/{which}_length" for which in ("min", "max")),
     *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
 )
+
+# The same of a trainer of TRL's own, which keeps no statistics of groups.
+OF_TRL_ITSELF = {"entropy": "entropy/mean", "reward": "reward", "frac_reward_zero_std": "groups/zero_variance"}
 
 # What the trainer does (`RunPart.activity`) -> the metric of its seconds.
 TIMES = {"sampling": "time/generation", "scoring": "time/reward"}
@@ -95,6 +99,7 @@ class RunLog(RunPart):
         # Of the steps since the last line, the seconds of each; and of what they were spent on.
         self.step_seconds: list[float] = []
         self.seconds: dict[str, float] = defaultdict(float)
+        self.evaluated: dict[str, float] = {}
         self._step_begin = 0.0
         # Step of the rollout that was written last.
         self._written: int | None = None
@@ -215,11 +220,13 @@ class RunLog(RunPart):
         self._write_rollout()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Write a line of metrics."""
+        """Write a line of metrics; what TRL's own evaluation says is a part of the next."""
         if not logs or "loss" not in logs:
+            self.evaluated |= {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
             return
         steps = max(1, len(self.step_seconds))
-        row = metrics_row(state.global_step, logs, args)
+        row = metrics_row(state.global_step, logs, args) | self.evaluated
+        self.evaluated.clear()
         row["time/step"] = sum(self.step_seconds) / steps
         row |= {name: seconds / steps for name, seconds in self.seconds.items()}
         self.step_seconds.clear()
@@ -263,6 +270,7 @@ class RunLog(RunPart):
         if self.about is None:
             self._put_id(Path(args.output_dir))
             self.lock.release()
+            LOG.info(f"{self.folder.root}; next: gtpo eval {self.folder.root} --benchmarks NAME --k 16")
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -276,8 +284,8 @@ def metrics_row(step: int, logs: Mapping[str, Any], args: Any) -> dict[str, Any]
         number = value is None or isinstance(value, int | float)
         if number and name not in OF_TRL and name not in DROPPED:
             row.setdefault(name, value)
-    if method_of(args) == "sft" and "entropy" in logs:
-        row["entropy/mean"] = logs["entropy"]
+    if "reward/format" not in logs:
+        row |= {new: logs[old] for old, new in OF_TRL_ITSELF.items() if old in logs}
     # On policy the ratio is 1, and these are always 0.
     if trl_seam.round_steps(args) == 1:
         row = {name: value for name, value in row.items() if not name.startswith("clip_ratio/")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from contextlib import nullcontext
@@ -196,14 +197,18 @@ def test_a_script_writes_a_run_folder(method: str, folder: Path, tmp_path: Path)
                                                            save_strategy="no")  # fmt: skip
         names.append(str(tmp_path / f"results/train/{method}-s{seed}"))
         trainer.add_callback(RunLog(trainer, names[-1], completions_steps=2))
-        trainer.train()
+        with logged(logging.INFO) as told:
+            trainer.train()
+        assert told[-1] == f"{names[-1]}; next: gtpo eval {names[-1]} --benchmarks NAME --k 16"
     runs, trains, _ = find_runs(names)
     assert [(run.preset, run.run()["seed"], run.status) for run in trains] == [
         ("grpo" if method == "trl" else method, seed, "finished") for seed in (1, 2)
     ]
     curves = read_curves(trains[0])
     assert curves["loss"].steps.tolist() == [1, 2, 3, 4]
-    assert ("entropy/mean" in curves) == (method != "trl")
+    shared = {"entropy/mean", *(() if method == "sft" else ("groups/zero_variance", "completions/length"))}
+    assert shared <= trains[0].metrics()[1].keys()
+    assert ("reward" in trains[0].metrics()[1]) == (method == "trl")
     files = trains[0].completions_files()
     assert bool(files) == (method in ("gtpo", "grpo"))
     if files:
