@@ -112,11 +112,6 @@ def test_equal_rewards_move_by_the_entropy_term_alone_unless_skipped():
     assert loss.item() == 0
 
 
-def test_float32_noise_in_the_mean_makes_no_signs():
-    rewards = torch.tensor([0.1] * 7)
-    assert group_advantages(Objective(), rewards, 7).advantages.eq(0).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize(
     "rewards", [[0.1, 0.2, 0.3], [0.3, 0.1, 0.2], [0.1, 0.1, 0.1, 0.3, 0.3, 0.3, 0.2], [0.7, 0.8, 0.9]]
@@ -134,24 +129,20 @@ def test_a_reward_at_the_mean_takes_no_side_though_the_mean_is_rounded(rewards, 
         assert found.advantages.sign().tolist() == signs
 
 
-def test_small_differences_of_rewards_keep_their_signs():
-    rewards = torch.tensor([20.0, 20.0 + 1e-9, 20.0, 20.0 - 1e-9], dtype=F64)
-    assert group_advantages(Objective(), rewards, 4).advantages.sign().tolist() == [0, 1, 0, -1]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.long])
-def test_rewards_of_coarse_dtypes_keep_their_differences(dtype):
-    rewards = [20, 20, 20, 20, 20, 20, 20, 19]
-    found = group_advantages(Objective(), torch.tensor(rewards, dtype=dtype), 8).advantages
-    assert found.sign().tolist() == [1] * 7 + [-1]
-    exact = group_advantages(Objective(), torch.tensor(rewards, dtype=F64), 8).advantages
-    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
-
-
-def test_rewards_in_a_list_are_as_precise_as_a_float64_tensor():
-    rewards = [0.1, 10.0, 1.7, 20.0]
-    listed = group_advantages(Objective(), rewards, 4).advantages
-    assert torch.equal(listed, group_advantages(Objective(), torch.tensor(rewards, dtype=F64), 4).advantages)
+@pytest.mark.parametrize(
+    ("rewards", "signs", "dtypes"),
+    [
+        ([0.1] * 7, [0] * 7, [torch.float32]),
+        ([20.0, 20.0 + 1e-9, 20.0, 20.0 - 1e-9], [0, 1, 0, -1], [F64]),
+        ([20.0] * 7 + [19.0], [1] * 7 + [-1], [torch.bfloat16, torch.float16, torch.long]),
+    ],
+)
+def test_signs_are_those_of_the_rewards_whatever_their_dtype(rewards, signs, dtypes):
+    exact = group_advantages(Objective(), rewards, len(rewards)).advantages  # of a list: float64
+    for dtype in dtypes:
+        found = group_advantages(Objective(), torch.tensor(rewards, dtype=dtype), len(rewards)).advantages
+        assert found.sign().tolist() == signs
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("initial_entropy", [float("nan"), float("inf"), -0.1])
