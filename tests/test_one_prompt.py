@@ -47,15 +47,6 @@ FOLDER = Path(trl.__file__).parent / "chat_templates"
 TEMPLATES = {name: (FOLDER / f"{name}.jinja").read_text() for name in PUBLIC if (FOLDER / f"{name}.jinja").is_file()}
 # Of further public ones, shortened to what is peculiar.
 TEMPLATES |= {
-    # The system text is folded into the first question; a BOS for each question.
-    "llama2": "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] "
-    "{% if messages[0].role == 'system' and loop.index0 == 1 %}<<SYS>>\n{{ messages[0].content }}\n<</SYS>>"
-    "\n\n{% endif %}{{ m.content.strip() }} [/INST]{% elif m.role == 'assistant' %} {{ m.content.strip() }} "
-    "{{ eos_token }}{% endif %}{% endfor %}",
-    # No generation prompt at all: the answer follows the closing bracket. The system text is in the last question.
-    "mistral": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] "
-    "{{ messages[0].content + '\n\n' if loop.index0 == 1 and messages[0].role == 'system' }}{{ m.content }}[/INST]"
-    "{% elif m.role == 'assistant' %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}",
     # The date, if there is no system text.
     "granite": "{% if messages[0].role != 'system' %}<|start_of_role|>system<|end_of_role|>Knowledge Cutoff Date: "
     "April 2024.\nToday's Date: {{ strftime_now('%B %d, %Y') }}.\nYou are Granite.<|end_of_text|>\n{% endif %}"
