@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +102,10 @@ def train(context: typer.Context) -> None:
         from gtpo.train.trainers import trainer_arguments
 
         quiet_libraries()
-        trainer_arguments(config, Path("results"), "float32")  # what TRL would refuse
+        # What TRL would refuse. It would also wait for the other processes of a launcher.
+        launcher = {name: os.environ.pop(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if name in os.environ}
+        trainer_arguments(config, Path("results"), "float32")
+        os.environ.update(launcher)
         how: Any = {"verbose": options.verbose, "processes": options.processes, "shard": options.shard}
         describe(config, overrides, json_output=options.json_output, **how)
         return

@@ -111,6 +111,11 @@ def test_dry_run_counts_real_data(tmp_path: Path, shared_dir: Path) -> None:
     assert "Qwen" in done.stdout
 
 
+def test_a_dry_run_of_a_launcher_s_processes_waits_for_none(run: Path) -> None:
+    done = command_line("train", "run.yaml", "--dry-run", cwd=run.parent, WORLD_SIZE="8", MASTER_ADDR=None)
+    assert (done.returncode, "by 8 processes" in done.stdout) == (0, True), done.stderr
+
+
 def test_data_that_cannot_be_had_are_missed_before_torch_is_loaded(tmp_path: Path) -> None:
     """A new user's first command without a network: one sentence, soon, and no run folder."""
     (tmp_path / "model").mkdir()
