@@ -261,9 +261,7 @@ def doctor(
 
 
 @app.command()
-def examples(
-    folder: Annotated[Path, typer.Argument(help="Where to write them.")] = Path("examples"),
-) -> None:
+def examples(folder: Annotated[Path, typer.Argument(help="Where to write them.")] = Path("examples")) -> None:
     """Write the examples that come with gtpo: completions, a benchmark, a reward, a TRL script, a notebook."""
     package = Path(gtpo.__file__).parent
     source = next(filter(Path.is_dir, (package / "examples", package.parent / "examples")))

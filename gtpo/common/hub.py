@@ -66,13 +66,7 @@ def check_model(name: str) -> None:
     if Path(name).is_dir():
         return
     with cache_if_unreachable():
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import (
-            EntryNotFoundError,
-            GatedRepoError,
-            HFValidationError,
-            RepositoryNotFoundError,
-        )
+        from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
 
         if is_offline():
             if not any(isinstance(try_to_load_from_cache(name, file), str) for file in DESCRIPTIONS):
@@ -80,15 +74,15 @@ def check_model(name: str) -> None:
             return
         try:
             hf_hub_download(name, DESCRIPTIONS[0])
-        except GatedRepoError as error:
+        except errors.GatedRepoError as error:
             raise UserError(
                 f"{name} is gated: accept its terms on the Hugging Face Hub, then `hf auth login`"
             ) from error
-        except (RepositoryNotFoundError, HFValidationError) as error:
+        except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
             raise UserError(
                 f"{name} is neither a folder here nor a model of the Hugging Face Hub (private: `hf auth login`)"
             ) from error
-        except EntryNotFoundError:  # an adapter has another config file
+        except errors.EntryNotFoundError:  # an adapter has another config file
             return
 
 

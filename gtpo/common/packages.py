@@ -37,9 +37,7 @@ def require(purpose: str, *packages: str, extra: str) -> None:
 
     purpose: the command, flag or config key that needs them, as the user typed it: `gtpo train`, `--figures`.
     """
-    missing = [package for package in packages if not installed(package)]
-    if not missing:
-        return
-    names = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
-    verb = "are" if len(missing) > 1 else "is"
-    raise UserError(f"{purpose} needs {names}, which {verb} not installed: {install_command(extra)}")
+    *others, last = [package for package in packages if not installed(package)] or [None]
+    if last is not None:
+        names, verb = (f"{', '.join(others)} and {last}", "are") if others else (last, "is")
+        raise UserError(f"{purpose} needs {names}, which {verb} not installed: {install_command(extra)}")

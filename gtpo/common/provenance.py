@@ -72,23 +72,15 @@ def git_commit() -> str | None:
     """
     if not (CHECKOUT / ".git").exists():
         return None
+    git = ("git", "--no-optional-locks")  # a look at the checkout writes nothing there
     try:
         commit, changed = (
-            subprocess.run(
-                ["git", "--no-optional-locks", *words],
-                cwd=CHECKOUT,
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=False,
-            )
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+            subprocess.run([*git, *words], cwd=CHECKOUT, capture_output=True, text=True, timeout=10, check=False)
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if commit.returncode != 0:
-        return None
-    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    return commit.stdout.strip() + "+" * bool(changed.stdout.strip()) if commit.returncode == 0 else None
 
 
 def command_line() -> str:

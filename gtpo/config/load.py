@@ -109,14 +109,6 @@ def fields_of(kind: Any) -> dict[str, Any]:
     return {entry.name: hints[entry.name] for entry in fields(kind) if entry.init}
 
 
-def _key(name: str, annotation: Any) -> Key:
-    enums = (kind for kind in alternatives(annotation) if isinstance(kind, type) and issubclass(kind, Enum))
-    # `SchedulerType | str` takes any text; its own check comes later and does not know the key.
-    names = tuple(member.value for kind in enums for member in kind)
-    kind: Any = Literal[names] if names else annotation
-    return Key(name, FieldInfo.from_annotation(kind))
-
-
 def checked(
     config: TrainConfig, section: str, known: Mapping[str, Any], whose: str, decided: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -138,8 +130,11 @@ def checked(
             near = unknown_key(setting, [f"{section}.{field}" for field in known])
             errors.append(f"{near} Neither gtpo nor {whose} has it.")
         else:
+            kinds = [kind for kind in alternatives(known[name]) if isinstance(kind, type) and issubclass(kind, Enum)]
+            # `SchedulerType | str` takes any text; its own check comes later and does not know the key.
+            kind: Any = Literal[tuple(member.value for enum in kinds for member in enum)] if kinds else known[name]
             try:
-                values[name] = _key(name, known[name]).checked(value, str(setting))
+                values[name] = Key(name, FieldInfo.from_annotation(kind)).checked(value, str(setting))
             except UserError as error:
                 errors.append(str(error))
     if errors:
