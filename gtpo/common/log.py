@@ -80,8 +80,8 @@ def libraries_aside() -> Iterator[None]:
         return
     sys.stderr.flush()
     real, show = os.dup(2), False
-    with tempfile.TemporaryFile() as kept, open(real, "w", encoding="utf-8") as stream:
-        os.dup2(kept.fileno(), 2)
+    with tempfile.TemporaryFile() as aside, open(real, "w", encoding="utf-8") as stream:
+        os.dup2(aside.fileno(), 2)
         _StderrHandler.stream = stream
         try:
             yield
@@ -93,5 +93,5 @@ def libraries_aside() -> Iterator[None]:
             os.dup2(real, 2)
             _StderrHandler.stream = None
             if show:
-                kept.seek(0)
-                sys.stderr.write(kept.read().decode("utf-8", "replace"))
+                aside.seek(0)
+                sys.stderr.write(aside.read().decode("utf-8", "replace"))

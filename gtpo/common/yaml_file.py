@@ -77,9 +77,9 @@ def validate_yaml(model: type[Model], path: Path, values: dict[str, Any], lines:
         line = next((f":{lines[key[:i]]}" for i in range(len(key), 0, -1) if key[:i] in lines), "") if lines else ""
         known = _fields(model, key[:-1])
         near = did_you_mean(key[-1], known) if first["type"] == "extra_forbidden" and known else ""
-        said = "no such key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        found = f", found {first['input']!r:.60}" if first["type"] not in ("extra_forbidden", "missing") else ""
-        raise UserError(f"{path}{line}: {'.'.join(key) or 'the file'}: {said}{found}.{near}") from None
+        fault = "no such key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        value = f", found {first['input']!r:.60}" if first["type"] not in ("extra_forbidden", "missing") else ""
+        raise UserError(f"{path}{line}: {'.'.join(key) or 'the file'}: {fault}{value}.{near}") from None
 
 
 def _fields(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:

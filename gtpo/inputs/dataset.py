@@ -273,7 +273,7 @@ class TrainingProblems:
         sequences = [prompt.ids for prompt in prompts]
         if config.method == "sft":
             sequences = self._examples(rows, prompts, renderer, start)
-        kept = []
+        usable = []
         for row, prompt, ids in zip(rows, prompts, sequences, strict=True):
             if len(prompt.ids) > config.training.max_prompt_length:
                 report.too_long[row["id"]] = len(prompt.ids)
@@ -282,8 +282,8 @@ class TrainingProblems:
             else:
                 report.longest = max(report.longest, len(prompt.ids))
                 report.largest_id = max(report.largest_id, *ids)
-                kept.append(row)
-        return kept
+                usable.append(row)
+        return usable
 
     def _examples(
         self, rows: list[dict[str, Any]], prompts: list[RenderedPrompt], renderer: PromptRenderer, start: int

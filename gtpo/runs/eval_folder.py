@@ -138,9 +138,9 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
         for part, table in self.tables(["error"]) if keys else ():
             if table.column("error").null_count < len(table):
                 samples = self.part(part)
-                kept = [sample for sample in samples if sample.error is None or sample.key not in keys]
-                if len(kept) < len(samples):
-                    self.replace_part(part, kept)
+                rest = [sample for sample in samples if sample.error is None or sample.key not in keys]
+                if len(rest) < len(samples):
+                    self.replace_part(part, rest)
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[tuple[Path, pa.Table]]:
         """Yield (part, its table) with the given columns, one part in memory at a time."""
@@ -165,11 +165,11 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
 
     def problems(self, *, everything: bool = False) -> dict[str, list[Problem]]:
         """Return the problems that the last command asked for, by benchmark; everything: all that have samples."""
-        found: dict[str, list[Problem]] = {}
-        for name, problem, asked in read_problems(self.path):
-            if asked or everything:
-                found.setdefault(name, []).append(problem)
-        return found
+        problems: dict[str, list[Problem]] = {}
+        for name, problem, shown in read_problems(self.path):
+            if shown or everything:
+                problems.setdefault(name, []).append(problem)
+        return problems
 
     def questions(self) -> dict[QuestionKey, Problem]:
         """Return every problem that has samples, by benchmark and id."""
@@ -177,14 +177,13 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
 
     def add_problems(self, problems: dict[str, list[Problem]]) -> None:
         """Write problems.parquet: these as what is asked for of their benchmarks, before the others that are there."""
-        before = {(name, p.id): (p, asked) for name, p, asked in read_problems(self.path)}
-        now = {(name, p.id): p for name, chosen in problems.items() for p in chosen}
-        rows = {key: (p, True) for key, p in now.items()}
-        rows |= {key: (p, asked and key[0] not in problems) for key, (p, asked) in before.items() if key not in now}
+        rows = {(name, p.id): (p, True) for name, chosen in problems.items() for p in chosen}
+        for name, p, shown in read_problems(self.path):
+            rows.setdefault((name, p.id), (p, shown and name not in problems))
         fields = PROBLEM_SCHEMA.names[1:-1]
         table = [
-            {"benchmark": name, **{field: getattr(p, field) for field in fields}, "asked": asked}
-            for (name, _), (p, asked) in rows.items()
+            {"benchmark": name, **{field: getattr(p, field) for field in fields}, "asked": shown}
+            for (name, _), (p, shown) in rows.items()
         ]
         write_parquet(self.path / "problems.parquet", pa.Table.from_pylist(table, schema=PROBLEM_SCHEMA))
 
@@ -218,10 +217,10 @@ def stored_record(folder: Path, tell: Callable[..., None] = LOG.debug) -> EvalRe
 
 
 def _header(part: Path) -> EvalRecord:
-    found = (read_table(part, []).schema.metadata or {}).get(RUN)
-    if found is None:
+    header = (read_table(part, []).schema.metadata or {}).get(RUN)
+    if header is None:
         raise UserError(f"{part} does not say of which run it is: move it away, or choose another --out")
-    return parse_record(json.loads(found), part)
+    return parse_record(json.loads(header), part)
 
 
 def _write_part(path: Path, samples: Sequence[Sample], metadata: Mapping[bytes, bytes]) -> None:

@@ -198,9 +198,9 @@ def sample_parts(folder: Path) -> list[Path]:
 def read_problems(folder: Path) -> list[tuple[str, Problem, bool]]:
     """Return (benchmark, problem, whether the last command asked for it) of all questions of an eval run."""
     return [
-        (row.pop("benchmark"), Problem(**row), asked)
+        (row.pop("benchmark"), Problem(**row), shown)
         for row in _rows(folder / "problems.parquet")
-        for asked in [row.pop("asked", True)]
+        for shown in [row.pop("asked", True)]
     ]
 
 
