@@ -74,7 +74,7 @@ def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
         pieces[-1].append(place)
     if len(pieces) == 1:
         return [table]
-    tables = []
+    tables: list[Table] = []
     for places in pieces:
         piece = copy.copy(table)
         piece.columns = [replace(table.columns[place], no_wrap=True) for place in (*range(keep), *places)]

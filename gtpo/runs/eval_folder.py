@@ -81,8 +81,9 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
         UserError if a part is of another run, or cannot say, and on a newer schema.
         """
         record = stored_record(self.path, LOG.warning)
-        for part in sample_parts(self.path) if record is not None else ():
+        for part in sample_parts(self.path):
             header = _header(part)
+            assert record is not None
             check_identity(part, header, record)
             if header.wall_seconds is not None:  # of a session that was killed, eval.json knows none
                 record.wall_seconds = max(header.wall_seconds, record.wall_seconds or 0.0)
