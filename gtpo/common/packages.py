@@ -37,7 +37,7 @@ def require(purpose: str, *packages: str, extra: str) -> None:
 
     purpose: the command, flag or config key that needs them, as the user typed it: `gtpo train`, `--figures`.
     """
-    *others, last = [package for package in packages if not installed(package)] or [None]
-    if last is not None:
+    if missing := [package for package in packages if not installed(package)]:
+        *others, last = missing
         names, verb = (f"{', '.join(others)} and {last}", "are") if others else (last, "is")
         raise UserError(f"{purpose} needs {names}, which {verb} not installed: {install_command(extra)}")
