@@ -248,7 +248,8 @@ CONFIG = """
 model: {model_name: base, max_seq_length: 128, lora_rank: 8, dtype: DTYPE}
 dataset: {name: arithmetic, system_instruction: ""}
 training: {max_steps: 10, save_steps: 5, per_device_train_batch_size: 8, num_generations: 4, learning_rate: 1.0e-3,
-  max_prompt_length: 64, max_completion_length: 16, initial_entropy: 0.5}
+  max_prompt_length: 64, max_completion_length: 16}
+objective: {filter: never}
 trainer: {reward_funcs: [gtpo.doctor.reward]}
 """
 
@@ -270,6 +271,11 @@ class Trained(NamedTuple):
     def apart(self, other: Trained) -> float:
         """Return the largest difference of a trained weight."""
         return max(float((weight - other.weights[name]).abs().max()) for name, weight in self.weights.items())
+
+    def moved(self) -> list[bool]:
+        """Return which adapters were trained: B begins at 0."""
+        of = (weight.float().norm() for name, weight in self.weights.items() if "lora_B" in name)
+        return [0 < float(norm) < math.inf for norm in of]
 
 
 def train(folder: Path, name: str, *flags: str, kill_at: int | None = None) -> Trained:
@@ -305,7 +311,8 @@ def check_training(device: str, large: bool, run: Callable[..., Trained] = train
         # A GPU may add in another order each time: whether two whole runs differ says what a difference means.
         noise = whole.apart(run(folder, "again", *own)) if difference and large else 0.0
         text = f"weights differ by {difference:.0e}" + (f", of two whole runs by {noise:.0e}" if noise else "")
-        yield Outcome(f"{title}, killed and resumed", None if noise else difference == 0, text)
+        right = difference == 0 and all(whole.moved())
+        yield Outcome(f"{title}, killed and resumed", None if noise else right, f"{text}; {sum(whole.moved())} moved")
 
         ok, text = None, "the peak is known on a GPU"
         if device == "cuda" and (peak := whole.run.get("peak_memory_bytes")):
@@ -328,8 +335,7 @@ def check_training(device: str, large: bool, run: Callable[..., Trained] = train
         if not installed("bitsandbytes"):
             yield Outcome("LoRA over 4 bits", None, "needs bitsandbytes")
             return
-        packed = run(folder, "packed", *own, "--model.load_in_4bit", "true", "--training.max_steps", "3").weights
-        moved = [0 < float(weight.float().norm()) < math.inf for name, weight in packed.items() if "lora_B" in name]
+        moved = run(folder, "packed", *own, "--model.load_in_4bit", "true", "--training.max_steps", "3").moved()
         yield Outcome("LoRA over 4 bits", moved != [] and all(moved), f"{sum(moved)} of {len(moved)} adapters moved")
 
 
