@@ -31,6 +31,8 @@ SETTINGS = {
     "chat template kwargs": "prompt.chat_template_kwargs", "verifier": "verifier.version",
 }  # fmt: skip
 
+# Values at which a sampling parameter changes nothing.
+OFF = {"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "repetition_penalty": 1}
 # Keys of eval.json that identify a run, count its work, or are compared elsewhere.
 NOT_SETTINGS = (
     *SETTINGS.values(), "schema_version", "status", "name", "created", "wall_seconds", "command", "benchmarks",
@@ -91,6 +93,8 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     rates = [entry.truncation_rate for run in runs for entry in run.record.benchmarks.values()]
     if "max_tokens" in differing and all(rate == 0 for rate in rates):  # None: not known
         notes.append(f"max_tokens differs ({by_run(differing.pop('max_tokens'))}), but no completion reached it")
+    for key in [key for key, values in differing.items() if _is_off(key, values, runs)]:
+        notes.append(f"{key} differs ({by_run(differing.pop(key))}), but a server that does not take it leaves it off")
     problems = [f"{key} differs ({by_run(values)})" for key, values in differing.items()]
     if problems and not allow:
         raise UserError(
@@ -107,6 +111,12 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     return shared
 
 
+def _is_off(key: str, values: Mapping[str, Any], runs: list[EvalRun]) -> bool:
+    """Return whether a parameter is off where it was sent, and not sent to servers that do not take it."""
+    left_out = [run.name for run in runs if key in run.record.engine.parameters_left_out]
+    return key in OFF and all(value is None if run in left_out else value == OFF[key] for run, value in values.items())
+
+
 def _mending_command(runs: list[EvalRun], problems: list[str]) -> str:
     """Return the commands that score older runs again, or else evaluate the last run as the first.
 
@@ -119,8 +129,11 @@ def _mending_command(runs: list[EvalRun], problems: list[str]) -> str:
     first, last = runs[0], runs[-1]
     if last.record.engine.name == "recorded":  # nobody can sample them again
         return ""
-    model = last.record.model.train_run or last.record.model.source
-    return f". To mend it: gtpo eval {model} --like {first.name} --out results/eval/{last.name}-like-{first.name}"
+    engine, model = last.record.engine, last.record.model.train_run or last.record.model.source
+    urls = (engine.model_extra or {}).get("base_urls", []) if engine.serve is None else []
+    server = [f"--serve {shlex.quote(engine.serve)}"] if engine.serve else [f"--base-url {url}" for url in urls]
+    words = " ".join([shlex.quote(str(model)), *server, f"--like {first.name}"])
+    return f". To mend it: gtpo eval {words} --out results/eval/{last.name}-like-{first.name}"
 
 
 def _rules_version(run: EvalRun) -> int:
@@ -137,11 +150,10 @@ def _other_differences(runs: list[EvalRun]) -> list[str]:
 
 
 def _other_settings(record: EvalRecord) -> dict[str, Any]:
-    # engine.canaries.texts: hashes of what a server wrote first, which differ between any two models.
-    kept = {
-        key: value for key, value in flatten(record.as_json()).items()
-        if not {key, key.split(".")[0]} & {*NOT_SETTINGS} and not key.startswith("engine.canaries.texts")
-    }  # fmt: skip
+    skipped = {*NOT_SETTINGS, "engine.canaries", "engine.base_urls"}  # these differ between any two models
+    keys = flatten(record.as_json())
+    above = {key: {key, key.split(".")[0], ".".join(key.split(".")[:2])} for key in keys}
+    kept = {key: value for key, value in keys.items() if not skipped & above[key]}
     return kept | {"adapter": "yes" if kept.pop("model.adapter", None) else "no"}
 
 

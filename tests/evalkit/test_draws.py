@@ -209,3 +209,26 @@ def test_equal_methods_are_not_marked(case: str, tmp_path: Path) -> None:
         assert cell.paired.scope == scope
         marked += cell.direction != 0
     assert marked <= most
+
+
+def test_what_a_server_is_and_does_not_take_is_no_difference(tmp_path: Path) -> None:
+    """Its address and first texts are no setting, a refused parameter that is off is noted, and a mend has the URL."""
+    engines: dict[str, dict[str, Any]] = {
+        "a": {"name": "openai", "base_urls": ["http://one:1/v1"], "canaries": {"models": ["a"], "texts": {"u": ["x"]}}},
+        "b": {"name": "openai", "base_urls": ["http://two:2/v1"], "canaries": {"models": ["b"], "texts": {"v": ["y"]}},
+              "parameters_left_out": ["min_p"]},
+    }  # fmt: skip
+    for name, engine in engines.items():
+        folder = write_counts(tmp_path / "results/eval" / name, HALF, 4, source=f"org/{name}")
+        record = json.loads((folder / "eval.json").read_text()) | {"engine": engine}
+        record["sampling"]["min_p"] = 0.0 if name == "a" else None
+        (folder / "eval.json").write_text(json.dumps(record))
+    notes = compared(tmp_path).notes
+    assert [note for note in notes if "differ" in note] == [
+        "min_p differs (a: 0.0; b: unknown), but a server that does not take it leaves it off",
+        "also different, which can move samples: engine.parameters_left_out (a: unknown; b: ['min_p'])",
+    ]
+    record["sampling"]["temperature"] = 0.5
+    (folder / "eval.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="mend it: gtpo eval org/b --base-url http://two:2/v1 --like a --out"):
+        compared(tmp_path)
