@@ -25,7 +25,9 @@ from typing import Any
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object
 from gtpo.evalkit.comparison.like_for_like import by_run
+from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.find import records_of
 from gtpo.runs.train_run import TrainFolder
 
 # Keys of a config in which the runs of a method always differ; and where they ran, which is noted.
@@ -63,6 +65,11 @@ class Member:
     def checkpoint(self) -> str | None:
         """Which weights of its train run were evaluated: best, final or a checkpoint; None if unknown."""
         return self.run.record.model.checkpoint if self.run is not None else None
+
+    @cached_property
+    def evaluations(self) -> list[EvalRecord]:
+        """Records of all evaluations of its training; none if it is best/, which other questions chose."""
+        return records_of(self.train.root) if self.train is not None and self.checkpoint != "best" else []
 
     @cached_property
     def base(self) -> Path | None:

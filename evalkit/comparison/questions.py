@@ -18,7 +18,6 @@ from gtpo.evalkit.statistics import FAMILIES, clusters_of, wording
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_record import BenchmarkRecord, Interval
 from gtpo.runs.eval_run import EvalRun, Questions
-from gtpo.runs.find import records_of
 
 # Name of a benchmark that several recorded files have in common.
 SAME = "the same questions"
@@ -120,27 +119,16 @@ class Shared:
 
         The most of any training of the method. best/ was chosen on other questions: 1, 0.0.
         """
-        most, gaps = 1, list[float]()
+        most, gaps, members = 1, list[float](), {member.name: member for member in self.by_name[method].members}
         for run in self.runs[method]:
             means: dict[str | None, list[float]] = {}  # of each checkpoint
-            for checkpoint, entry in self._evaluations[run.name] if column.metric.by_k and not self.group else ():
-                if at := self._stored(entry, column):
-                    means.setdefault(checkpoint, []).append(at.mean)
+            for record in members[run.name].evaluations if column.metric.by_k and not self.group else ():
+                if at := self._stored(record.benchmarks.get(self.benchmark, BenchmarkRecord()), column):
+                    means.setdefault(record.model.checkpoint, []).append(at.mean)
             own = means.get(run.record.model.checkpoint)
             most = max(most, len(means) if own else 1)
             gaps.append(float(np.mean([np.mean(of) for of in means.values()]) - np.mean(own)) if own else 0.0)
         return most, float(np.mean([np.mean([gaps[i] for i in places]) for places in self.draws(method)]))
-
-    @cached_property
-    def _evaluations(self) -> dict[str, list[tuple[str | None, BenchmarkRecord]]]:
-        """Run -> checkpoint and record of every evaluation of its training on this benchmark; none for best/."""
-        runs = [run for runs in self.runs.values() for run in runs]
-        known = {run.name: run.train for run in runs if run.record.model.checkpoint != "best"}
-        records = {run.name: records_of(train.root) if (train := known.get(run.name)) else [] for run in runs}
-        return {
-            name: [(of.model.checkpoint, of.benchmarks.get(self.benchmark, BenchmarkRecord())) for of in evaluations]
-            for name, evaluations in records.items()
-        }
 
     def cut_off(self, method: str) -> float | None:
         """Return the share of a method's samples that were cut off at the token limit; None if unknown."""
