@@ -15,7 +15,6 @@ from transformers import TrainerCallback
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.common.packages import installed
 from gtpo.config import TrainConfig
 from gtpo.runs.train_run import TrainFolder, last_checkpoint
 from gtpo.train.resume import no_room, out_of_space
@@ -26,9 +25,6 @@ STEPS = 5
 # Sum of the shares of groups with equal rewards, over so many logged steps, from which on a warning is due. A test
 # holds it to the recorded runs: no warning if training is calm, one if it fails.
 EQUAL, EQUAL_STEPS = 8, 10
-
-# model.gpu_memory_utilization that is advised if memory ran out.
-VLLM_SHARE = 0.3
 
 # Mean share of truncated completions above which most of them are.
 TRUNCATED = 0.5
@@ -133,34 +129,17 @@ def explain(error: Exception, config: TrainConfig, folder: TrainFolder, step: in
 
 def memory_advice(config: TrainConfig, error: BaseException) -> str:
     """Return what to lower, and in which order, after the GPU ran out of memory."""
-    training, model, engine, sft = config.training, config.model, config.rollout.engine, config.method == "sft"
-    longest, share = training.max_completion_length or 0, model.gpu_memory_utilization
-    # `auto` is vLLM if it is installed and there is a GPU, and a GPU is what ran out.
-    vllm = not sft and (engine == "vllm" or (engine == "auto" and installed("vllm")))
+    training, model, sft = config.training, config.model, config.method == "sft"
+    batch = training.per_device_train_batch_size
     advice = {
-        _smaller_batch(config): training.per_device_train_batch_size > 1,
+        f"training.per_device_train_batch_size {batch}, and raise training.gradient_accumulation_steps, and "
+        "training.steps_per_generation if it is set, by the same factor": batch > 1,
         "training.gradient_checkpointing: true": not training.gradient_checkpointing,
-        f"model.max_seq_length {model.max_seq_length} -> {model.max_seq_length // 2}": sft,
-        f"training.max_completion_length {longest} -> {longest // 2}": not sft and longest > 1,
-        f"model.gpu_memory_utilization {share} -> {VLLM_SHARE} (vLLM's share)": vllm and share > VLLM_SHARE,
+        "model.max_seq_length" if sft else "training.max_completion_length": True,
+        "model.gpu_memory_utilization (vLLM's share)": not sft and config.rollout.engine in ("auto", "vllm"),
         "model.lora_rank: 64 (train adapters only)": not model.lora_rank,
         "model.load_in_4bit: true": model.lora_rank and not model.load_in_4bit and not model.build,
     }
-    lower = [text for text, helps in advice.items() if helps] or ["the size of the model"]
     first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
-    return f"out of GPU memory ({first}). Lower, in this order: {'; '.join(lower)}"
-
-
-def _smaller_batch(config: TrainConfig) -> str:
-    """Say how the completions of an optimizer step and of a rollout are split into more micro-batches."""
-    training, batch = config.training, config.training.per_device_train_batch_size
-    parts = next((factor for factor in range(2, batch + 1) if batch % factor == 0), 1)
-    line = (
-        f"training.per_device_train_batch_size {batch} -> {batch // parts} with training.gradient_accumulation_steps "
-        f"{training.gradient_accumulation_steps} -> {training.gradient_accumulation_steps * parts}"
-    )
-    if (rounds := training.steps_per_generation) and config.method != "sft":
-        line += f" and training.steps_per_generation {rounds} -> {rounds * parts}"
-    # bnpo divides by the tokens of the micro-batch.
-    bnpo = config.method == "grpo" and training.passed_on.get("loss_type") == "bnpo"
-    return line if bnpo else f"{line} (the same gradient)"
+    lower = "; ".join(text for text, helps in advice.items() if helps)
+    return f"out of GPU memory ({first}). Lower, in this order: {lower}"

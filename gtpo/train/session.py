@@ -263,11 +263,9 @@ class TrainingRun:
         folder, step, total = self.folder, self.trainer.state.global_step, self.trainer.state.max_steps
         if self.log.interrupted:
             saved = checkpoint_step(last_checkpoint(folder.checkpoints))
-            again = f" from step {saved} and makes {step - saved} step{'s' * (step - saved > 1)} again"
-            within = step > saved
             LOG.info(
-                f"{folder.root}: stopped at step {step} of {total}{', within a round of sampling' * within}; the "
-                f"same command resumes the run{again * within}: {command_line()}"
+                f"{folder.root}: stopped at step {step} of {total}; the same command resumes the run from step {saved}: "
+                f"{command_line()}"
             )
             return
         if self.watch.collapsed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from gtpo.config import load_config
 from gtpo.dry_run.forecast import GIB, MEASURED, memory, model_on_meta
 from gtpo.inputs.model import lora_config
 from gtpo.inputs.model_shape import find_weights
-from gtpo.train.advice import memory_advice
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "paper" / "llama-gsm8k-gtpo-g8.yaml"
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -180,47 +178,3 @@ def test_the_error_on_a_gpu_is_what_the_dry_run_says(root: Path, tmp_path: Path)
         assert f"| {needed:.2f} | {peak:.2f} |" in page, (run, needed)
         shares.append(peak / needed)
     assert f"was {min(shares):.2f} to {max(shares):.2f} of this sum" in MEASURED
-
-
-OUT = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"per_device_train_batch_size": 8}, "batch_size 8 -> 4 with training.gradient_accumulation_steps 1 -> 2 (the"),
-        ({"per_device_train_batch_size": 9, "num_generations": 3}, "batch_size 9 -> 3 with training.gradient_acc"),
-        (
-            {"steps_per_generation": 2, "per_device_train_batch_size": 8},
-            "and training.steps_per_generation 2 -> 4 (the",
-        ),
-    ],
-)
-def test_advice_of_a_smaller_batch_resolves_to_the_same_step(changes: dict[str, Any], words: str) -> None:
-    def completions(config: Any) -> tuple[int, int]:
-        training = config.training
-        rounds = training.steps_per_generation or training.gradient_accumulation_steps
-        batch = training.per_device_train_batch_size
-        return batch * training.gradient_accumulation_steps, batch * rounds
-
-    config = recipe(**{f"training__{name}": value for name, value in changes.items()})
-    advice = memory_advice(config, OUT)
-    assert words in advice
-    line = advice.partition("in this order: ")[2].split(" (the same gradient)")[0]
-    advised = dict(re.findall(r"training\.(\w+) \d+ -> (\d+)", line))
-    followed = recipe(**{f"training__{name}": value for name, value in {**changes, **advised}.items()})
-    assert completions(followed) == completions(config)
-    assert followed.training.per_device_train_batch_size == int(advised["per_device_train_batch_size"])
-
-
-def test_advice_names_only_what_acts() -> None:
-    sft = memory_advice(recipe(method="sft", objective=None, rollout=None), OUT)
-    assert "max_completion_length" not in sft
-    assert "gpu_memory_utilization" not in sft
-    assert "model.max_seq_length" in sft
-    assert "-> 0.3 (vLLM's share)" in memory_advice(recipe(rollout__engine="vllm"), OUT)
-    for changes in (
-        {"rollout__engine": "transformers"},
-        {"rollout__engine": "vllm", "model__gpu_memory_utilization": 0.2},
-    ):
-        assert "gpu_memory_utilization" not in memory_advice(recipe(**changes), OUT)

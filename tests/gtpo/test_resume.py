@@ -236,12 +236,12 @@ def test_a_stop_within_a_round_ends_at_once_and_says_which_steps_are_made_again(
     longer = {**MANY_STEPS_A_ROUND, "training.max_steps": 8, "training.num_iterations": 2}
     folder = tmp_path / "cut/results/train/run"
     for step, words, there in (
-        (2, "resumes the run from step 0 and makes 2 steps again: ", set()),
-        (6, "resumes the run from step 4 and makes 2 steps again: ", {"checkpoint-4"}),
+        (2, "resumes the run from step 0: ", set()),
+        (6, "resumes the run from step 4: ", {"checkpoint-4"}),
     ):
         with logged(logging.INFO) as told, pytest.raises(KeyboardInterrupt):
             run(tmp_path / "cut", **longer)
-        assert any(f"stopped at step {step} of 8, within a round of sampling; the same command {words}" in line
+        assert any(f"stopped at step {step} of 8; the same command {words}" in line
                    for line in told), told  # fmt: skip
         about = json.loads((folder / "run.json").read_text())
         assert (about["status"], about["step"], checkpoints(folder)) == ("interrupted", step, there)
