@@ -88,7 +88,12 @@ def _try(
     """Raise UserError for what is wrong with a loss on a small batch."""
     logps, entropies, mask = tokens[0].clone().requires_grad_(), tokens[1].clone().requires_grad_(), tokens[2]
     arguments = (objective, completions, logps, entropies, mask, GROUP)
-    options = {"gate_active": True, "groups": len(mask) / GROUP, "epsilon_low": 0.2, "epsilon_high": 0.2}
+    options = {
+        "gate_active": completions.old_logps is not None,
+        "groups": len(mask) / GROUP,
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.2,
+    }
     try:
         inspect.signature(function).bind(*arguments, **options)
     except (TypeError, ValueError) as error:
@@ -117,7 +122,8 @@ def _try(
     for slope, of in zip(slopes, ("log-probabilities", "entropies"), strict=True):
         if slope is not None and not bool(slope.isfinite().all()):
             raise UserError(f"{name}: its gradient with respect to the {of} is not finite")
-    if all(slope is None or not bool(slope.any()) for slope in slopes):
+    # One that is 0 may be right: this batch may hold no token that the loss looks for.
+    if all(slope is None for slope in slopes):
         raise UserError(f"{name} has no gradient: it depends neither on the log-probabilities nor on the entropies")
     if slopes[1] is not None and bool(slopes[1].any()) and not needs_entropy_gradient(objective, function):
         raise UserError(f"{name} differentiates the entropies: say so with {DECLARED} = True, or detach them")

@@ -60,7 +60,7 @@ def test_a_class_name_means_one_thing(root):
 NEEDS_TRAIN = (
     "gtpo.callbacks", "gtpo.completions", "gtpo.conflict", "gtpo.entropy", "gtpo.fused", "gtpo.head",
     "gtpo.inputs.model", "gtpo.integrations.verl.advantages", "gtpo.integrations.verl.trainer", "gtpo.objective",
-    "gtpo.train", "gtpo.trainer", "gtpo.triton_head",
+    "gtpo.own_loss", "gtpo.train", "gtpo.trainer", "gtpo.triton_head",
 )  # fmt: skip
 
 IMPORT_ALL = """

@@ -50,8 +50,10 @@ def test_a_train_run_goes_on_from_its_checkpoint(name: str, home: Path) -> None:
     ended = read(run / "run.json")
     assert (ended["status"], ended["step"]) == ("finished", 4)
     assert list((run / "final").glob("*.safetensors"))
+    # A line of 0.2 may span a checkpoint; ours after it is of the steps since.
+    averages = ("time/", "loss", "tokens/accuracy") if name == "sft" else ("time/",)
     for step, row in before.items():
-        kept = {key: value for key, value in row.items() if not key.startswith("time/")}
+        kept = {key: value for key, value in row.items() if not key.startswith(averages)}
         assert {key: steps(run)[step][key] for key in kept} == pytest.approx(kept, rel=1e-3, abs=1e-5), step
 
 
@@ -62,7 +64,7 @@ def test_a_checkpoint_within_a_round_is_refused_and_the_run_made_again_is_the_sa
     done = command_line(*words, cwd=home)
     assert done.returncode == 2
     assert "checkpoint-3 was written within a round of sampling" in done.stderr
-    assert "starts from the beginning: no checkpoint before it works" in done.stderr
+    assert "or starts from the beginning where there is none" in done.stderr
     assert steps(run) == before, "nothing is lost until it is moved away"
     shutil.move(run / "checkpoints/checkpoint-3", home)
     gtpo(" ".join(words), home)

@@ -264,8 +264,8 @@ class TrainingRun:
         if self.log.interrupted:
             saved = checkpoint_step(last_checkpoint(folder.checkpoints))
             LOG.info(
-                f"{folder.root}: stopped at step {step} of {total}; the same command resumes the run from step {saved}: "
-                f"{command_line()}"
+                f"{folder.root}: stopped at step {step} of {total}; the same command resumes the run from step "
+                f"{saved}: {command_line()}"
             )
             return
         if self.watch.collapsed:

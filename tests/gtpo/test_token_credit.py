@@ -209,6 +209,9 @@ def test_a_loss_that_differentiates_the_entropies_says_so_or_its_objective_does(
     assert needs_entropy_gradient(PRESETS["grpo"], loss_function(PRESETS["grpo"], declared))
     assert loss_function(PRESETS["gtpo-eq7"], own_entropy) is own_entropy
     assert loss_function(PRESETS["gtpo"]) is policy_loss
+    # A batch on which it pushes nothing refuses no loss.
+    nothing = replace(PRESETS["gtpo"], entropy_threshold=1e-3, surprisal_low=99.0)
+    assert loss_function(nothing, own_rsi) is own_rsi
     assert not needs_entropy_gradient(PRESETS["grpo"], loss_function(PRESETS["grpo"], own_rsi))
 
 
