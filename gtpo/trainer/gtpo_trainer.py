@@ -360,7 +360,7 @@ class GTPOTrainer(SampledTrainer):
         if self.kept_sets is not None:
             if not self._found:
                 self._found = {name: batch[name] for name in batch if name.endswith(("_ids", "_mask"))}
-                batch_statistics(self, self.model, self._found)
+                batch_statistics(self, self.model_wrapped, self._found)
             batch |= {name: self._found[name] for name in ROWS}
             refused = (batch.pop("kept_outside") & loss_mask(batch).bool()).any(dim=1)
             batch["excluded"] = batch["excluded"] | refused

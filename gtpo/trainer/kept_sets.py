@@ -44,7 +44,7 @@ _NOT_OF_VLLM_SAMPLING = {
     *("logprobs", "prompt_logprobs", "flat_logprobs", "extra_args", "skip_clone"),
 }
 
-# Multiple of the mean difference that rounding may make, by which one id's logit may lie below the edge.
+# Multiple of the mean difference that rounding may make, by which two logits may have come apart.
 FARTHEST = 4.0
 
 # Logits that are sorted at a time.
@@ -110,6 +110,12 @@ class KeptSets:
             raise ValueError(f"{truncated}is known to rollout_func only: sample from all ids in it, and remove these")
         return cls([temperature, *rule], trainer.sampler.allowed)
 
+    def inside(self, logits: Tensor) -> Tensor:
+        """Return which ids [m, V] the sampler may draw, given their logits."""
+        for processor in self.rule:
+            logits = processor(None, logits)
+        return logits > -torch.inf
+
     def find(self, hidden: Tensor, head: Any, ids: Tensor, mask: Tensor) -> Kept:
         """Return the kept sets of the tokens that the mask marks, and keep them for `take`.
 
@@ -121,15 +127,17 @@ class KeptSets:
         size = max(1, LOGITS.get(hidden.device.type, 2**22) // len(head.lm_head))
         for some in rows.split(size):
             # In the model's own type: rounded logits have ties, which belong to the rule.
-            scores = logits = head.logits(hidden.flatten(0, 1)[some]).float()
-            for processor in self.rule:
-                scores = processor(None, scores)
-            inside, own = scores > -torch.inf, ids.flatten()[some, None].long()
+            logits, own = head.logits(hidden.flatten(0, 1)[some]).float(), ids.flatten()[some, None].long()
+            inside = self.inside(logits)
             counts[some] = inside.sum(dim=1)
             parts.append(inside.nonzero()[:, 1].int())
-            edge, drawn = logits.masked_fill(~inside, torch.inf).amin(dim=1), logits.gather(1, own)[:, 0]
-            farthest = FARTHEST * self.tolerance(float(drawn.abs().mean()))
-            outside[some] = ~inside.gather(1, own)[:, 0] & (edge - drawn > farthest * self.rule[0].temperature)
+            if len(out := (~inside.gather(1, own)[:, 0]).nonzero()[:, 0]):
+                # As far as rounding can go for the id that was drawn: all that are likelier are less so.
+                logits, own, shift = logits[out], own[out], self.rule[0].temperature * FARTHEST
+                drawn = logits.gather(1, own)
+                shift *= self.tolerance(float(drawn.abs().mean()))
+                lowered = torch.where(logits > drawn, logits - shift, logits)
+                outside[some[out]] = ~self.inside(lowered).gather(1, own)[:, 0]
         found = counts.view(ids.shape), torch.cat(parts), outside.view(ids.shape)
         self._found.append(found)
         return Kept(torch.arange(ids.numel(), device=ids.device).repeat_interleave(counts), found[1])
