@@ -41,7 +41,7 @@ def steps(run: Path) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo", "sft"])
 def test_a_train_run_goes_on_from_its_checkpoint(name: str, home: Path) -> None:
-    """To the end that it had."""
+    """To the end that it had; the line of metrics that spans the checkpoint of sft is of the steps after it."""
     run = home / "results/train" / name
     before = steps(run)
     run.joinpath("run.json").write_text(json.dumps(read(run / "run.json") | {"status": "running"}))

@@ -35,8 +35,8 @@ FREE_KEYS = frozenset(
 def _difference(folder: TrainFolder, config: TrainConfig) -> str | None:
     """Return the first key that separates a config from the run's, with both values; None if nothing does.
 
-    Raises UserError if the run's config is of a version whose keys are not those of this one; a key that an earlier
-    version did not have takes its default.
+    A key that is unset and has lost its default takes the run's value. Raises UserError if the run's config is of a
+    version whose keys are not those of this one; a key that an earlier version did not have takes its default.
     """
     try:
         before = flatten(to_config(merged(layers(folder.config_yaml), folder.root.name)).as_dict())
@@ -46,6 +46,9 @@ def _difference(folder: TrainFolder, config: TrainConfig) -> str | None:
             f"{folder.root} holds a run that this version of gtpo cannot resume ({first}). Choose another run_name "
             "(--run-name), or resume it with the version that run.json names; nothing was overwritten"
         ) from None
+    # Its default was false before it followed from the objective: unset, a run goes on as it began.
+    if config.rollout.importance_sampling_correction is None:
+        config.rollout.importance_sampling_correction = before.get("rollout.importance_sampling_correction")
     # An objective is compared field by field: a preset may have been changed since.
     after = flatten(config.as_dict())
     changed = (key for key in {**before, **after} if key not in FREE_KEYS and before.get(key) != after.get(key))
