@@ -235,8 +235,8 @@ def needs(noise: Noise, design: Design, target: float, *, margin: bool = False, 
 
     def least(lever: Lever, end: End) -> float:
         def enough(one: Design) -> bool:
-            found = strength(noise, one, level=level, end=end)
-            return (found.equivalence(target) if margin else found.power(target)) >= ENOUGH
+            test = strength(noise, one, level=level, end=end)
+            return (test.equivalence(target) if margin else test.power(target)) >= ENOUGH
 
         return fewest(design, lever, enough) or math.inf
 

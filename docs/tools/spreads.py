@@ -38,7 +38,7 @@ def text() -> str:
             n = mine[0][f"{benchmark}:n"]
             scores.append(counts / n)
             noise.append(counts / n * (1 - counts / n) / (n - 1))
-        found = measure_noise(*scores, sampling=(noise[0], noise[1]), samples=n, paired="micro" in regime)
+        noise_of_pair = measure_noise(*scores, sampling=(noise[0], noise[1]), samples=n, paired="micro" in regime)
         seeds = " and ".join(str(len(x)) for x in scores)
         lines += [
             f"{name}:",
@@ -46,7 +46,7 @@ def text() -> str:
             f"  accuracy: {np.mean([x.mean() for x in scores]):.4f}",
         ]
         for what in ("questions", "single", "samples", "training"):
-            lines.append(f"  {what}: {max(getattr(found, what).mean, 0.0):.3g}")
+            lines.append(f"  {what}: {max(getattr(noise_of_pair, what).mean, 0.0):.3g}")
     return "\n".join(lines) + "\n"
 
 

@@ -107,18 +107,18 @@ def run_plan(settings: PlanSettings) -> int:
 def _grid(plan: BenchmarkPlan, title: str, chance: Chance) -> Grid:
     rows = []
     for seeds, questions in itertools.product(plan.seeds, plan.questions):
-        found = [strength(plan.noise, Design(questions, samples, seeds)) for samples in plan.samples]
-        cells = [f"{100 * chance(one):.0f} % ({100 * one.detectable():.1f})" for one in found]
+        strengths = [strength(plan.noise, Design(questions, samples, seeds)) for samples in plan.samples]
+        cells = [f"{100 * chance(one):.0f} % ({100 * one.detectable():.1f})" for one in strengths]
         rows.append([str(seeds) if seeds else "models", f"{questions:,}", *cells])
     head = ["seeds of each", "questions", *(f"{n} sample{'s' * (n > 1)}" for n in plan.samples)]
     return Grid("plan", f"Chance {title} (in brackets: points that are seen with 80 %)", head, rows)
 
 
 def _cost(plan: BenchmarkPlan, chance: Chance) -> str:
-    found = plan.cheapest(chance)
-    if found is None:
+    best = plan.cheapest(chance)
+    if best is None:
         return f"None of these reaches 80 %{', with up to ' + str(MOST['seeds']) + ' seeds' if plan.seeds[0] else ''}."
-    design, seeds = found
+    design, seeds = best
     completions = plan.completions(design)
     cost = f"{completions:,} completions"
     cost += f" or {completions * plan.tokens:,.0f} tokens" if plan.tokens else " (--tokens N says it in tokens)"
@@ -131,14 +131,14 @@ def _document(plan: BenchmarkPlan, settings: PlanSettings, goals: dict[str, Chan
     designs = []
     for seeds, questions, samples in itertools.product(plan.seeds, plan.questions, plan.samples):
         design = Design(questions, samples, seeds)
-        found, completions = strength(plan.noise, design), plan.completions(design)
-        chances = zip(("power", "equivalence"), (chance(found) for chance in goals.values()), strict=False)
+        test, completions = strength(plan.noise, design), plan.completions(design)
+        chances = zip(("power", "equivalence"), (chance(test) for chance in goals.values()), strict=False)
         designs.append({
-            **design._asdict(), "sees": found.detectable(), **dict(chances),
+            **design._asdict(), "sees": test.detectable(), **dict(chances),
             "completions": completions, "tokens": completions * plan.tokens if plan.tokens else None,
         })  # fmt: skip
-    best = [found and {**found[0]._asdict(), "seeds_range": [None if math.isinf(end) else end for end in found[1][1:]]}
-            for found in map(plan.cheapest, goals.values())]  # fmt: skip
+    best = [one and {**one[0]._asdict(), "seeds_range": [None if math.isinf(end) else end for end in one[1][1:]]}
+            for one in map(plan.cheapest, goals.values())]  # fmt: skip
     noise = {name: value and list(value) for name, value in asdict(plan.noise).items() if name != "paired"}
     return {
         "about": plan.about, "effect": settings.effect / 100, "margin": settings.margin and settings.margin / 100,
@@ -178,8 +178,8 @@ def _pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
         trained = noise.training is not None and not settings.models
         size, mean = design.questions, None
         samples = sorted({*SAMPLES[:3], design.samples}) if noise.samples else [design.samples]
-        found = [run.entry(table.benchmark).mean_tokens for of in table.runs.values() for run in of]
-        if tokens := [one for one in found if one is not None]:
+        means = [run.entry(table.benchmark).mean_tokens for of in table.runs.values() for run in of]
+        if tokens := [mean_of for mean_of in means if mean_of is not None]:
             mean = sum(tokens) / len(tokens)
         of_seeds = f"{design.seeds} seeds of each" if design.seeds else "what seeds add is not known"
         pilot = f"{size:,} questions, {design.samples} samples" + f", {of_seeds}" * (design.seeds > 0 or not trained)

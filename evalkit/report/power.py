@@ -36,12 +36,12 @@ def sees(comparison: MethodComparison, table: Table, method: str, target: float,
     measured = noise_of(table, method, baseline, comparison.metrics[0])
     if measured is None or cell.paired is None:
         return ""
-    found, design = needs(*measured, target, margin=margin, level=cell.paired.level), measured[1]
+    needed, design = needs(*measured, target, margin=margin, level=cell.paired.level), measured[1]
     goal = f"to show equivalence within ±{points(target)}" if margin else f"for {points(target)}"
-    ways = [f"{range_text(count, MOST[lever])} {NOUNS[lever]}" for lever, count in found.counts.items() if count]
-    text = f"this design sees a difference of {points_text(found.sees)} points with 80 %"
-    text += f"; {goal}: {' or '.join(ways) or 'no number of one thing alone is enough'}"
-    return f"{text}; {limit_text(design, found.limit)}" if found.limit > target else text
+    ways = [f"{range_text(count, MOST[lever])} {NOUNS[lever]}" for lever, count in needed.counts.items() if count]
+    text = f"this design sees a difference of {points_text(needed.sees)} points with 80 %"
+    text += f"; {goal}: {' or '.join(ways) or 'no number of one of them is enough'}"
+    return f"{text}; {limit_text(design, needed.limit)}" if needed.limit > target else text
 
 
 def limit_text(design: Design, least: float) -> str:

@@ -52,49 +52,49 @@ def test_planned_power_is_that_of_the_comparison(design: Design) -> None:
     plan = strength(NOISE, design)
     for effect in (plan.detectable(), plan.detectable() / 2):
         a, b = simulated(NOISE, design, effect, 1200)
-        found = differences(a, b, trained=(design.seeds > 0, design.seeds > 0))
-        assert plan.power(effect) == pytest.approx((found.shown() > 0).mean(), abs=0.05)
+        difference = differences(a, b, trained=(design.seeds > 0, design.seeds > 0))
+        assert plan.power(effect) == pytest.approx((difference.shown() > 0).mean(), abs=0.05)
         margin = 3 * effect
     a, b = simulated(NOISE, design, 0.0, 1200)
-    found = differences(a, b, trained=(design.seeds > 0, design.seeds > 0))
-    assert plan.equivalence(margin) == pytest.approx((found.equivalence_p(margin) <= 0.05).mean(), abs=0.06)
+    difference = differences(a, b, trained=(design.seeds > 0, design.seeds > 0))
+    assert plan.equivalence(margin) == pytest.approx((difference.equivalence_p(margin) <= 0.05).mean(), abs=0.06)
 
 
 @pytest.mark.parametrize("clustered", [False, True])
 def test_variances_of_pilots_are_unbiased_and_their_ranges_hold_the_truth(clustered: bool) -> None:
-    design, found = Design(80, 4, 3), []
+    design, pilots = Design(80, 4, 3), []
     clusters = np.arange(80) if clustered else None
     for a, b in zip(*simulated(NOISE, design, 0.05, 400), strict=True):
         each = np.full(a.shape, 0.3 / 4 / 2)
-        found.append(measure_noise(a, b, sampling=(each, each), samples=4, clusters=clusters))
+        pilots.append(measure_noise(a, b, sampling=(each, each), samples=4, clusters=clusters))
     for name in ("questions", "single", "samples", "training"):
-        truth, got = getattr(NOISE, name).mean, np.array([getattr(one, name) for one in found])
+        truth, got = getattr(NOISE, name).mean, np.array([getattr(one, name) for one in pilots])
         error = got[:, 0].std() / 20
         assert got[:, 0].mean() == pytest.approx(truth, abs=max(3.5 * error, 1e-9)), name
         assert error < 0.1 * truth
         if name != "samples":  # stated here
             assert 0.72 < ((got[:, 1] <= truth) & (truth <= got[:, 2])).mean() < 0.88, name
-    total = [sum(parts(one, design)) for one in found]
+    total = [sum(parts(one, design)) for one in pilots]
     assert np.mean(total) == pytest.approx(sum(parts(NOISE, design)), rel=0.1)
 
 
 def test_one_sample_of_two_models_tells_nothing_apart() -> None:
     rng = np.random.default_rng(SEED)
     a, b = (rng.random((1, 1, 50)) < 0.5).astype(float)[0], (rng.random((1, 50)) < 0.5).astype(float)
-    found = measure_noise(a, b, trained=True)
-    assert (found.samples, found.training, found.single) == (None, None, Estimate(0.0, 0.0, 0.0))
-    assert found.questions.mean == pytest.approx(np.var(a - b, ddof=1))
+    noise = measure_noise(a, b, trained=True)
+    assert (noise.samples, noise.training, noise.single) == (None, None, Estimate(0.0, 0.0, 0.0))
+    assert noise.questions.mean == pytest.approx(np.var(a - b, ddof=1))
 
 
 def test_what_a_design_lacks_is_what_gives_it_eighty_percent() -> None:
     design = Design(100, 4, 3)
-    found = needs(NOISE, design, 0.05)
-    for lever, count in found.counts.items():
+    needed = needs(NOISE, design, 0.05)
+    for lever, count in needed.counts.items():
         if count is not None:
             enough = strength(NOISE, design._replace(**{lever: int(count.mean)})).power(0.05)
             assert ENOUGH <= enough < ENOUGH + 0.08, lever
-    assert found.counts["samples"] is None
-    assert found.limit < found.sees.mean
+    assert needed.counts["samples"] is None
+    assert needed.limit < needed.sees.mean
     assert fewest(design, "samples", lambda one: False) is None
     # An estimate may be below 0: a plan has none that is, and the same V for its pilot.
     for values in ((-0.002, 0.03, 0.3, -1e-5), (0.02, -0.03, 0.3, 1e-4), (-0.01, -0.01, 0.3, 1e-4)):
