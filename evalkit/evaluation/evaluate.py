@@ -397,11 +397,11 @@ def _sample(
                 progress.arrive(samples)
                 for sample in samples:
                     prompt = plan.rendered.prompts.get(sample.key[:2], Prompt([]))
+                    plan.rendered.reading.read(sample, prompt.text)
                     if prompt.ids is not None:
                         if (sample.prompt_tokens or sys.maxsize) < len(prompt.ids) - 16 and sample.error is None:
                             sample.outcome = "prompt cut"
                         sample.prompt_tokens = len(prompt.ids)
-                    plan.rendered.reading.read(sample, prompt.text)
                 pipeline.put(samples)
                 tokens += sum((sample.prompt_tokens or 0) + (sample.tokens or 0) for sample in samples)
                 if tokens >= settings.budget:
