@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord
+from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, ScoringMetrics
 
 # Share of completions cut off, or of anything else that should be rare, above which the user is warned.
 CUT_OFF = 0.05
@@ -63,23 +63,16 @@ def caveats(record: EvalRecord, entry: BenchmarkRecord) -> Iterator[str]:
 
 def _of_scoring(record: EvalRecord, entry: BenchmarkRecord) -> Iterator[str]:
     """Yield what the headline hides."""
-    strict, lenient, cut = entry.strict, entry.lenient, entry.truncation_rate or 0.0
-    if strict is None or lenient is None:
-        return
+    strict, lenient = entry.strict or ScoringMetrics(), entry.lenient or ScoringMetrics()
     shares = {
         "strict": strict.no_answer_rate or 0.0, "lenient": lenient.no_answer_rate or 0.0,
         "unfinished": entry.unfinished_rate or 0.0, "silent": entry.outcomes.get("empty", 0) / max(1, entry.samples),
     }  # fmt: skip
-    none = shares[record.scoring]
     # Completions that are cut off have no answer: the warning of these says it.
-    if none > NO_ANSWER and cut <= NO_ANSWER / 2:
-        reads = ", which reads the answer tags" if record.scoring == "strict" else ""
-        yield (
-            f"no answer in {100 * none:.0f} % of the completions under {record.scoring} scoring{reads} (lenient: "
-            f"{100 * shares['lenient']:.0f} %). Likely cause: {_cause(record, shares)}"
-        )
-        return
-    if 1 in strict.pass_at_k and 1 in lenient.pass_at_k:
+    if shares[record.scoring] > NO_ANSWER and (entry.truncation_rate or 0.0) <= NO_ANSWER / 2:
+        if told := misfit(record, shares):
+            yield f"of the completions, {told}"
+    elif 1 in strict.pass_at_k and 1 in lenient.pass_at_k:
         one, other = strict.pass_at_k[1].mean, lenient.pass_at_k[1].mean
         if other - one > shares["strict"] or (record.scoring == "strict" and other - one > CUT_OFF):
             work = strict.unsimplified_rate or 0.0
@@ -92,40 +85,35 @@ def _of_scoring(record: EvalRecord, entry: BenchmarkRecord) -> Iterator[str]:
 
 
 def misfit(record: EvalRecord, shares: Mapping[str, float]) -> str | None:
-    """Return what is wrong with how completions are asked for or read, by the shares of what is the matter.
+    """Return what is wrong with how completions are asked for or read, and the likely cause; None if nothing is.
 
     shares: of completions without an answer under `strict` and `lenient`, that are `unfinished` thoughts, `silent`
-    outside thoughts, and that hold a `thought`.
+    outside thoughts, and that hold a `thought`, if that is known.
     """
     asks_for_tags = "<answer>" in f"{record.prompt.system} {record.prompt.user}"
-    wants_tags = record.scoring == "strict" and (asks_for_tags or record.scoring_by == "command")
+    wants_tags = record.scoring == "strict" and (asks_for_tags or record.scoring_by is not None)
     none = shares["strict" if wants_tags else "lenient"]
-    troubled = max(shares["unfinished"], shares["silent"]) > 1 / 2 or none > NO_ANSWER
-    if not troubled:
+    if max(shares["unfinished"], shares["silent"]) <= 1 / 2 and none <= NO_ANSWER:
         return None
+    if shares["silent"] > none / 2:
+        cause = f"these {_silence(record)}"
+    elif shares["unfinished"] > none / 2:
+        cause = "thoughts do not end within --max-tokens: set a larger one, with another --out"
+    elif shares["lenient"] >= none / 2:
+        cause = (
+            "no form that is known. Look at one in samples/; a base model wants few-shot examples and no chat template "
+            "(--protocol lm-eval-gsm8k)"
+        )
+    else:
+        # Recorded completions cannot be asked for in another way.
+        of_a_model = "" if record.engine.name == "recorded" else "--protocol boxed with another --out, or "
+        cause = f"they answer in another form: {of_a_model}--scoring lenient"
     seen = {
         "end inside a thought": shares["unfinished"], "say nothing outside thoughts": shares["silent"],
-        "hold no answer in answer tags" if wants_tags else "hold no answer": none, "think": shares["thought"],
+        "hold no answer in answer tags" if wants_tags else "hold no answer": none, "think": shares.get("thought", 0.0),
     }  # fmt: skip
     found = ", ".join(f"{100 * share:.0f} % {what}" for what, share in seen.items() if share > CUT_OFF)
-    return f"{found}. Likely cause: {_cause(record, {**shares, 'strict': none})}"
-
-
-def _cause(record: EvalRecord, shares: Mapping[str, float]) -> str:
-    """Say why most completions have no answer, from the shares of what else is the matter."""
-    none = shares["strict"]
-    if shares["silent"] > none / 2:
-        return f"these replies {_silence(record)}"
-    if shares["unfinished"] > none / 2:
-        return "thoughts do not end within --max-tokens: set a larger one, with another --out"
-    if shares["lenient"] >= none / 2:
-        return (
-            "the completions hold no answer in any form. Look at one in samples/; a base model wants few-shot examples "
-            "and no chat template (--protocol lm-eval-gsm8k)"
-        )
-    # Recorded completions cannot be asked for in another way.
-    of_a_model = "" if record.engine.name == "recorded" else "--protocol boxed with another --out, or "
-    return f"the completions answer in another form: {of_a_model}--scoring lenient"
+    return f"{found}. Likely cause: {cause}"
 
 
 def _silence(record: EvalRecord) -> str:

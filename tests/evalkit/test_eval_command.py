@@ -165,13 +165,3 @@ def test_rescore(gtpo, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-
         in done.stderr
     )
     assert metrics(run) == metrics(whole)
-
-
-def test_rescore_keeps_the_headline(gtpo, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    shutil.copytree(whole, tmp_path / "run")
-    for flags, headline in (("--scoring", "lenient"), "lenient"), ((), "lenient"), (("--scoring", "strict"), "strict"):
-        gtpo("eval", "run", "--rescore", "--quiet", *flags)
-        document = json.loads((tmp_path / "run/eval.json").read_text())
-        assert document["scoring"] == headline
-        entry = document["benchmarks"]["arithmetic"]
-        assert entry["verdicts"] == entry[headline]["verdicts"]

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gtpo.evalkit.evaluation.caveats import misfit
 from gtpo.rewards.adapters import correct
-from gtpo.runs.eval_record import read_record
+from gtpo.runs.eval_record import EvalRecord, read_record
 
 
 def write(path: Path, texts: list[str]) -> list[dict[str, str]]:
@@ -79,6 +81,26 @@ def test_both_sides_are_compared_by_one_rule(gtpo, tmp_path: Path) -> None:  # t
     assert "all runs are read by lenient scoring" in done.stdout + done.stderr
     gtpo("eval", "--completions", "c.jsonl", "--scoring", "strict", "--out", "asked")
     assert "scoring differs" in gtpo("compare", "boxes", "asked", "--allow-mismatch", code=2).stderr
+
+
+GTPO = {"prompt": {"protocol": "gtpo", "system": "Answer in <answer> tags."}}
+BOXED = {"prompt": {"protocol": "boxed", "user": "{problem}"}, "scoring": "lenient", "scoring_by": "command"}
+NONE = dict.fromkeys(("strict", "lenient", "unfinished", "silent", "thought"), 0.0)
+MISFITS = [
+    (GTPO, {"strict": 1.0, "thought": 1.0}, "100 % hold no answer in answer tags, 100 % think.", "--protocol boxed"),
+    (GTPO | {"engine": {"name": "recorded"}}, {"strict": 1.0}, "answer tags", "another form: --scoring lenient"),
+    (GTPO, {"strict": 1.0, "lenient": 1.0}, "no answer in answer tags", "no form that is known"),
+    (BOXED, {"strict": 1.0, "lenient": 1.0, "unfinished": 0.9}, "90 % end inside a thought", "--max-tokens"),
+    (BOXED, {"strict": 1.0, "lenient": 0.6, "silent": 0.6}, "60 % say nothing outside", "--reasoning-parser"),
+    (BOXED, {"strict": 1.0, "lenient": 0.3, "thought": 1.0}, "", ""),
+    (GTPO, {"strict": 0.5}, "", ""),
+]
+
+
+@pytest.mark.parametrize(("fields", "shares", "seen", "remedy"), MISFITS)
+def test_what_was_seen_and_which_flag_helps(fields: Any, shares: dict[str, float], seen: str, remedy: str) -> None:
+    told = misfit(EvalRecord.model_validate(fields), NONE | shares)
+    assert (seen in told and remedy in told) if seen else told is None
 
 
 def test_a_part_of_a_benchmark_is_called_one(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

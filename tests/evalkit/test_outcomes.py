@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from servers import event
 
@@ -15,7 +16,7 @@ from gtpo.evalkit.engines.server import Answer, RequestError
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.outcomes import Ending, Tokens, cut_prompts, read_usage
+from gtpo.runs.outcomes import Tokens, cut_prompts, read_usage
 from gtpo.runs.tables import Sample
 
 MOST = 64
@@ -153,14 +154,26 @@ def test_prompts_that_were_cut() -> None:
     assert cut_prompts({0: (30_000, 2048), 1: (400, 100)}) == {0}
 
 
-def test_the_record_of_0_2_says_how_samples_ended(gtpo, tmp_path: Path, root: Path) -> None:  # type: ignore[no-untyped-def]
-    """Nothing is sampled again but what was empty: here a file, which brings it again."""
-    rows = [{"id": f"q{i}", "gold": "7", "completion": text} for i, text in enumerate(["\\boxed{7}", "", "8"])]
-    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row | {"finish_reason": "stop"}) + "\n" for row in rows))
+RECORDED = [
+    ("\\boxed{7}", "stop", "stop", "complete"), ("\\boxed{7}", "eos", "stop", "complete"),
+    ("\\boxed{7}", "MAX_TOKENS", "length", "cut off"), ("\\boxed{7}", "whatever", "whatever", "cut off"),
+    ("\\boxed{7}", "unknown", None, "unknown"), ("\\boxed{7}", None, None, "unknown"),
+    ("", "stop", "error", "empty"), (None, None, "error", None), ("\\boxed{7}", "abort", "error", None),
+    ("\\boxed{7}", "content_filter", "refused", "blocked"),
+]  # fmt: skip
+
+
+def test_recorded_rows_end_by_the_same_rule(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rows = [
+        {"id": f"q{i}", "gold": "7", "completion": text, "finish_reason": word}
+        for i, (text, word, *_) in enumerate(RECORDED)
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = gtpo("eval", "--completions", "c.jsonl", "--out", "run")
-    assert (
-        "1 samples have no completion and are unscored, 1 questions are left out (1: the reply is empty" in done.stderr
-    )
+    assert "4 samples have no completion and are unscored, 4 questions are left out" in done.stderr
+    assert "1 completions ended with finish_reason whatever, which is not known here" in done.stderr
+    stored = [row for part in sorted((tmp_path / "run/samples").iterdir()) for row in pq.read_table(part).to_pylist()]
+    assert [(row["finish_reason"], row["outcome"]) for row in stored] == [tuple(ends) for _, _, *ends in RECORDED]
+    assert all((row["error"] is None) == (row["verdict_lenient"] == "CORRECT") for row in stored)
     entry = json.loads((tmp_path / "run/eval.json").read_text())["benchmarks"]["c"]
-    assert (entry["samples"], entry["unscored"], entry["outcomes"]) == (2, 1, {"complete": 2})
-    assert Ending().outcome is None
+    assert (entry["samples"], entry["outcomes"]) == (6, {"complete": 2, "cut off": 2, "unknown": 2})

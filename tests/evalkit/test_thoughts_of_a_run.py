@@ -115,21 +115,6 @@ def test_recorded_completions_are_read_by_a_protocol(gtpo, tmp_path: Path) -> No
     assert record["sampling"]["stop"] == ["Q:"]
 
 
-@pytest.mark.parametrize(
-    ("reason", "stored"),
-    [("MAX_TOKENS", "length"), ("token_limit", "length"), ("eos", "stop"), ("whatever", "whatever"), ("abort", "error"),
-     ("content_filter", "refused"), ("unknown", None)],
-)  # fmt: skip
-def test_finish_reasons_of_recorded_completions(gtpo, tmp_path: Path, reason: str, stored: str | None) -> None:  # type: ignore[no-untyped-def]
-    recorded = [{"id": "a", "gold": "1", "completion": "\\boxed{1}", "finish_reason": reason}]
-    recorded += [{"id": "b", "gold": "2", "completion": "\\boxed{2}"}]
-    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in recorded))
-    gtpo("eval", "--completions", "c.jsonl", "--out", "run")
-    row = rows(tmp_path / "run")["a"]
-    assert row["finish_reason"] == stored
-    assert (row["error"] is not None) == (stored in ("error", "refused"))
-
-
 def test_a_thought_apart_in_a_recorded_row(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     row = {"id": "q", "gold": "42", "completion": "It is 42.", "reasoning_content": "7?", "finish_reason": "stop"}
     (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
