@@ -45,7 +45,7 @@ def test_completions_in_boxes_are_scored_and_compared(tmp_path: Path) -> None:
     boxed(tmp_path, "lr=1/model_b.jsonl", 8)
     said = gtpo(tmp_path, "compare", "model_a=a.jsonl", "lr=1/model_b.jsonl")
     assert "a.jsonl: lenient scoring, stored in results/eval/model_a" in said
-    assert "since no completion has an <answer> tag" in said
+    assert "completions hold no answer in answer tags" in said
     assert "model_b is better than model_a" in said
     assert "4 samples each, lenient" in said
     again = gtpo(tmp_path, "eval", "model_a", "--completions", "a.jsonl", "--k", "4")
