@@ -96,7 +96,8 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
         else:
             name = choose_engine(settings) if engine is None else engine.name
             plan = plan_evaluation(settings, protocol, verifier, name, benchmarks)
-        default = EVAL_RUNS / plan.name if settings.completions is None else run_folder(settings.completions)
+        file = settings.completions if settings.model is None else None
+        default = EVAL_RUNS / plan.name if file is None else run_folder(file)
         with EvalFolder(settings.out or default) as folder:
             old = folder.resume()
             plan = with_sampling(plan, settings, protocol, old)
