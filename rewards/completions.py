@@ -76,21 +76,6 @@ def filled_score(text: str) -> float:
     return PARTIAL if score == FULL and _FILLED.fullmatch(without_end(text)) is None else score
 
 
-def words(text: str) -> frozenset[str]:
-    """Return the words of a text as a set: how this package writes its tables."""
-    return frozenset(text.split())
-
-
-class Phrases:
-    """Regular expressions by name, as attributes, from a table of `name = pattern`."""
-
-    def __init__(self, table: Mapping[str, str]) -> None:
-        self.__dict__.update({name: re.compile(pattern) for name, pattern in table.items()})
-
-    def __getattr__(self, name: str) -> re.Pattern[str]:
-        raise AttributeError(f"the table has no phrase {name}")
-
-
 _NO_GOLD = frozenset(TABLES["golds"]["none"])
 _DRESSED = re.compile(r"[\[\](){}.?!…。]+")
 

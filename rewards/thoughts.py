@@ -8,12 +8,30 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 # Data in a file of data: who adds a family or a language reads no code.
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("completions.toml").read_text(encoding="utf-8"))
 
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text as a set: how this package writes its tables."""
+    return frozenset(text.split())
+
+
+class Phrases:
+    """Regular expressions by name, as attributes, from a table of `name = pattern`."""
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        self.__dict__.update({name: re.compile(pattern) for name, pattern in table.items()})
+
+    def __getattr__(self, name: str) -> re.Pattern[str]:
+        raise AttributeError(f"the table has no phrase {name}")
+
+
+_SAYS = Phrases(TABLES["delimiters"])
 # A token that names a thought: <think>, <seed:think>, <|START_THINKING|>, <|plamo:begin_think:plamo|>, <think_fast>.
 # The paper's <reasoning> is none: answers may stand in it. <think_off> and <no_think> hold nothing, and with a point it
 # is an address.
@@ -32,25 +50,7 @@ _OPEN = re.compile(_OPENING, re.IGNORECASE)
 _CLOSE = re.compile("|".join([_CLOSING, *TABLES["thoughts close"].values()]), re.IGNORECASE)
 _OPENED_AT_END = re.compile(rf"(?:{_OPENING}|(?-i:<\|channel\|>\s*analysis\s*<\|message\|>))\s*\Z", re.IGNORECASE)
 _BEGINS = re.compile(rf"\s*(?:{'|'.join(TABLES['thoughts begin with words'].values())})", re.IGNORECASE)
-_RESPONDS = re.compile(r"\n\s*Here(?: is|'s) my response:", re.IGNORECASE)
-# How all others begin. Neither `\[` and `a < b`, which mathematics has, nor the `<<3*4=12>>` of GSM8K does.
-_ANGLE = re.compile(r"<\s*(?:[/|｜]|[^\W\d][^<>\s]*(?:\s+\w+=|\s*>))")
-_BRACKET = re.compile(r"\[(?<!\\\[)[a-zA-Z/|]")
 
-# gpt-oss (harmony): the answer is the channel `final`; a server without its parser drops the tokens and leaves the
-# words, `analysis…assistantfinal…`.
-_HARMONY_FINAL = re.compile(r"<\|channel\|>\s*final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
-_HARMONY = re.compile(r"<\|channel\|>\s*(?:analysis|commentary)\b")
-_STRIPPED = re.compile(
-    r"\s*(?:analysis(?!\s*[:\n*=-]|\s+(?:of|for|on|by|and|shows|is)\b)|(?:analysis|commentary)(?=[\s\S]*assistantfinal))"
-)
-_STRIPPED_FINAL = re.compile(r"assistantfinal[:\s]*|assistant\s+final(?![a-z])")
-# A thought that is a message of its own (Solar, Inkling, s1, Muse Glimmer) ends where the next one begins.
-_NEXT_MESSAGE = re.compile(
-    r"(?:<\|(?:im_end|end|eom|end_message)\|>\s*)?"
-    r"(?:<\|(?:im_start|begin|start)\|>\s*(?:assistant|answer)\b(?:\s*to=user)?|<\|message_model\|>)"
-    r"(?:\s*<\|(?:content|message|content_text)\|>)?"
-)
 
 _BARRED = "|".join(TABLES["ends"]["anywhere in bars"].split())
 _ANYWHERE = [*TABLES["ends"]["anywhere"], rf"<[|｜]\s*(?:{_BARRED})\s*[|｜]>"]
@@ -61,7 +61,7 @@ _FIRST = re.compile(rf"\s*(?:(?:{'|'.join(TABLES['ends']['headers'])})\s*)+", re
 
 
 def _may_hold_delimiters(text: str) -> bool:
-    return "◁" in text or _ANGLE.search(text) is not None or _BRACKET.search(text) is not None
+    return "◁" in text or _SAYS.angle.search(text) is not None or _SAYS.bracket.search(text) is not None
 
 
 def plain(text: str) -> str:
@@ -72,23 +72,23 @@ def plain(text: str) -> str:
     delimited = _may_hold_delimiters(text)
     if delimited and "<|begin_of_box|>" in text:  # GLM's vision models box an answer so
         text = text.replace("<|begin_of_box|>", r"\boxed{").replace("<|end_of_box|>", "}")
-    if delimited and "<|channel|>" in text and (_HARMONY.search(text) or _HARMONY_FINAL.search(text)):
-        finals = list(_HARMONY_FINAL.finditer(text))
+    if delimited and "<|channel|>" in text and (_SAYS.harmony.search(text) or _SAYS.harmony_final.search(text)):
+        finals = list(_SAYS.harmony_final.finditer(text))
         if not finals:
             return f"<think>{text}"
         thought = f"<think>{text[: finals[-1].start()]}</think>" if finals[-1].start() else ""
         text = thought + text[finals[-1].end() :]
-    elif (begin := _STRIPPED.match(text)) is not None:
-        finals = list(_STRIPPED_FINAL.finditer(text))
+    elif (begin := _SAYS.stripped.match(text)) is not None:
+        finals = list(_SAYS.stripped_final.finditer(text))
         if not finals:
             return f"<think>{text[begin.end() :]}"
         text = f"<think>{text[begin.end() : finals[-1].start()]}</think>{text[finals[-1].end() :]}"
     else:
         if (begin := _BEGINS.match(text)) is not None:
-            text = "<think>" + _RESPONDS.sub("</think>", text[begin.end() :])
+            text = "<think>" + _SAYS.responds.sub("</think>", text[begin.end() :])
         if delimited:
             text = _CLOSE.sub("</think>", _OPEN.sub("<think>", text))
-            if unfinished(text) and (begin := _NEXT_MESSAGE.search(text, text.rfind("<think>"))) is not None:
+            if unfinished(text) and (begin := _SAYS.next_message.search(text, text.rfind("<think>"))) is not None:
                 text = f"{text[: begin.start()]}</think>{text[begin.end() :]}"
     return without_end(text) if delimited else text
 
