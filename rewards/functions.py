@@ -143,7 +143,7 @@ def math_verify_reward(
     golds = _golds(completions, answer, {})
     texts = [completion_text(completion) for completion in completions]
     # The strict answer in dollars, as it wants LaTeX, else the completion.
-    judged = [text if (found := extract_answer(text)) is None else f"${found}$" for text in texts]
+    judged = [text if (tagged := extract_answer(text)) is None else f"${tagged}$" for text in texts]
     verdicts = default_verifier().math_verify_many(list(zip(judged, golds, strict=True)))
     return [_SCORES[verdict] for verdict in verdicts]
 
