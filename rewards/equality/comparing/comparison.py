@@ -298,7 +298,8 @@ class Comparison:
             return False
         if p.things and not g.things and p.things <= vocabulary - counted and any(map(is_noun, counted)):
             return False  # `5 boys` if the problem asks how many girls
-        if self.contract.counts and p.nouns - g.nouns and self.problem.asked_nouns.isdisjoint(p.nouns | p.things):
+        spoken = p.nouns | p.things
+        if self.contract.counts and spoken - g.nouns - g.things and self.problem.asked_nouns.isdisjoint(spoken):
             return False  # `5 ladders` if it asks how many violins
         if not g.name:
             return self.has_asked_unit(p)

@@ -468,7 +468,8 @@ def _is_of_the_question(before: str, after: str, asked: frozenset[str]) -> bool:
     known = {_stem(word) for word in asked}
     # `She gave away 32 cookies` is not of what is left, `The farm has 32 cows` is of how many there are.
     verbs = (w for last, w in pairwise(["the", *spoken]) if w in of and last not in WORDS.articles | {"total"})
-    done = any((word in WORDS.verbs or word.endswith("ed")) and _stem(word) not in known for word in verbs)
+    done = not before.rstrip(" $").endswith("total of")
+    done &= any((word in WORDS.verbs or word.endswith("ed")) and _stem(word) not in known for word in verbs)
     return not done and any(_stem(word) in known for word in [*of, *_latin(after)] if word not in _STATING)
 
 

@@ -124,6 +124,8 @@ def _units(prose: str) -> set[str]:
                     below = read_unit(per[1]) if per and is_unit_word(per[1]) else None
                     asked = below.name if below is not None and below.name != unit.name else ""
                     found |= {unit.name, f"{unit.name}/{asked}"} if asked else {unit.name}
+                    if pattern is SAYS.how_much:  # "how many hours a week" are hours
+                        found.add(unit.name.split("/")[0])
                     break
     return found
 
