@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain, zip_longest
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -273,7 +274,7 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
 
     The questions are none of them: a subset is a view on what is stored.
     """
-    differences: list[tuple[str, str]] = []
+    differences: dict[str, list[str]] = {}
     # Where the weights lie counts only if their content is not known, that of an adapter too.
     known_weights = all(
         m.fingerprint is not None and m.fingerprint.count("-") == (m.adapter is not None)
@@ -292,11 +293,10 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
             elif before == "auto" and now == known[0]:
                 continue
         if before != now:
-            differences.append((key.partition(".")[0], f"{key} ({before!s:.48} there, {now!s:.48} now)"))
+            text = f"{key} ({before!s:.48} there, {now!s:.48} now)"
+            differences.setdefault(key.partition(".")[0], []).append(text)
     # The first of each section says most: another model differs in five keys of one section.
-    sections = [section for section, _ in differences]
-    order = sorted(range(len(differences)), key=lambda i: sections[:i].count(sections[i]))
-    differing = [differences[i][1] for i in order] + list(also)
+    differing = [*filter(None, chain(*zip_longest(*differences.values()))), *also]
     if differing:
         rest = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         other = "choose another --out" + " (in gtpo compare NAME=FILE)" * (new.engine.name == "recorded")

@@ -62,14 +62,14 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> FoundRuns:
         notes.append(f"no eval run yet of {', '.join(alone)}: training only (gtpo eval {alone[0]})")
     named: dict[str, EvalRun] = {}
     for run in evals:
-        other = named.setdefault(run.name, run)
-        if other is not run and run.folder.resolve() == other.folder.resolve():
+        if (other := named.setdefault(run.name, run)) is run:
+            continue
+        if run.folder.resolve() == other.folder.resolve():
             raise UserError(f'run "{run.name}" is given twice ({run.folder}); name it once')
-        if other is not run:
-            raise UserError(
-                f'two runs are called "{run.name}" ({other.folder} and {run.folder}): rename one (its eval.json '
-                "carries the name)"
-            )
+        raise UserError(
+            f'two runs are called "{run.name}" ({other.folder} and {run.folder}): rename one (its eval.json '
+            "carries the name)"
+        )
     return evals, list(trains.values()), notes
 
 
@@ -83,13 +83,12 @@ def _evaluation(train: TrainFolder, notes: list[str]) -> Path | None:
             notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
     if len(complete) < 2:
         return next(iter(complete), None)
-    listed = ", ".join(map(str, complete))
-    for entry in complete:
-        # The one of its name is where `gtpo eval RUN` puts it; the others were put elsewhere with --out.
-        if entry.name == train.root.resolve().name:
-            notes.append(f"{train.name} has {len(complete)} eval runs ({listed}): {entry} is compared")
-            return entry
-    raise UserError(f'train run "{train.name}" has {len(complete)} eval runs ({listed}): name the one to compare')
+    several = f"has {len(complete)} eval runs ({', '.join(map(str, complete))})"
+    # The one of its name is where `gtpo eval RUN` puts it; the others were put elsewhere with --out.
+    if own := next((entry for entry in complete if entry.name == train.root.resolve().name), None):
+        notes.append(f"{train.name} {several}: {own} is compared")
+        return own
+    raise UserError(f'train run "{train.name}" {several}: name the one to compare')
 
 
 def resolve(name: str) -> Path:
