@@ -29,17 +29,16 @@ def explained() -> Iterator[None]:
     """Let a UserError, or a full disk, that is raised inside end the process: a sentence on stderr, exit code 2."""
     try:
         yield
+        return
     except UserError as mistake:
-        print(f"gtpo: {mistake}", file=sys.stderr)
-        sys.exit(2)
+        sentence = str(mistake)
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
         full, remedy = DISK_FULL[error.errno]
-        print(
-            f"gtpo: {error.filename or 'cannot write'}: {full}: {remedy}, then run the command again", file=sys.stderr
-        )
-        sys.exit(2)
+        sentence = f"{error.filename or 'cannot write'}: {full}: {remedy}, then run the command again"
+    print(f"gtpo: {sentence}", file=sys.stderr)
+    sys.exit(2)
 
 
 # What other programs call an option -> what it is called here, whichever of these the command has.
