@@ -193,8 +193,7 @@ class TrainingProblems:
     def prompts(self, tokenizer: PreTrainedTokenizerBase) -> PromptRenderer:
         """Return what renders the run's prompts."""
         arguments = self.config.training.passed_on.get("chat_template_kwargs")
-        without_system = '--dataset.system_instruction ""'
-        return PromptRenderer(tokenizer, arguments, self.clock, without_system=without_system)
+        return PromptRenderer(tokenizer, arguments, self.clock)
 
     def prompt_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Return the record of the run's prompt, for run.json; warn of what the template drops."""

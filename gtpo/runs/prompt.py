@@ -22,6 +22,8 @@ from gtpo.rewards.data.problem import plain_chat_template
 
 PROMPT_SCHEMA_VERSION = 1
 Messages = Sequence[Mapping[str, str]]
+# How a system prompt is left out, in evaluation and in training.
+WITHOUT_SYSTEM = "--prompt '' of gtpo eval, --dataset.system_instruction '' of gtpo train"
 
 
 class PromptRecord(BaseModel):
@@ -102,21 +104,14 @@ _STRFTIME_NOW = (
 class PromptRenderer:
     """Renders the conversations of a run.
 
-    template: in place of the tokenizer's own, with its source. arguments: of the template. without_system: how the user
-    leaves the system prompt out, for what is said of a template that does not take it.
+    template: in place of the tokenizer's own, with its source. arguments: of the template.
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        arguments: Mapping[str, Any] | None = None,
-        clock: Clock | None = None,
-        *,
-        template: tuple[str, str] | None = None,
-        without_system: str = "--prompt ''",
-    ) -> None:
-        self.tokenizer, self.clock = tokenizer, clock or Clock()
-        self.arguments, self.without_system = dict(arguments or {}), without_system
+        self, tokenizer: Any, arguments: Mapping[str, Any] | None = None, clock: Clock | None = None,
+        *, template: tuple[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.tokenizer, self.arguments, self.clock = tokenizer, dict(arguments or {}), clock or Clock()
         self.own_template, self.source = template or own_template(tokenizer)
         self.asks_for_time = "strftime_now" in self.own_template
         # With its clock.
@@ -143,7 +138,7 @@ class PromptRenderer:
             # Jinja raises what the template's author chose.
             raise UserError(
                 f"the chat template of {name or 'this tokenizer'} refuses the conversation ({error}); if it has no "
-                f"system role, leave the system prompt out: {self.without_system}"
+                f"system role, leave the system prompt out: {WITHOUT_SYSTEM}"
             ) from None
         # A template writes the first token itself.
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -157,7 +152,7 @@ class PromptRenderer:
         shown = _flat(prompt.text)
         for role in dict.fromkeys(m["role"] for m in messages if _flat(m["content"]) not in shown):
             drops = f"the chat template drops the {role} message, or a part of it: the model is not told what stands"
-            remedy = f" Write it into the question, or leave it out: {self.without_system}" if role != "user" else ""
+            remedy = f" Write it into the question, or leave it out: {WITHOUT_SYSTEM}" if role != "user" else ""
             yield f"{drops} there.{remedy}"
         if self.asks_for_time and self.clock.guessed:
             yield (

@@ -57,7 +57,7 @@ def _as_rendered(tokenizer: Any, rows: list[dict[str, Any]], out: Path) -> str:
 
     verl renders them itself, each day with the date of that day: a template with today's is written for it.
     """
-    renderer = PromptRenderer(tokenizer, without_system="edit the column prompt")
+    renderer = PromptRenderer(tokenizer)
     fields = renderer.fields(rows[0]["prompt"])
     longest = max(len(prompt.ids) for prompt in renderer.render([row["prompt"] for row in rows]))
     if fields["time"] is None:
