@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +15,16 @@ import pytest
 import gtpo.evalkit.evaluation.scoring as scoring_module
 from gtpo.common import files
 from gtpo.common.errors import UserError
+from gtpo.evalkit.engines.base import Prompt, Reading
+from gtpo.evalkit.evaluation.evaluate import check_prompts
+from gtpo.evalkit.evaluation.plan import Rendering
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.scoring import ScoringPipeline, Tally, count_votes, score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import EvalRecord, check_identity
+from gtpo.runs.prompt import PromptRecord
 from gtpo.runs.tables import Sample
 
 PROBLEM = Problem("q", "", "4")
@@ -88,6 +94,22 @@ def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
     said = r"model\.source \(.*\); engine\.name \(.*\); sampling\.temperature \([^;]*\); and 3 more\. Repeat those, or"
     with pytest.raises(UserError, match=said):
         check_identity(tmp_path, old, EvalRecord.model_validate(other))
+
+
+def test_running_servers_are_sent_the_prompts_that_they_showed_at_first(tmp_path: Path) -> None:
+    """Their template prints the date; what is no server of vLLM cannot be sent tokens."""
+    messages = [{"role": "user", "content": "2 + 2?"}]
+    key, first = ("b", "q"), Prompt(messages, "28 Feb: 2 + 2?", [1, 2])
+    with EvalFolder(tmp_path / "run") as folder:
+        folder.add_prompts({key: first})
+        for owner in ("llamacpp", "vllm"):
+            server = SimpleNamespace(out=None, card=lambda owner=owner: {"owned_by": owner}, takes_tokens=False)
+            now = Rendering(
+                {key: Prompt(messages, "14 Jul: 2 + 2?", [3, 2])}, PromptRecord(), Reading(), None, [server]
+            )
+            with pytest.raises(UserError, match="is another than") if owner == "llamacpp" else nullcontext():
+                check_prompts(folder, now)
+            assert (now.prompts[key] == first, server.takes_tokens) == ((owner == "vllm"),) * 2
 
 
 def test_problems_accumulate(tmp_path: Path) -> None:
