@@ -15,7 +15,7 @@ def readme(root) -> str:
 
 
 def test_its_row_of_completions_is_scored(readme, root, tmp_path):
-    row = re.search(r"```json\n(.*)\n```", readme).group(1)
+    row = re.search(r"`(\{\"id\".*\})`", readme).group(1)
     (tmp_path / "mine.jsonl").write_text(row + "\n")
     done = command_line("eval", "--completions", "mine.jsonl", "--k", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
