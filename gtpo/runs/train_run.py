@@ -33,7 +33,7 @@ from gtpo.runs.tables import read_table
 # Where names are looked up: results/train/NAME and results/eval/NAME under the working directory.
 RESULTS = Path("results")
 # 2: run.json has the prompt's record.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 COMPLETIONS_SCHEMA = 1
 PROBLEMS = "problems.txt"
 # Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one.
