@@ -171,6 +171,8 @@ def sample_missing(
             # Also after an error: the time was spent. A server may have refused a parameter by now.
             record.engine.parameters_left_out = sorted({*record.engine.parameters_left_out, *engine.left_out})
             choose_headline(record, tally)
+            if engine.retried:
+                LOG.info("%d requests failed and were sent again", engine.retried)
             record.wall_seconds = folder.seconds()
             record.write(folder.path)
 

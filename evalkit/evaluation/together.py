@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -91,12 +90,10 @@ def _change(folder: EvalFolder, tally: Tally, keys: Set[Key], change: Callable[[
 
 def first_look(record: EvalRecord, samples: Sequence[Sample]) -> None:
     """Warn if the first completions of a session are not read as they are meant; the run goes on."""
-    marks = Counter[str]()
-    for s in samples:
-        thinks = "<think>" in s.completion or "</think>" in s.completion
-        marks.update({
-            "strict": s.answer_strict is None, "lenient": s.answer_lenient is None, "unfinished": bool(s.unfinished),
-            "thought": thinks, "silent": s.outcome == "empty",
-        })  # fmt: skip
-    if told := misfit(record, {name: count / len(samples) for name, count in marks.items()}):
+    shares = {
+        "strict": [s.answer_strict is None for s in samples], "lenient": [s.answer_lenient is None for s in samples],
+        "unfinished": [bool(s.unfinished) for s in samples], "silent": [s.outcome == "empty" for s in samples],
+        "thought": ["<think>" in s.completion or "</think>" in s.completion for s in samples],
+    }  # fmt: skip
+    if told := misfit(record, {name: sum(marks) / len(samples) for name, marks in shares.items()}):
         LOG.warning("of the first %d completions, %s. The run goes on", len(samples), told)
