@@ -47,6 +47,7 @@ from gtpo.rewards.equality.comparing.numeric import (
     proportional,
     stable,
 )
+from gtpo.rewards.equality.reading import WORDS
 from gtpo.rewards.equality.reading.clean import same_time, same_words, time_of_day
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
 from gtpo.rewards.equality.reading.problem import UNKNOWN, ProblemText, plain_name
@@ -298,8 +299,9 @@ class Comparison:
             return False
         if p.things and not g.things and p.things <= vocabulary - counted and any(map(is_noun, counted)):
             return False  # `5 boys` if the problem asks how many girls
-        spoken = p.nouns | p.things
-        if self.contract.counts and spoken - g.nouns - g.things and self.problem.asked_nouns.isdisjoint(spoken):
+        spoken, asked = p.nouns | p.things, self.problem.asked_nouns
+        persons = spoken <= WORDS.persons and not asked.isdisjoint(WORDS.persons)  # `5 children` for girls
+        if self.contract.counts and spoken - g.nouns - g.things and asked.isdisjoint(spoken) and not persons:
             return False  # `5 ladders` if it asks how many violins
         if not g.name:
             return self.has_asked_unit(p)
