@@ -25,8 +25,9 @@ import pytest
 import typer
 from trl import GRPOConfig, SFTConfig
 
-from gtpo import GTPOConfig, cli, config
+from gtpo import GTPOConfig, cli
 from gtpo.common.errors import UserError
+from gtpo.config import load
 from gtpo.config.load import checked, fields_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,11 @@ ARGUMENTS = "ARGUMENTS"
 
 def places() -> list[Path]:
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
-    for folder, kinds in (("docs", ("md",)), ("configs", ("yaml", "sbatch")), ("examples", ("md", "yaml", "py", "sh"))):
+    for folder, kinds in (
+        ("docs", ("md",)),
+        ("configs", ("md", "yaml", "sbatch")),
+        ("examples", ("md", "yaml", "py", "sh")),
+    ):
         found += [path for kind in kinds for path in sorted((ROOT / folder).rglob(f"*.{kind}"))]
     return [path for path in found if path.relative_to(ROOT).as_posix() not in NOT_READ]
 
@@ -162,12 +167,12 @@ def check(words: list[str], folder: Path, patch: pytest.MonkeyPatch) -> None:
 
     # `gtpo train` has read its config and flags when it looks for the packages that training needs.
     for place in ("cli.require", "evalkit.report.command.run_compare", "cli._evaluate_with_base",
-                  "evalkit.evaluation.command.run_eval", "evalkit.view.run_view", "demo.run_demo",
+                  "evalkit.report.planning.run_plan", "evalkit.evaluation.command.run_eval", "evalkit.view.run_view", "demo.run_demo",
                   "doctor.run_doctor"):  # fmt: skip
         patch.setattr(f"gtpo.{place}", end)
     configs: list[Any] = []
-    plain = config.load_config
-    patch.setattr(config, "load_config", lambda *args: configs.append(plain(*args)) or configs[-1])
+    plain = load.load_config
+    patch.setattr(load, "load_config", lambda *args, **kw: configs.append(plain(*args, **kw)) or configs[-1])
     patch.chdir(folder)
     for word in words:
         file = Path(word.partition("=")[2] or word)
