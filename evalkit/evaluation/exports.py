@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from gtpo import __version__
 from gtpo.common.files import write_text
+from gtpo.common.provenance import package_versions
 from gtpo.evalkit.evaluation.tasks import Benchmark
 from gtpo.runs.eval_record import EvalRecord
 
@@ -30,7 +30,7 @@ def write_hub_results(folder: Path, record: EvalRecord) -> None:
         notes = (
             f"percent; pass@1 as the mean of n = {entry.n} samples a question (k = 1), 95 % interval "
             f"{100 * one.low:.2f} to {100 * one.high:.2f}; {record.scoring} scoring; protocol {record.prompt.protocol}"
-            f"{''.join(f', {key} {value:g}' for key, value in drawn.items())}; gtpo {__version__}"
+            f"{''.join(f', {key} {value:g}' for key, value in drawn.items())}; gtpo {package_versions('gtpo')['gtpo']}"
         )
         about = {"dataset": {"id": dataset, "task_id": task or "default"}, "value": round(100 * one.mean, 2)}
         result = {**about, "date": (record.created or "")[:10], "notes": notes}

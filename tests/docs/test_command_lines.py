@@ -167,8 +167,8 @@ def check(words: list[str], folder: Path, patch: pytest.MonkeyPatch) -> None:
 
     # `gtpo train` has read its config and flags when it looks for the packages that training needs.
     for place in ("cli.require", "evalkit.report.command.run_compare", "cli._evaluate_with_base",
-                  "evalkit.report.planning.run_plan", "evalkit.evaluation.command.run_eval", "evalkit.view.run_view", "demo.run_demo",
-                  "doctor.run_doctor"):  # fmt: skip
+                  "evalkit.report.planning.run_plan", "evalkit.evaluation.command.run_eval", "evalkit.view.run_view",
+                  "demo.run_demo", "doctor.run_doctor"):  # fmt: skip
         patch.setattr(f"gtpo.{place}", end)
     configs: list[Any] = []
     plain = load.load_config
