@@ -19,7 +19,7 @@ from bench.common import parser
 from bench.law import Case, judge
 from bench.rewritings import WRAPPERS, filled
 from gtpo.rewards import Verdict, Verifier
-from gtpo.rewards.equality.arithmetic import NoValue, TooBig, evaluate, number_of
+from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate, number_of
 from gtpo.rewards.equality.reading.clean import clean
 from gtpo.rewards.equality.reading.grammar import TRIGONOMETRY, NotMathematics, parse
 from gtpo.rewards.thoughts import words
@@ -58,6 +58,7 @@ _ANGLES = ["0", "1", "e", "e^2", r"\frac{\pi}{2}", r"\frac{\pi}{4}", r"\pi", r"\
 def value_of(text: str) -> str | None:
     """Return the value of a form as it should be written, None if it is no rational number, nor one times pi."""
     plain = text.replace(" to ", "/").replace(":", "/") if "begin" not in text else text
+    Budget.refill()
     try:
         value = evaluate(parse(clean(plain)), {})
     except (NotMathematics, NoValue, TooBig):
