@@ -132,9 +132,11 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
     points: Iterable[dict[str, Value]] = (point_for(names, index) for index in range(POINTS_TRIED if names else 1))
     needed = POINTS_NEEDED if names else 1
     if any(part[:1] == ("fn",) and part[1] in _STEPS and symbols(part) for t in (a, b) for part in subterms(t)):
-        # Integers of several sizes: within a few units nearly all integer parts are 0 or 1.
-        whole = ({n: Fraction(int(s * noise("whole", n, i))) for n in names} for i, s in enumerate(_WHOLE))
-        points, needed = chain(whole, points), needed + len(_WHOLE)
+        # Integers of several sizes, as within a few units nearly all integer parts are 0 or 1, and many in a row, as
+        # those of n/11 and (n + 1)/11 differ at every eleventh.
+        whole = [{n: Fraction(int(s * noise("whole", n, i))) for n in names} for i, s in enumerate(_WHOLE)]
+        whole += [{n: whole[2][n] + i for n in names} for i in range(1, 41)]
+        points, needed = chain(whole, points), needed + len(whole)
     for x, y in _values(a, b, points, sign):
         if close(x, y):
             agreed += 1

@@ -17,7 +17,7 @@ _LABEL = re.compile(r"(?:^|(?<=[\s,;.]))(?:\\text\s*\{\s*)?(?:Part\s+)?\(?([a-f]
 class NamedParts(Kind):
     """The answer to each part, in their order."""
 
-    marks = re.compile(r"^[^=]{0,12}\)")
+    marks = re.compile(r"^(?:\\text\s*\{\s*)?(?:Part\s+)?\(?(?:[a-f]|i{1,3}v?|[1-6])\)")
     answers: tuple[Answer, ...]
 
     @classmethod
