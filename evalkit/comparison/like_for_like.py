@@ -37,7 +37,7 @@ OFF = {"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "repetition_pe
 NOT_SETTINGS = (
     *SETTINGS.values(), "schema_version", "status", "name", "created", "wall_seconds", "command", "benchmarks",
     "model.source", "model.fingerprint", "model.weights", "model.tokenizer", "model.generation_config",
-    "model.train_run", "model.checkpoint", "model.method", "model.preset", "sampling.n",
+    "model.train_run", "model.checkpoint", "model.method", "model.preset", "sampling.n", "scoring_by",
     *(f"prompt.{name}" for name in DERIVED if name != "time"),
 )  # fmt: skip
 

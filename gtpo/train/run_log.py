@@ -23,7 +23,7 @@ from trl import SFTConfig
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder, write_json, write_text
-from gtpo.common.log import LOG
+from gtpo.common.log import LOG, start_logging
 from gtpo.common.provenance import cpu_model, git_commit, now, package_versions, peak_memory
 from gtpo.runs.prompt import PromptRenderer
 from gtpo.runs.train_run import COLLAPSED, OF_TRL, RUN_ID, TrainFolder
@@ -92,6 +92,9 @@ class RunLog(RunPart):
         self.watch, self.weights, self.about, self.stop = watch, weights, about, stop
         self.begin = time.monotonic() if begin is None else begin
         self.interrupted = False
+        # A TRL user's script that sets up no logging still sees what to do next.
+        if not LOG.hasHandlers():
+            start_logging()
         self.id = self.folder.run().get("id") or uuid.uuid4().hex
         self._name_in_wandb()
         # Before the trainer shards them.
