@@ -12,6 +12,7 @@ import typer
 
 import gtpo
 from gtpo.common.errors import UserError, did_you_mean, explained
+from gtpo.common.files import check_writable
 from gtpo.common.log import start_logging
 from gtpo.common.packages import require
 
@@ -266,6 +267,7 @@ def examples(folder: Annotated[Path, typer.Argument(help="Where to write them.")
     package = Path(gtpo.__file__).parent
     source = next(filter(Path.is_dir, (package / "examples", package.parent / "examples")))
     files = sorted(filter(Path.is_file, source.iterdir()))
+    check_writable("gtpo examples", folder, folder=True)
     for file in files:
         if (there := folder / file.name).exists() and there.read_bytes() != file.read_bytes():
             raise UserError(f"gtpo examples: {there} is there already and holds something else; name another folder")

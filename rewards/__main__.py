@@ -45,6 +45,8 @@ def main() -> int:
     names = dict(field.split("=", 1) for field in args.fields if "=" in field)
     if len(names) < len(args.fields):
         raise UserError(f"--fields {' '.join(args.fields)}: expected NAME=COLUMN, as in gold=target")
+    if not 0 <= args.fail_above <= 1:
+        raise UserError(f"--fail-above must be a share from 0 to 1; found {args.fail_above:g}")
     if args.out:
         check_writable("--out", args.out, folder=False)
     rows = [_row(row, names, where) for where, row in _rows(args.file)]
@@ -106,7 +108,10 @@ def _rows(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _row(row: dict[str, Any], names: dict[str, str], where: str) -> dict[str, Any]:
     row = row | renamed(row, names, where)
     if not any(name in row for name in PREDICTIONS) or not any(name in row for name in GOLDS):
-        raise UserError(f"{where}: expected an object with {' or '.join(PREDICTIONS)}, and {' or '.join(GOLDS)}")
+        raise UserError(
+            f"{where}: expected {' or '.join(PREDICTIONS)}, and {' or '.join(GOLDS)}; found "
+            f"{', '.join(row) or 'nothing'}; name the columns, e.g. --fields completion=text gold=target"
+        )
     return row
 
 

@@ -285,7 +285,13 @@ class Server:
             async with session.get(f"{self.url}/models") as response:
                 status, body = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            self.out = self.access.redact(f"{type(error).__name__}: {one_line(error)}")
+            connecting = isinstance(error, aiohttp.ClientConnectorError) and (error.os_error.errno or 0) > 0
+            why = (
+                os.strerror(error.os_error.errno).lower()
+                if connecting
+                else f"{type(error).__name__}: {one_line(error)}"
+            )
+            self.out = self.access.redact(why)
             return
         # What a proxy says of a server that is not there.
         if status in (502, 503, 504):

@@ -172,7 +172,12 @@ def check(words: list[str], folder: Path, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"gtpo.{place}", end)
     configs: list[Any] = []
     plain = load.load_config
-    patch.setattr(load, "load_config", lambda *args, **kw: configs.append(plain(*args, **kw)) or configs[-1])
+
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        configs.append(plain(*args, **kwargs))
+        return configs[-1]
+
+    patch.setattr(load, "load_config", kept)
     patch.chdir(folder)
     for word in words:
         file = Path(word.partition("=")[2] or word)
