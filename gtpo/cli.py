@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -274,7 +275,8 @@ def examples(folder: Annotated[Path, typer.Argument(help="Where to write them.")
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         (folder / file.name).write_bytes(file.read_bytes())
-    print(f"{len(files)} files in {folder}/; next: gtpo compare {folder}/before.jsonl {folder}/after.jsonl")
+    before, after = (shlex.quote(str(folder / name)) for name in ("before.jsonl", "after.jsonl"))
+    print(f"{len(files)} files in {folder}/; next: gtpo compare {before} {after}")
 
 
 @app.command()

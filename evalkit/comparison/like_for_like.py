@@ -20,6 +20,7 @@ from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.prompt import DERIVED
+from gtpo.runs.train_run import RESULTS
 
 # What two runs must share to be comparable: name for a reader -> key in eval.json. `n` belongs to a benchmark.
 SETTINGS = {
@@ -132,8 +133,11 @@ def _mending_command(runs: list[EvalRun], problems: list[str]) -> str:
     engine, model = last.record.engine, last.record.model.train_run or last.record.model.source
     urls = (engine.model_extra or {}).get("base_urls", []) if engine.serve is None else []
     server = [f"--serve {shlex.quote(engine.serve)}"] if engine.serve else [f"--base-url {url}" for url in urls]
-    words = " ".join([shlex.quote(str(model)), *server, f"--like {first.name}"])
-    return f". To mend it: gtpo eval {words} --out results/eval/{last.name}-like-{first.name}"
+    # A run elsewhere, or under another name in this comparison, is known to gtpo eval by its folder only.
+    like = first.name if first.folder == RESULTS / "eval" / first.name else str(first.folder)
+    out = shlex.quote(str(RESULTS / "eval" / f"{last.name}-like-{first.name}"))
+    words = " ".join([shlex.quote(str(model)), *server, f"--like {shlex.quote(like)}"])
+    return f". To mend it: gtpo eval {words} --out {out}"
 
 
 def _rules_version(run: EvalRun) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -112,8 +113,9 @@ def print_summary(folder: Path, record: EvalRecord, settings: EvalSettings, k: i
     console.print("[a, b]: 95 % interval over questions and samples.", style="dim", markup=False)
     if any(most > 1 for most in largest.values()):
         console.print(DEFINITIONS, style="dim")
-    page = f"gtpo compare {folder} --html {folder.name}.html"
-    console.print(f"Results: {folder}   page: {page}   next: gtpo compare {folder} OTHER_RUN...", markup=False)
+    run, page = shlex.quote(str(folder)), shlex.quote(f"{folder.name}.html")
+    ways = f"page: gtpo compare {run} --html {page}   next: gtpo compare {run} OTHER_RUN..."
+    console.print(f"Results: {folder}   {ways}", markup=False)
 
 
 def _print_by(

@@ -7,6 +7,7 @@ it. What makes a run unreadable is a UserError that names it and says what to do
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -43,7 +44,7 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> FoundRuns:
             continue
         train = trains[folder.resolve()] = TrainFolder(folder)
         if train.status not in ENDED:
-            resume = f"resume it with: gtpo train {train.config_yaml}"
+            resume = f"resume it with: gtpo train {shlex.quote(str(train.config_yaml))}"
             if not allow_incomplete:
                 raise UserError(f'{folder}: train run "{train.name}" is incomplete (status {train.status}); {resume}')
             notes.append(
@@ -59,7 +60,8 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> FoundRuns:
             why = f" ({train.run()['stopped_because']})" if train.run().get("stopped_because") else ""
             notes.append(f"{train.name} collapsed{why} and is compared as it is")
     if alone:
-        notes.append(f"no eval run yet of {', '.join(alone)}: training only (gtpo eval {alone[0]})")
+        how = f"gtpo eval {shlex.quote(alone[0])} --benchmarks NAME"
+        notes.append(f"no eval run yet of {', '.join(alone)}: training only ({how})")
     named: dict[str, EvalRun] = {}
     for run in evals:
         if (other := named.setdefault(run.name, run)) is run:
@@ -113,7 +115,9 @@ def resolve(name: str) -> Path:
     if path.is_dir():
         raise UserError(f"{path}: neither an eval run (eval.json) nor a train run (run.json)")
     if path.is_file():
-        raise UserError(f"{path} is a file, not a run; score it first: gtpo eval --completions {path}")
+        raise UserError(
+            f"{path} is a file, not a run; score it first: gtpo eval --completions {shlex.quote(str(path))}"
+        )
     known = [entry.name for entry in every_folder()]
     raise UserError(
         f'no run "{name}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.'

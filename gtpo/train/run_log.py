@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import time
 import uuid
 from collections import defaultdict
@@ -273,7 +274,8 @@ class RunLog(RunPart):
         if self.about is None:
             self._put_id(Path(args.output_dir))
             self.lock.release()
-            LOG.info(f"{self.folder.root}; next: gtpo eval {self.folder.root} --benchmarks NAME --k 16")
+            run = shlex.quote(str(self.folder.root))
+            LOG.info(f"{self.folder.root}; next: gtpo eval {run} --benchmarks NAME --k 16")
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -142,7 +143,7 @@ class TrainingRun:
             self.folder.write_problems(map(prompt_text, dataset["prompt"]))
         processes.wait_for_everyone()
         if self.main:
-            LOG.info(f"{self.folder.root}   follow it: gtpo view {self.folder.root}")
+            LOG.info(f"{self.folder.root}   follow it: gtpo view {shlex.quote(str(self.folder.root))}")
         for line in [*loaded.notes, *report.lines()]:
             LOG.info(line)
         preset = None if config.method == "sft" else config.preset_name()
@@ -274,4 +275,5 @@ class TrainingRun:
             return
         took = duration(folder.run().get("wall_time_s", 0.0))
         words = held_out_benchmark(self.config.dataset) + " --with-base" * (folder.began_from() is not None)
-        LOG.info(f"{folder.root}: finished at step {step} after {took}\nnext: gtpo eval {folder.root} {words}")
+        run = shlex.quote(str(folder.root))
+        LOG.info(f"{folder.root}: finished at step {step} after {took}\nnext: gtpo eval {run} {words}")
