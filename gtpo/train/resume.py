@@ -1,7 +1,6 @@
 """Checkpoints that a run resumes from exactly, and the weights that it leaves behind.
 
     check_checkpoint             refuses a checkpoint that lacks a part, or lies within a round of sampling
-    CleanStop                    a stop that is asked for ends a step, and is saved
     ExactCheckpoints             a run that repeats exactly, and goes on exactly, for any of TRL's trainers
     save_weights, provide_base   best/, final/ and base/ of a run: each whole or absent
 
@@ -35,7 +34,6 @@ from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel, not_finite
 from gtpo.runs.train_run import PARTIAL, TrainFolder, last_checkpoint
-from gtpo.train.environment import Stop
 from gtpo.train.trainers import require_trainer
 from gtpo.trainer import RunPart, SampledTrainer, trl_seam
 
@@ -325,18 +323,6 @@ class ExactCheckpoints(RunPart):
             )
         if self._resumed_from is not None and state.global_step < state.max_steps:
             refuse_within_round(self._resumed_from, read_state(self._resumed_from))
-
-
-class CleanStop(RunPart):
-    """Ends the training after the step in which it is asked to stop."""
-
-    def __init__(self, trainer: Any, stop: Stop) -> None:
-        self.trainer, self.stop = trainer, stop
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop if the processes agree to."""
-        if self.stop.agree(self.trainer.accelerator):
-            control.should_save = control.should_training_stop = True
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------

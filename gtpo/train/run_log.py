@@ -220,7 +220,9 @@ class RunLog(RunPart):
         self.step_seconds.append(time.perf_counter() - self._step_begin)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the rollout that the last step completed, if it is due."""
+        """Write the rollout that the last step completed, if it is due; save and stop if the processes agree to."""
+        if self.stop is not None and self.stop.agree(self.trainer.accelerator):
+            control.should_save = control.should_training_stop = True
         self._write_rollout()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:

@@ -29,7 +29,7 @@ from gtpo.train.collapse import CollapseWatch
 from gtpo.train.continuation import begin, check_same
 from gtpo.train.environment import Stop, quiet_libraries, run_on_cpu
 from gtpo.train.progress import Progress
-from gtpo.train.resume import CleanStop, ExactCheckpoints, check_checkpoint, provide_base
+from gtpo.train.resume import ExactCheckpoints, check_checkpoint, provide_base
 from gtpo.train.run_log import RunLog, prompt_text
 from gtpo.train.trainers import (
     explain_vllm_failures,
@@ -223,7 +223,6 @@ class TrainingRun:
         if self.main:
             self.log.write_about()
         return [
-            CleanStop(trainer, self.stop),
             *filter(None, (distance, validation)),
             self.watch,
             self.log,
