@@ -3,12 +3,14 @@
 Each row of a .jsonl, .csv or .parquet file has `prediction` (or `completion`), `gold` (or `answer`, `ground_truth`) and
 perhaps `problem`; --fields gives them other names. Prints each row again as JSON, or writes it to --out, with its
 `verdict`, with --explain how both answers were read too, and the counts on standard error. --against names a reward
-function with TRL's signature and prints on which completions it differs from this judge instead.
+function with TRL's signature and prints on which completions it differs from this judge instead. --page serves a page
+to try the judge.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import io
 import json
@@ -26,6 +28,7 @@ from gtpo.rewards.adapters import audit, interval
 from gtpo.rewards.data.problems import read_rows, renamed
 from gtpo.rewards.extract import Scoring, choose_scoring
 from gtpo.rewards.loading import import_dotted
+from gtpo.rewards.page import serve
 
 PREDICTIONS, GOLDS = ("prediction", "pred", "completion"), ("gold", "answer", "ground_truth")
 
@@ -33,7 +36,8 @@ PREDICTIONS, GOLDS = ("prediction", "pred", "completion"), ("gold", "answer", "g
 def main() -> int:
     """Judge the pairs of a file; 5 if the function beside the judge differs too often. Raises UserError."""
     parser = argparse.ArgumentParser(prog="python -m gtpo.rewards", description=__doc__)
-    parser.add_argument("file", help="a .jsonl, .csv or .parquet file, or - for JSON lines on standard input")
+    parser.add_argument("file", nargs="?", help="a .jsonl, .csv or .parquet file, or - for lines on standard input")
+    parser.add_argument("--page", action="store_true", help="serve a page to try the judge")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a .jsonl, .csv or .parquet file for the judged rows")
     parser.add_argument("--scoring", choices=("auto", "strict", "lenient"), default="auto")
     parser.add_argument("--workers", type=_count, help="processes at most; default: the CPUs, at most 16")
@@ -42,6 +46,12 @@ def main() -> int:
     parser.add_argument("--against", metavar="MODULE:FUNCTION", help="a reward function to audit")
     parser.add_argument("--fail-above", type=float, default=1.0, metavar="SHARE", help="of differing rows: exit code 5")
     args = parser.parse_args()
+    if args.page:
+        with Verifier(workers=1) as verifier, contextlib.suppress(KeyboardInterrupt):
+            serve(verifier).serve_forever()
+        return 0
+    if args.file is None:
+        raise UserError("python -m gtpo.rewards needs a FILE, or --page")
     names = dict(field.split("=", 1) for field in args.fields if "=" in field)
     if len(names) < len(args.fields):
         raise UserError(f"--fields {' '.join(args.fields)}: expected NAME=COLUMN, as in gold=target")

@@ -285,12 +285,8 @@ class Server:
             async with session.get(f"{self.url}/models") as response:
                 status, body = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            connecting = isinstance(error, aiohttp.ClientConnectorError) and (error.os_error.errno or 0) > 0
-            why = (
-                os.strerror(error.os_error.errno).lower()
-                if connecting
-                else f"{type(error).__name__}: {one_line(error)}"
-            )
+            code = (error.os_error.errno or 0) if isinstance(error, aiohttp.ClientConnectorError) else 0
+            why = os.strerror(code).lower() if code > 0 else f"{type(error).__name__}: {one_line(error)}"
             self.out = self.access.redact(why)
             return
         # What a proxy says of a server that is not there.
