@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 from commands import command_line
 from servers import Behaviour, Server
+
+import gtpo.evalkit.engines.server as engine_module
 
 
 @pytest.fixture(scope="session")
@@ -57,28 +58,9 @@ def gtpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subpr
 
 
 @pytest.fixture
-def gtpo_process(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `gtpo ARGUMENTS` as a process of its own, in a fresh folder."""
-
-    def run(*arguments: str | Path, code: int = 0, **extra: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "gtpo", *map(str, arguments)],
-            cwd=tmp_path,
-            env={**environment, **extra},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
-
-    return run
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
     """Start HTTP servers that behave as told: serve(behaviour, **options); they are closed after the test."""
+    monkeypatch.setattr(engine_module, "LONGEST_PAUSE_S", 0.02)
     servers: list[Server] = []
 
     def start(behaviour: Behaviour | None = None, **options: Any) -> Server:

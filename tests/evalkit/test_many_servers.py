@@ -23,11 +23,6 @@ from gtpo.runs.tables import Sample
 GONE = Reply(503, {"error": "down"})
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "LONGEST_PAUSE_S", 0.02)
-
-
 def undisturbed(serve: Callable[..., Server], wanted: list[Task]) -> dict[int | None, Sample]:
     return collect(make(serve()), wanted)
 

@@ -16,9 +16,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from commands import command_line
-from servers import Reply, Server, completion, stream, text_of
+from servers import Reply, Server, completion, text_of
 
-import gtpo.evalkit.engines.server as engine_module
 from gtpo.evalkit.engines.base import sample_seed
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 
@@ -30,11 +29,6 @@ EVAL = (
 FIRST = sample_seed(0, "arithmetic", arithmetic_problems("test", 1)[0].id, 0)
 """The seed of the first sample of the first question."""
 DOWN = Reply(503, {"error": "loading"})
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "LONGEST_PAUSE_S", 0.02)
 
 
 def rows(run: Path) -> dict[int, dict[str, Any]]:
@@ -74,29 +68,6 @@ def named(payload: dict[str, Any], times: int) -> Reply:
     reply = completion(payload)
     reply.body["model"] = "m"
     return reply
-
-
-def test_what_passes_costs_nothing(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Every second request meets one of these first."""
-    faults = [
-        Reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0.01"}),
-        Reply(500, {"error": "oops"}),
-        Reply(body=b"x" * 100, send=0.0),
-        Reply(body={"choices": []}),
-        Reply(pieces=stream({"seed": 1})[:2]),
-        completion({"seed": 1}, content=""),
-        completion({"seed": 1}, content=None, tool_calls=[{}]),
-        Reply(body={"choices": [{"message": {"content": "7"}, "finish_reason": "content_filter"}]}),
-        Reply(body={"choices": [{"message": {"content": "7"}, "error": {"message": "upstream"}}]}),
-    ]
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        hit = times == 1 and payload["seed"] % 2 == 0
-        return faults[payload["seed"] // 2 % len(faults)] if hit else completion(payload)
-
-    gtpo(*EVAL, "--base-url", serve(behaviour).url, "--out", "run")
-    assert rows(tmp_path / "run") == rows(whole)
-    assert benchmarks(tmp_path / "run") == benchmarks(whole)
 
 
 @pytest.mark.parametrize(

@@ -27,18 +27,12 @@ from gtpo.evalkit.engines.server import Answer, RequestError, ServerEngine, refu
 from gtpo.evalkit.engines.server_request import Access
 from gtpo.evalkit.engines.server_request import Server as AskedServer
 from gtpo.runs.eval_record import read_record
-from gtpo.runs.tables import Sample
 
 Serve = Callable[..., Server]
 SEED = sample_seed(5, "b", "q0", 0)
 """Of the only sample of `tasks(1, 1)`."""
 TEXT = text_of(SEED)
 ASKED = {"seed": SEED}
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "LONGEST_PAUSE_S", 0.01)
 
 
 # -- what is sent ----------------------------------------------------------------------------------------------------
@@ -447,21 +441,6 @@ def test_a_refused_question_ends_nothing(serve: Serve) -> None:
     assert len(server.served) == 2 * 64
 
 
-def test_a_server_that_is_shut_down(serve: Serve) -> None:
-    """Not even a connection: what was served is handed on, and one sentence ends the run."""
-
-    def behaviour(payload: dict[str, Any], times: int) -> Reply:
-        if len(server.requests) > 9:
-            server.closing.set()
-            server._server.socket.close()
-        return completion(payload)
-
-    server, found = serve(behaviour), list[Sample]()
-    with pytest.raises(EngineStopped, match=f"no server is left: {server.url}: 16 requests in a row failed"):
-        found.extend(g for lot in make(server, retries=2).generate(tasks(50, 4)) for g in lot)
-    assert {g.seed for g in found if g.error is None} == server.served
-
-
 def test_another_model_in_the_middle(serve: Serve) -> None:
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
         number = len(server.requests)
@@ -533,6 +512,7 @@ class Rounds:
 
         monkeypatch.setattr(asyncio.events, "new_event_loop", Loop)
         clock = SimpleNamespace(monotonic=lambda: outer.now)
+        monkeypatch.setattr(engine_module, "LONGEST_PAUSE_S", 0.01)
         monkeypatch.setattr(engine_module, "time", clock)
         monkeypatch.setattr(request_module, "time", clock)
 

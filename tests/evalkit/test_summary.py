@@ -61,12 +61,6 @@ def test_questions(summary) -> None:  # type: ignore[no-untyped-def]
     assert (found["b", "lenient"]["votes"], found["b", "lenient"]["abstentions"]) == ([2, 1], 1)
 
 
-def test_intervals(summary) -> None:  # type: ignore[no-untyped-def]
-    entry, _ = summary
-    for interval in entry.pass_at_k.values():
-        assert interval.low < interval.mean < interval.high
-
-
 def test_what_is_missing_is_bounded() -> None:
     """a: 2 of 4 right; b: 1 of 2, two failed; c: all four failed. By hand, for every k."""
     right, wrong = "<answer>4</answer>", "<answer>5</answer>"
