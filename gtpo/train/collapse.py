@@ -108,7 +108,7 @@ class CollapseWatch(RunPart):
         control.should_save = True
 
     def _roll_back(self, control: Any) -> str:
-        """Put the best weights back; return why that cannot be, empty if it can."""
+        """Put the best weights back, clear the optimizer's moments, halve the rate; return why not, empty if done."""
         health = self.health
         if self.trainer.is_fsdp_enabled or self.trainer.is_deepspeed_enabled:
             return "sharded weights cannot be put back in place"
@@ -116,7 +116,14 @@ class CollapseWatch(RunPart):
             return f"{health.rollbacks} rollbacks did not help"
         if self.best is None or not self.best.exists():
             return "there are no best weights yet"
-        restore_best(self.trainer, self.best)
+        trainer = self.trainer
+        # What is left of the round of sampling in use goes too: the policy that is taken back wrote it.
+        trl_seam.load_weights(trainer, str(self.best))
+        getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
+        trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
+        trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]
+        for group in trainer.optimizer.param_groups:
+            group["lr"] /= 2
         health.after_rollback()
         # A resumed run must not start from the weights that collapsed.
         control.should_save = True
@@ -135,16 +142,3 @@ class CollapseWatch(RunPart):
     def _save_best(self) -> None:
         if self.best is not None:
             save_weights(self.trainer, self.best, self.health.about_best())
-
-
-def restore_best(trainer: Any, best: Path) -> None:
-    """Put the best weights back, clear the optimizer's moments and halve the learning rate.
-
-    What is left of the round of sampling in use goes: the policy that is taken back wrote it.
-    """
-    trl_seam.load_weights(trainer, str(best))
-    getattr(trainer.optimizer, "optimizer", trainer.optimizer).state.clear()
-    trainer.lr_scheduler.base_lrs = [rate / 2 for rate in trainer.lr_scheduler.base_lrs]
-    trainer.lr_scheduler._last_lr = [rate / 2 for rate in trainer.lr_scheduler._last_lr]
-    for group in trainer.optimizer.param_groups:
-        group["lr"] /= 2

@@ -99,7 +99,9 @@ class RunLog(RunPart):
         self.id = self.folder.run().get("id") or uuid.uuid4().hex
         self._name_in_wandb()
         # Before the trainer shards them.
-        self.parameters = describe_parameters(trainer.model)
+        parameters = list(trainer.model.parameters())
+        trained = sum(p.numel() for p in parameters if p.requires_grad)
+        self.parameters = {"all": sum(p.numel() for p in parameters), "trained": trained}
         # Of the steps since the last line, the seconds of each; and of what they were spent on.
         self.step_seconds: list[float] = []
         self.seconds: dict[str, float] = defaultdict(float)
@@ -343,13 +345,6 @@ def log_rollout(trainer: Any, folder: TrainFolder, rollout: Mapping[str, Any]) -
 
 
 # -- run.json ----------------------------------------------------------------------------------------------------------
-
-
-def describe_parameters(model: Any) -> dict[str, int]:
-    """Return the number of parameters, all and with a gradient."""
-    parameters = list(model.parameters())
-    trained = sum(p.numel() for p in parameters if p.requires_grad)
-    return {"all": sum(p.numel() for p in parameters), "trained": trained}
 
 
 def _hardware() -> dict[str, Any]:

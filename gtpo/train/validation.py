@@ -56,11 +56,6 @@ class Validation(RunPart):
         # The latest validation, until it is judged.
         self.fresh: dict[str, float] = {}
 
-    def is_due(self, step: int, last_step: int) -> bool:
-        """Return whether `step` ends with a validation: each `every`-th, and the last that is logged."""
-        logging_steps = max(1, int(self.groups.trainer.args.logging_steps))
-        return step % self.every == 0 or (step == last_step and step % logging_steps == 0)
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Validate the untrained model."""
         if state.global_step == 0 and not self.count:
@@ -77,9 +72,10 @@ class Validation(RunPart):
             setattr(self, name, value)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Validate if it is due; the next line of the log has the result."""
-        if self.is_due(state.global_step, state.max_steps):
-            for name, value in self.run(state.global_step).items():
+        """Validate after each `every`-th step, and the last that is logged; the next line of the log has the result."""
+        step, last = state.global_step, state.max_steps
+        if step % self.every == 0 or (step == last and step % max(1, int(args.logging_steps)) == 0):
+            for name, value in self.run(step).items():
                 trl_seam.log(self.groups.trainer, name, value, instead=True)
 
     def judge(self, health: Health, step: int, verdict: Judgement) -> Judgement:
