@@ -63,14 +63,13 @@ class UntrainedKL(RunPart):
 
     def __init__(self, trainer: Any, every: int, reference: Any = None) -> None:
         self.trainer, self.every, self._measured_for = require_trainer(self, trainer), every, -1
-        policy = trainer.accelerator.unwrap_model(trainer.model)
         self.reference = getattr(trainer, "ref_model", None)
-        if self.reference is None and not is_peft_model(policy):
+        if self.reference is None and not is_peft_model(trainer.accelerator.unwrap_model(trainer.model)):
             if reference is None:
                 raise ValueError("UntrainedKL: all weights are trained, so it needs reference=, the untrained model")
             self.reference = reference.eval().requires_grad_(False).to(trainer.accelerator.device)
         if not isinstance(trainer, GTPOTrainer):  # which has done it
-            add_policy_head(policy.get_base_model() if is_peft_model(policy) else policy)
+            add_policy_head(trl_seam.policy(trainer))
         if self.reference is not None:
             add_policy_head(trainer.accelerator.unwrap_model(self.reference))
 

@@ -17,7 +17,7 @@ from gtpo.common.log import LOG
 from gtpo.entropy import SAMPLES, Calibration, calibrate_initial_entropy, describe_gate
 from gtpo.objective import Objective, filter_is_active
 from gtpo.trainer import trl_seam
-from gtpo.trainer.group_statistics import batch_statistics, loss_mask, padded_batch
+from gtpo.trainer.group_statistics import batch_statistics, completion_means, padded_batch
 
 # Tokens of the completions that the trainer's own model samples side by side: a token takes as long for all of them as
 # for one on a GPU, and their keys and values take 4 GiB of an 8B model and 0.4 of a 0.5B model.
@@ -112,7 +112,6 @@ class GateCalibration(TrainerCallback, ExportableState):
             # Of the distribution that was sampled, whatever the objective takes.
             logps, entropies = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
             trainer.sampler.observe(logps, batch)
-        own = loss_mask(batch)
-        gathered: Tensor = accelerator.gather((entropies * own).sum(dim=1) / own.sum(dim=1))[: len(rows)]
+        gathered: Tensor = accelerator.gather(completion_means(entropies, batch))[: len(rows)]
         # A completion of an environment alone has no <H>_i, and does not move the mean.
         return torch.where(gathered.isnan(), gathered.nanmean(), gathered)
