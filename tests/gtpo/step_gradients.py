@@ -7,6 +7,7 @@ PRESET:BATCH:ACCUMULATION...
 from __future__ import annotations
 
 import functools
+import json
 import sys
 import zlib
 from pathlib import Path
@@ -24,6 +25,7 @@ from gtpo.train.environment import end_process
 
 GROUP = 8
 PROMPTS = ["1 + 2", "30 - 4"]
+INITIAL_ENTROPY = 0.5
 
 
 def fixed_completion(prompt: str, index: int, vocabulary: int, eos: int) -> list[int]:
@@ -73,6 +75,26 @@ def dropping_half() -> dict[str, float]:
     return {"entropy_threshold": float(found[GROUP // 2 - 1 : GROUP // 2 + 1].mean())}
 
 
+def record(folder: Path) -> None:
+    """Write the model and the rollouts of both prompts for what cannot import this: another engine's environment."""
+    model, tokenizer = tiny_model()
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    prompts = [prompt for prompt in PROMPTS for _ in range(GROUP)]
+    completions = [
+        fixed_completion(prompt, place % GROUP, len(tokenizer), tokenizer.eos_token_id)
+        for place, prompt in enumerate(prompts)
+    ]
+    rollouts = {
+        "prompts": tokenizer(prompts)["input_ids"],
+        "completions": completions,
+        "rewards": reward([], completions),
+        "initial_entropy": INITIAL_ENTROPY,
+        **dropping_half(),
+    }
+    (folder / "rollouts.json").write_text(json.dumps(rollouts))
+
+
 class Gradients(TrainerCallback):
     """Keeps the gradients of the last step."""
 
@@ -113,7 +135,7 @@ def step_gradients(
     arguments = GTPOConfig(
         output_dir=str(out.parent / "ignored"),
         preset=preset,
-        initial_entropy=0.5,
+        initial_entropy=INITIAL_ENTROPY,
         objective=dropping_half(),
         num_generations=GROUP,
         per_device_train_batch_size=batch,
@@ -158,6 +180,8 @@ if __name__ == "__main__":
     from accelerate import PartialState
 
     assert PartialState().num_processes == int(world), "torchrun did not start the processes it was asked for"
+    if PartialState().is_main_process:
+        record(Path(folder))
     if int(world) > 1:
         import sharded_head
 
