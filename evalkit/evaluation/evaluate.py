@@ -150,8 +150,7 @@ def sample_missing(
         if engine is None:
             engine = stack.enter_context(running_engine(settings, plan, record.engine.rows, folder.path))
         record.engine = _engine_record(folder.path, settings, engine, record.engine)
-        # Those beyond what is asked for now stay: they belong to a larger k.
-        tally.drop_failed({key for key in tally.keys(failed=True) if key[2] < plan.samples.get(key[:2], 0)})
+        tally.drop_failed(plan.samples)
         folder.begin(record)
         # Of this command's questions, not of all that are stored.
         wanted, done = Counter[str](), Counter[str]()
@@ -161,9 +160,8 @@ def sample_missing(
         if done.total():
             LOG.info("%s: keeping %d stored samples", folder.path, done.total())
         chosen = record.scoring if record.scoring_by else None
-        progress = EvalProgress(chosen, wanted, done, engine)
+        progress = stack.enter_context(EvalProgress(chosen, wanted, done, engine))
         look = partial(first_look, record)
-        progress = stack.enter_context(progress)
         pipeline = ScoringPipeline(folder, plan.questions, plan.samples, tally, scorer, progress, look)
         try:
             _sample(settings, plan, tasks, engine, pipeline, progress)

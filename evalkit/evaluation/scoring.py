@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields, replace
@@ -21,7 +21,7 @@ from gtpo.rewards.thoughts import plain, unfinished
 from gtpo.rewards.verify import Verdict, Verifier
 from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import SCORINGS
-from gtpo.runs.tables import Key, QuestionKey, Sample, sample_parts
+from gtpo.runs.tables import QuestionKey, Sample, sample_parts
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
 RULES_VERSION = 19
@@ -198,11 +198,6 @@ class Tally:
                 of.scored[sample.sample_index] = replace(sample, completion="")
                 of.votes.clear()
 
-    def keys(self, *, failed: bool = False) -> set[Key]:
-        """Return the key of every completion; failed: of every sample that has an error instead."""
-        of = ((key, samples.failed if failed else samples.scored) for key, samples in self.questions.items())
-        return {(*key, index) for key, indices in of for index in indices}
-
     def tokens(self) -> int:
         """Return the tokens of all prompts and completions, each prompt once a sample, as far as they are known."""
         every = (s for of in self.questions.values() for samples in (of.scored, of.failed) for s in samples.values())
@@ -212,11 +207,13 @@ class Tally:
         """Yield every completion's sample."""
         return (sample for samples in self.questions.values() for sample in samples.scored.values())
 
-    def drop_failed(self, keys: Set[Key]) -> None:
-        """Forget samples with an error, here and in the folder: they are asked for again."""
-        self._folder.drop_failed(keys)
-        for *question, index in keys:
-            self.questions[question[0], question[1]].failed.pop(index, None)
+    def drop_failed(self, wanted: Mapping[QuestionKey, int]) -> None:
+        """Forget failed samples that are asked for again, here and in the folder; others belong to a larger k."""
+        failed = (sample for of in self.questions.values() for sample in of.failed.values())
+        again = [sample.key for sample in failed if sample.sample_index < wanted.get(sample.key[:2], 0)]
+        self._folder.drop_failed(set(again))
+        for *question, index in again:
+            del self.questions[question[0], question[1]].failed[index]
 
     def count_votes(self, questions: Sequence[tuple[Problem, QuestionSamples]]) -> None:
         """Count the votes of some questions, if they are not known: both scorings together, which mostly agree."""

@@ -104,7 +104,8 @@ def _metrics(
             "pass_at_k": tables["pass"][i, : v.total].tolist(),
             "maj_at_k": tables["maj"][i, : v.total].tolist(),
             "format_ok": sum(samples.column("format_ok")),
-            "truncated": _cut_off(samples.column("cut_off")),
+            # None if it is not known how any of them ended.
+            "truncated": sum(known) if (known := samples.column("cut_off")) else None,
             "mean_tokens": _mean(samples.column("tokens")),
         }
         for i, ((problem, samples), v) in enumerate(zip(questions, votes, strict=True))
@@ -118,11 +119,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _spread(values: Sequence[int]) -> TokenCounts | None:
     return TokenCounts(median=float(np.median(values)), high=float(np.percentile(values, 95))) if values else None
-
-
-def _cut_off(known: Sequence[bool]) -> int | None:
-    """Count the samples that were cut off; None if it is not known how any of them ended."""
-    return sum(known) if known else None
 
 
 def summarise(
@@ -166,14 +162,13 @@ def summarise(
         "prompt_tokens": sum(read),
         "labels": record.labels,
     }
-    cut_off = _cut_off(ended)
     summary: dict[str, Any] = {
         "questions": len(questions),
         "samples": total,
         **{field: value for field, value in rare.items() if value},
         **{field: getattr(scored[headline][0], field) for field in ScoringMetrics.model_fields},
         "format_rate": sum(in_format) / total,
-        "truncation_rate": None if cut_off is None else cut_off / len(ended),
+        "truncation_rate": _mean(ended),
         "mean_tokens": _mean(tokens),
         **{str(scoring): metrics for scoring, (metrics, _) in scored.items()},
     }

@@ -63,7 +63,7 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.
             second.close()
         with pytest.raises(OSError, match="No space left"):
             second.put(samples(1, start=10))
-        assert len(Tally(folder, Verifier()).keys()) == 5
+        assert len([*Tally(folder, Verifier()).scored()]) == 5
 
 
 def test_a_fault_of_the_scoring_reaches_the_caller(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_samples_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                 time.sleep(0.001)
         scoring.close()
         assert lots == [40, 4, 4]
-        assert len(Tally(folder, Verifier()).keys()) == 48
+        assert len([*Tally(folder, Verifier()).scored()]) == 48
 
 
 def test_votes_by_meaning() -> None:
