@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from commands import command_line
 
-from gtpo.runs.tables import QUESTION_SCHEMA, SAMPLE_SCHEMA
+from gtpo.runs.tables import SAMPLE_SCHEMA
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet")
 
@@ -45,33 +45,8 @@ def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     assert "pass@k" in done.stdout
     assert str(out) in done.stdout
+    assert len(completions(out)) == 240
     return out
-
-
-def test_what_a_run_leaves(whole: Path) -> None:
-    record = json.loads((whole / "eval.json").read_text())
-    assert record["status"] == "complete"
-    assert record["engine"]["name"] == "transformers"
-    assert record["engine"]["versions"]["torch"]
-    neutral = {"top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "stop": []}
-    assert record["sampling"] == {"temperature": 1.0, "top_p": 1.0, "max_tokens": 24, "n": 12, "seed": 0, **neutral}
-    for name in ("arithmetic", "arithmetic_hard"):
-        entry = record["benchmarks"][name]
-        assert (entry["questions"], entry["samples"]) == (10, 120)
-        for scoring in (entry, entry["strict"], entry["lenient"]):
-            for metric in ("pass@k", "maj@k"):
-                assert list(scoring[metric]) == [str(k) for k in range(1, 13)]
-                for interval in scoring[metric].values():
-                    assert 0 <= interval["low"] <= interval["mean"] <= interval["high"] <= 1
-            assert sum(scoring["verdicts"].values()) == 120
-        assert entry["pass@k"] == entry["strict"]["pass@k"]
-    questions = pq.read_table(whole / "questions.parquet")
-    assert questions.schema.equals(QUESTION_SCHEMA)
-    rows = questions.to_pylist()
-    assert len(rows) == 2 * 2 * 10
-    for row in rows:
-        assert row["correct"] + row["abstentions"] + sum(row["votes"]) == row["n"] == 12
-    assert len(completions(whole)) == 240
 
 
 KILLED = """

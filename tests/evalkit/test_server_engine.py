@@ -38,24 +38,6 @@ ASKED = {"seed": SEED}
 # -- what is sent ----------------------------------------------------------------------------------------------------
 
 
-def test_one_request_per_sample_with_its_seed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-    server = serve()
-    found = collect(make(server), tasks(3, 4)).values()
-    assert len(found) == 12
-    for g in found:
-        assert g.seed == sample_seed(5, "b", g.question_id, g.sample_index)
-        assert (g.completion, g.tokens, g.finish_reason, g.error) == (text_of(g.seed or 0), 7, "stop", None)
-    assert {request["authorization"] for request in server.requests} == {"Bearer sk-test"}
-    for request in server.requests:
-        sent = {key: request[key] for key in ("model", "temperature", "top_p", "max_tokens")}
-        assert sent == {"model": "m", "temperature": 0.7, "top_p": 0.9, "max_tokens": 33}
-        # A vLLM server would otherwise fill in top_k and penalties from the model's generation_config.
-        assert (request["top_k"], request["min_p"], request["repetition_penalty"]) == (-1, 0.0, 1.0)
-        assert "chat_template_kwargs" not in request
-    assert "sk-test" not in json.dumps(make(server).describe())
-
-
 SAMPLED = {
     "temperature": 0.6,
     "top_p": 0.9,

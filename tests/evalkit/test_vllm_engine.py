@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -120,22 +119,17 @@ def test_an_adapter_with_a_tokenizer_is_no_error(environment, tiny_model, adapte
     assert "pid=" not in told.stdout, "vLLM's lines"
 
 
-@contextlib.contextmanager
-def serving(environment: dict[str, str], tmp_path: Path, *arguments: str) -> Iterator[VLLMServer]:
+@pytest.fixture
+def server(tiny_model: Path, environment: dict[str, str], tmp_path: Path) -> Iterator[VLLMServer]:
     """vLLM's server with a model on loopback."""
-    arguments = (*arguments, "--max-model-len", "200", "--api-key", "for-this-test")
-    server = VLLMServer([*arguments], tmp_path / "serve.log", environment)
+    arguments = ["--model", str(tiny_model), "--served-model-name", "tiny"]
+    arguments += ["--max-model-len", "200", "--api-key", "for-this-test"]
+    server = VLLMServer(arguments, tmp_path / "serve.log", environment)
     try:
         server.wait()
         yield server
     finally:
         server.kill()
-
-
-@pytest.fixture
-def server(tiny_model: Path, environment: dict[str, str], tmp_path: Path) -> Iterator[VLLMServer]:
-    with serving(environment, tmp_path, "--model", str(tiny_model), "--served-model-name", "tiny") as started:
-        yield started
 
 
 def test_the_flags_in_the_documentation(root: Path) -> None:
@@ -196,18 +190,3 @@ def test_served(gtpo, tiny_model: Path, server, tmp_path: Path, monkeypatch) -> 
     for path in tmp_path.rglob("*"):  # the key is nowhere
         if path.is_file() and path.name != "serve.log":
             assert b"for-this-test" not in path.read_bytes(), path
-
-
-def test_missing_pieces(gtpo, adapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    lora, merged = adapter
-    broken = tmp_path / "broken"
-    shutil.copytree(lora, broken)
-    config = json.loads((merged / "config.json").read_text())
-    other = tmp_path / "wider"
-    shutil.copytree(merged, other)
-    (other / "config.json").write_text(json.dumps({**config, "intermediate_size": 128}))
-    settings = json.loads((broken / "adapter_config.json").read_text())
-    (broken / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": str(other)}))
-    done = gtpo("eval", broken, *EVAL, "--engine", "vllm", code=2)
-    assert "does not fit" in done.stderr
-    assert "down_proj.lora_A.weight is [" in done.stderr
