@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,21 @@ from gtpo.runs.eval_folder import EvalFolder
 from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION, EvalRecord
 from gtpo.runs.tables import PROBLEM_SCHEMA, QUESTION_SCHEMA, Sample
 
+
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    """Write a JSON document a line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def samples(run: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """Return (benchmark, question, index) -> row of what a run has stored; the same sample never twice."""
+    rows = [row for part in sorted(run.glob("samples/part-*.parquet")) for row in pq.read_table(part).to_pylist()]
+    found = {(row["benchmark"], row["question_id"], row["sample_index"]): row for row in rows}
+    assert len(found) == len(rows), "a sample is stored twice"
+    return found
+
+
 HOSTILE = "</script><script>window.hostile = true</script><img src=x onerror='window.hostile = true'>"
 
 
@@ -33,7 +49,6 @@ def write_eval(
     seed: int = 0,
     method: str | None = "gtpo",
     train_run: str | None = None,
-    questions_seed: int = 7,
     subjects: tuple[str, ...] = (),
     hostile: bool = False,
     skip: int = 0,
@@ -74,7 +89,7 @@ def write_eval(
         atexit.register(write_eval.verifier.__exit__, None, None, None)
     with EvalFolder(folder) as run:
         for benchmark, count in (benchmarks or {"arithmetic": 60}).items():
-            difficulty = np.random.default_rng([questions_seed, count]).normal(0.3, 1.8, size=count)
+            difficulty = np.random.default_rng([7, count]).normal(0.3, 1.8, size=count)
             rng = np.random.default_rng([seed, count])
             problems = [
                 Problem(
@@ -123,9 +138,7 @@ def write_train(
     *,
     method: str = "gtpo",
     steps: int = 300,
-    skill: float = 1.0,
     seed: int = 0,
-    group: int = 8,
     training: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Path:
@@ -158,10 +171,10 @@ def write_train(
             if method != "sft":
                 collapse = 1.0 if method != "grpo" else 1 - 0.35 * max(0.0, t - 0.6)
                 row |= {
-                    "reward/accuracy": float(np.clip(10 * (0.3 + 0.4 * skill * t) * collapse + noise[0], 0, 10)),
+                    "reward/accuracy": float(np.clip(10 * (0.3 + 0.4 * t) * collapse + noise[0], 0, 10)),
                     "reward/format": float(np.clip(10 * (0.75 + 0.25 * t) * collapse + 0.3 * noise[1], 0, 10)),
                     "entropy/mean": float(
-                        0.52 - 0.25 * t * skill + (0.7 * max(0, t - 0.55) if method == "grpo" else 0) + 0.04 * noise[2]
+                        0.52 - 0.25 * t + (0.7 * max(0, t - 0.55) if method == "grpo" else 0) + 0.04 * noise[2]
                     ),
                     "entropy/above_ln2": float(np.clip(0.1 - 0.08 * t + 0.05 * noise[2], 0, 1)),
                     "conflict/fraction": float(np.clip(0.3 + 0.2 * t + 0.05 * noise[3], 0, 1)),
@@ -175,12 +188,12 @@ def write_train(
     if method != "sft":
         (folder / "completions").mkdir()
         for step in range(50, steps + 1, 50):
-            pq.write_table(_logged_group(rng, step, group), folder / "completions" / f"step-{step:06d}.parquet")
+            pq.write_table(_logged_group(rng, step), folder / "completions" / f"step-{step:06d}.parquet")
     return folder
 
 
-def _logged_group(rng: np.random.Generator, step: int, group: int) -> pa.Table:
-    rows = []
+def _logged_group(rng: np.random.Generator, step: int) -> pa.Table:
+    rows, group = [], 8
     right = rng.random(group) < 0.5
     right[0], right[-1] = True, False
     rewards = np.where(right, 20.0, 10.0)

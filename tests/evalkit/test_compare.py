@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import command_line
-from run_folders import write_eval, write_train
+from run_folders import write_eval, write_lines, write_train
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison import columns
@@ -125,7 +125,7 @@ def test_questions_of_one_text_are_one_question_in_eval_and_compare(tmp_path: Pa
              "completions": ["<answer>42</answer>" if i < right else "<answer>1</answer>"]}
             for i in range(6) for j in range(4)
         ]  # fmt: skip
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
         ran = gtpo("eval", "--completions", f"{name}.jsonl", "--k", "1", cwd=tmp_path)
         assert "6 different texts, which the intervals count" in ran.stdout, ran.stderr
         entry = next(iter(json.loads((tmp_path / f"results/eval/{name}/eval.json").read_text())["benchmarks"].values()))
@@ -346,7 +346,7 @@ def test_runs_of_two_judges_are_mended_by_the_line_that_is_named(
     home.mkdir()
     for right, (name, verifier) in enumerate((("one", one), ("two", two))):
         rows = [{"id": str(i), "gold": "4", "completion": f"<answer>{4 * (i < 3 + right)}</answer>"} for i in range(6)]
-        (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(home / f"{name}.jsonl", rows)
         made = gtpo("eval", "--completions", f"{name}.jsonl", "--out", home / name, cwd=home)
         assert made.returncode == 0, made.stderr
         record = json.loads((home / name / "eval.json").read_text())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from run_folders import write_lines
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.tasks import find_benchmark, load_problems
@@ -17,14 +16,9 @@ from gtpo.rewards.completions import is_no_gold
 from gtpo.rewards.verify import Verdict, Verifier
 
 
-def write(path: Path, rows: list[dict[str, Any]], before: bytes = b"") -> Path:
-    path.write_bytes(before + "".join(json.dumps(row) + "\n" for row in rows).encode())
-    return path
-
-
 def test_a_benchmark_asks_each_question_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"id": f"{q}-{i}", "problem": f"What is {q}?", "answer": str(q)} for i in range(3) for q in range(2)]
-    problems = load_problems(find_benchmark(str(write(tmp_path / "b.jsonl", rows))), None)
+    problems = load_problems(find_benchmark(str(write_lines(tmp_path / "b.jsonl", rows))), None)
     assert [p.id for p in problems] == ["0-0", "1-0"]
     assert "4 of 6 rows repeat the problem and the gold of another" in caplog.text
 
@@ -44,13 +38,13 @@ def test_golds_that_stand_for_none() -> None:
 
 def test_rows_without_a_gold_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"problem": f"P{i}?", "answer": answer} for i, answer in enumerate(["1", None, "proof", "4"])]
-    problems = load_problems(find_benchmark(str(write(tmp_path / "b.jsonl", rows))), None)
+    problems = load_problems(find_benchmark(str(write_lines(tmp_path / "b.jsonl", rows))), None)
     assert [(p.id, p.answer) for p in problems] == [("b/0", "1"), ("b/3", "4")]
     assert (
         f'2 rows without a gold are left out: {tmp_path}/b.jsonl:2 (""), {tmp_path}/b.jsonl:3 ("proof")' in caplog.text
     )
     with pytest.raises(UserError, match="no row has a gold answer"):
-        load_problems(find_benchmark(str(write(tmp_path / "none.jsonl", rows[1:3]))), None)
+        load_problems(find_benchmark(str(write_lines(tmp_path / "none.jsonl", rows[1:3]))), None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import command_line
-from run_folders import write_counts
+from run_folders import write_counts, write_lines
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison.columns import PASS, Column
@@ -111,7 +111,7 @@ def test_three_files_a_side_are_methods_if_they_are_declared(tmp_path: Path) -> 
                 {"id": f"q{q}", "gold": "4", "completions": [f"<answer>{4 + (not one)}</answer>" for one in of]}
                 for q, of in enumerate(right)
             ]
-            (tmp_path / f"{side}{i}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            write_lines(tmp_path / f"{side}{i}.jsonl", rows)
 
     def run(*words: str, code: int = 0) -> Any:
         done = command_line("compare", *words, "--format", "json", cwd=tmp_path)

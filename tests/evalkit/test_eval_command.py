@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from commands import command_line
-
-from gtpo.runs.tables import SAMPLE_SCHEMA
+from run_folders import samples
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet")
 
@@ -25,15 +24,7 @@ def metrics(run: Path) -> dict[str, Any]:
 
 
 def completions(run: Path) -> dict[tuple[str, str, int], tuple[str, str, int]]:
-    found = {}
-    for part in sorted((run / "samples").glob("part-*.parquet")):
-        table = pq.read_table(part)
-        assert table.schema.equals(SAMPLE_SCHEMA)
-        for row in table.to_pylist():
-            key = (row["benchmark"], row["question_id"], row["sample_index"])
-            assert key not in found, f"{key} is stored twice"
-            found[key] = (row["completion"], row["verdict_strict"], row["seed"])
-    return found
+    return {key: (row["completion"], row["verdict_strict"], row["seed"]) for key, row in samples(run).items()}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +45,6 @@ import os, signal, sys
 from gtpo.evalkit.evaluation import scoring
 from gtpo import cli
 from gtpo.runs.eval_folder import EvalFolder
-from gtpo.runs.tables import sample_parts
 scoring.PART_ROWS = 1  # parts of one batch each
 append = EvalFolder.append
 def killed(self, rows):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_folders import write_lines
 
 from gtpo.evalkit.evaluation.caveats import misfit
 from gtpo.rewards.adapters import correct
@@ -17,7 +18,7 @@ from gtpo.runs.eval_record import EvalRecord, read_record
 
 def write(path: Path, texts: list[str]) -> list[dict[str, str]]:
     rows = [{"id": f"q{i}", "problem": "What is 3 plus 4?", "gold": "7", "completion": t} for i, t in enumerate(texts)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return rows
 
 
@@ -107,7 +108,7 @@ def test_a_part_of_a_benchmark_is_called_one(gtpo, tmp_path: Path) -> None:  # t
     from gtpo.rewards.data.arithmetic import arithmetic_problems
 
     rows = [{"id": p.id, "completion": f"\\boxed{{{p.answer}}}"} for p in arithmetic_problems("test")[:12]]
-    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "c.jsonl", rows)
     done = gtpo("eval", "--completions", "c.jsonl", "--out", "run")
     entry = read_record(tmp_path / "run").benchmarks["arithmetic"]
     assert f"{entry.absent} of the benchmark's {12 + (entry.absent or 0)} questions are not in the file" in done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from run_folders import write_lines
 from servers import event
 
 from gtpo.evalkit.engines.server import Answer, RequestError
@@ -168,7 +169,7 @@ def test_recorded_rows_end_by_the_same_rule(gtpo, tmp_path: Path) -> None:  # ty
         {"id": f"q{i}", "gold": "7", "completion": text, "finish_reason": word}
         for i, (text, word, *_) in enumerate(RECORDED)
     ]
-    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "c.jsonl", rows)
     done = gtpo("eval", "--completions", "c.jsonl", "--out", "run")
     assert "4 samples have no completion and are unscored, 4 questions are left out" in done.stderr
     assert "1 completions ended with finish_reason whatever, which is not known here" in done.stderr

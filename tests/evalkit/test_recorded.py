@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from run_folders import write_lines
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.recorded import read_completions
@@ -54,11 +55,6 @@ def test_eight_samples_and_ids_of_another_set(gtpo, shared_dir: Path, tmp_path: 
         assert 100 * entry["pass@k"][str(k)]["mean"] == pytest.approx(reference["k"][str(k)]["pass@k"], abs=1.0)
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def test_a_file_of_ones_own(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Rows of one id are samples of it; half, one half and 0.5 are one vote; hostile text stays text."""
     rows = [
@@ -68,7 +64,7 @@ def test_a_file_of_ones_own(gtpo, tmp_path: Path) -> None:  # type: ignore[no-un
         {"id": "a", "gold": "1/2", "completion": "<answer>3</answer>"},
         {"id": "b", "gold": "7", "completion": "no idea"},
     ]
-    file = write(tmp_path / "mine.jsonl", rows)
+    file = write_lines(tmp_path / "mine.jsonl", rows)
     done = gtpo("eval", "--completions", file, "--k", "3", "--quiet")
     name, entry = benchmark(tmp_path / "results/eval/mine")
     assert entry["truncation_rate"] is None, "the file does not say how they ended"
@@ -86,7 +82,7 @@ def test_a_file_of_ones_own(gtpo, tmp_path: Path) -> None:  # type: ignore[no-un
     assert any("<script>" in row["completion"] for row in stored)
     again = gtpo("eval", "--completions", file, "--k", "3", "--quiet", "--json")
     assert json.loads(again.stdout)["benchmarks"]["mine"]["samples"] == 6
-    write(file, [*rows, {"id": "b", "gold": "7", "completion": "7"}])
+    write_lines(file, [*rows, {"id": "b", "gold": "7", "completion": "7"}])
     assert "model.fingerprint" in gtpo("eval", "--completions", file, code=2).stderr
 
 
@@ -95,11 +91,11 @@ def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: igno
 
     problems = arithmetic_problems("test")[:3]
     rows = [{"id": p.id, "completion": f"<answer>{p.answer}</answer>"} for p in problems]
-    gtpo("eval", "--completions", write(tmp_path / "plain.jsonl", rows), "--quiet")
+    gtpo("eval", "--completions", write_lines(tmp_path / "plain.jsonl", rows), "--quiet")
     name, entry = benchmark(tmp_path / "results/eval/plain")
     assert (name, entry["questions"], entry["pass@k"]["1"]["mean"]) == ("arithmetic", 3, 1.0)
     rows.append({"id": "arithmetic/test/9999", "completion": "1"})
-    done = gtpo("eval", "--completions", write(tmp_path / "more.jsonl", rows), code=2)
+    done = gtpo("eval", "--completions", write_lines(tmp_path / "more.jsonl", rows), code=2)
     assert 'benchmark arithmetic has no question "arithmetic/test/9999"' in done.stderr
 
 
@@ -138,7 +134,7 @@ def test_recorded_failures_and_missing_golds(gtpo, tmp_path: Path) -> None:  # t
         {"id": "c", "gold": None, "completion": "<answer>1</answer>"},
         {"id": "b", "gold": 2, "completion": None},
     ]
-    write(tmp_path / "mine.jsonl", rows)
+    write_lines(tmp_path / "mine.jsonl", rows)
     done = gtpo("eval", "--completions", "mine.jsonl")
     assert "1 questions have no gold and are left out (first: c)" in done.stderr
     entry = benchmark(tmp_path / "results/eval/mine")[1]
@@ -148,7 +144,7 @@ def test_recorded_failures_and_missing_golds(gtpo, tmp_path: Path) -> None:  # t
     first = entry["pass@k"]["1"]
     assert (first["mean"], first["worst"], first["best"]) == pytest.approx((0.75, 0.5, 0.75))
     del rows[2]["gold"]
-    write(tmp_path / "mine.jsonl", rows)
+    write_lines(tmp_path / "mine.jsonl", rows)
     assert "mine.jsonl:3: no gold" in gtpo("eval", "--completions", "mine.jsonl", "--out", "x", code=2).stderr
 
 
@@ -160,7 +156,7 @@ def test_a_sample_log_of_lm_eval(gtpo, tmp_path: Path) -> None:  # type: ignore[
 
     texts = ["#### 0", "#### 7"]
     rows = [row(i, name, text, float(i == 0)) for name in ("strict-match", "flexible") for i, text in enumerate(texts)]
-    write(tmp_path / "samples_gsm8k_2026-01-01T00-00-00.1.jsonl", rows)
+    write_lines(tmp_path / "samples_gsm8k_2026-01-01T00-00-00.1.jsonl", rows)
     command = ("eval", "--completions", "samples_gsm8k_2026-01-01T00-00-00.1.jsonl", "--scoring", "lenient")
     gtpo(*command, "--out", "run", "--quiet")
     name, entry = benchmark(tmp_path / "run")
@@ -168,7 +164,7 @@ def test_a_sample_log_of_lm_eval(gtpo, tmp_path: Path) -> None:  # type: ignore[
     assert entry["labels"]["agree"]["lenient"] == entry["labels"]["compared"] == 2
     assert pq.read_table(tmp_path / "run/problems.parquet")["problem"].to_pylist() == ["What is 0?", "What is 1?"]
     del rows[1]["doc"]
-    write(tmp_path / "bad.jsonl", rows)
+    write_lines(tmp_path / "bad.jsonl", rows)
     assert (
         "bad.jsonl:2: not a row of lm-eval's sample logs" in gtpo("eval", "--completions", "bad.jsonl", code=2).stderr
     )
@@ -242,7 +238,7 @@ def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> N
             }
             for i in range(12)
         ]
-        write(tmp_path / f"{name}.jsonl", rows)
+        write_lines(tmp_path / f"{name}.jsonl", rows)
         gtpo("eval", "--completions", f"{name}.jsonl", "--k", "1")
     ran = gtpo("compare", "ours", "theirs", "--format", "json", "--html", "page.html")
     document = json.loads(ran.stdout)
@@ -260,7 +256,7 @@ def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> N
         in gtpo("eval", "m", "--like", "ours", code=2).stderr
     )
     rows = [json.loads(line) for line in (tmp_path / "theirs.jsonl").read_text().splitlines()]
-    write(tmp_path / "fewer.jsonl", rows[1:])
+    write_lines(tmp_path / "fewer.jsonl", rows[1:])
     gtpo("eval", "--completions", "fewer.jsonl", "--k", "1")
     assert "--allow-mismatch compares the questions they share" in gtpo("compare", "ours", "fewer", code=2).stderr
     document = json.loads(gtpo("compare", "ours", "fewer", "--allow-mismatch", "--format", "json").stdout)

@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
-from vllm_servers import EVAL, samples
+from run_folders import samples
+from vllm_servers import EVAL
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines import serve
@@ -45,7 +46,7 @@ def processes(pids: Path) -> list[psutil.Process]:
 
 
 @pytest.fixture
-def whole(gtpo: Gtpo, tiny_model: Path, tmp_path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+def whole(gtpo: Gtpo, tiny_model: Path, tmp_path: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
     """The samples of a run that nothing disturbs."""
     gtpo("eval", tiny_model, *COMMON, "--out", "whole")
     return samples(tmp_path / "whole")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from run_folders import write_lines
 from servers import Reply
 
 from gtpo.common.errors import UserError
@@ -38,10 +38,6 @@ SAID = (
     ("ANSWER: A, no, ANSWER: C", "it is C"),
     ("The answer is B", "ANSWER: B"),
 )
-
-
-def write_lines(path: Path, rows: Any) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture

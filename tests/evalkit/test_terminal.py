@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import command_line
 from rich.cells import cell_len
-from run_folders import write_eval, write_train
+from run_folders import write_eval, write_lines, write_train
 from terminal import on_a_terminal
 
 from gtpo.common import terminal
@@ -26,7 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_eval(home / f"results/eval/{name}", method=method, seed=seed, train_run=f"results/train/{name}",
                        benchmarks={"arithmetic": 20, "hard": 10})  # fmt: skip
     rows = [{"id": f"q{i}", "gold": "42", "completions": ["<answer>42</answer>", "41", "42", ""]} for i in range(9)]
-    (home / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(home / "mine.jsonl", rows)
     return home
 
 

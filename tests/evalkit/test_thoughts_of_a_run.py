@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
+from run_folders import samples
 from scripted import scripted
 from servers import Reply, completion
 
@@ -16,8 +16,7 @@ QUESTION = {"id": "q", "problem": "What is 20 plus 22?", "answer": "42"}
 
 def rows(run: Path) -> dict[str, dict[str, Any]]:
     """Question and sample -> stored row."""
-    found = [row for part in sorted((run / "samples").iterdir()) for row in pq.read_table(part).to_pylist()]
-    return {f"{row['question_id']}{row['sample_index'] or ''}": row for row in found}
+    return {f"{question}{index or ''}": row for (_, question, index), row in samples(run).items()}
 
 
 def evaluated(gtpo: Any, tmp_path: Path, model: Path, protocol: str = "scoring: lenient\n") -> dict[str, Any]:

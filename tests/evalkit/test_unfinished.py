@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from run_folders import write_lines
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Task
@@ -119,7 +120,7 @@ def test_questions_with_another_text_are_other_questions(gtpo, sample, tmp_path:
 
     def write(words: str, answers: str = "mathematics") -> None:
         rows = [{"id": f"q{i}", "problem": f"{words} {i}?", "answer": "0.5"} for i in range(3)]
-        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / "own.jsonl", rows)
         (tmp_path / "own.yaml").write_text(f"name: own\nfile: own.jsonl\nanswers: {answers}\n")
 
     own, message = (

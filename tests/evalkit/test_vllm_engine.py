@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
+import run_folders
 from vllm_servers import VLLMServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
@@ -20,16 +20,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 EVAL = ("--benchmarks", "arithmetic", "--max-tokens", "24", "--quiet", "--dtype", "float32")
 
 
-def samples(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    rows = [row for part in (run / "samples").glob("part-*.parquet") for row in pq.read_table(part).to_pylist()]
-    for row in rows:  # vLLM leaves an unfinished character at the end out, transformers shows it as U+FFFD
+def samples(run: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
+    found = run_folders.samples(run)
+    for row in found.values():  # vLLM leaves an unfinished character at the end out, transformers shows it as U+FFFD
         row["completion"] = row["completion"].rstrip("\ufffd")
-    found = {(row["question_id"], row["sample_index"]): row for row in rows}
-    assert len(found) == len(rows)
     return found
 
 
-def texts(run: Path) -> dict[tuple[str, int], str]:
+def texts(run: Path) -> dict[tuple[str, str, int], str]:
     return {key: row["completion"] for key, row in samples(run).items()}
 
 
@@ -185,7 +183,7 @@ def test_served(gtpo, tiny_model: Path, server, tmp_path: Path, monkeypatch) -> 
     gtpo(*served, "--k", "2", "--limit", "4", "--out", "twice")
     first = texts(tmp_path / "twice")
     gtpo(*served, "--k", "4", "--limit", "4", "--out", "twice")
-    assert {key: text for key, text in texts(tmp_path / "twice").items() if key[1] < 2} == first
+    assert {key: text for key, text in texts(tmp_path / "twice").items() if key[2] < 2} == first
 
     for path in tmp_path.rglob("*"):  # the key is nowhere
         if path.is_file() and path.name != "serve.log":

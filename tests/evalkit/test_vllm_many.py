@@ -14,8 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from run_folders import samples
 from vllm_servers import EVAL as PROGRAM
-from vllm_servers import samples, serving
+from vllm_servers import serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 

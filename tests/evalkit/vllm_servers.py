@@ -11,10 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
-
-import pyarrow.parquet as pq
 
 EVAL = (
     "import sys, gtpo.evalkit.evaluation.scoring as p; p.PART_ROWS = 1; "
@@ -29,14 +26,6 @@ QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 """What `quiet_vllm` sets, for servers as well."""
-
-
-def samples(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return (question, sample index) -> row; the same sample never twice."""
-    rows = [row for part in sorted(run.glob("samples/part-*.parquet")) for row in pq.read_table(part).to_pylist()]
-    found = {(row["question_id"], row["sample_index"]): row for row in rows}
-    assert len(found) == len(rows), "a sample is stored twice"
-    return found
 
 
 class VLLMServer:
