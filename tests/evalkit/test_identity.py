@@ -64,21 +64,6 @@ def test_eval_json_is_rebuilt_from_the_parts(gtpo, tiny_model: Path, run: Path, 
     assert content(run) == before, "the other benchmark is there too"
 
 
-def test_never_adopted_by_another_model(gtpo, tiny_model: Path, run: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    shutil.copytree(tiny_model, tmp_path / "other")
-    weights = tmp_path / "other/model.safetensors"
-    changed = bytearray(weights.read_bytes())
-    changed[-100] ^= 1
-    weights.write_bytes(bytes(changed))
-    before = content(run)[0]
-    (run / "eval.json").unlink()
-    done = gtpo("eval", "./other", "--benchmarks", "arithmetic", "--out", run, *EVAL, code=2)
-    assert "model.fingerprint (" in done.stderr
-    assert not (run / "eval.json").exists()
-    rows = [row for part in (run / "samples").glob("*") for row in pq.read_table(part).to_pylist()]
-    assert len(rows) == len(before)
-
-
 def test_a_part_of_another_run_is_refused(gtpo, tiny_model: Path, run: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     gtpo("eval", tiny_model, "--benchmarks", "arithmetic", "--out", "other", *EVAL, "--seed", "9")
     (foreign,) = (tmp_path / "other/samples").iterdir()

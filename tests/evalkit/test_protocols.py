@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from run_folders import write_lines
 from servers import Reply
 
 from gtpo.common.errors import UserError
@@ -46,7 +47,7 @@ def test_fields_are_filled_once() -> None:
 def test_examples_are_those_that_lm_eval_draws(tmp_path: Path) -> None:
     """For each question anew, in the order of the benchmark, whatever part of it is asked for."""
     rows = [{"id": f"t{i}", "problem": f"P{i}?", "answer": str(i), "solution": f"S{i}"} for i in range(9)]
-    (tmp_path / "gsm8k_train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "gsm8k_train.jsonl", rows)
     protocol = presets()["lm-eval-gsm8k"]
     problems = [Problem(f"q{i}", f"Q{i}?", "1") for i in range(3)]
     draw = random.Random(1234)
@@ -124,12 +125,14 @@ def test_a_server_that_shows_the_prompt_and_no_thoughts(  # type: ignore[no-unty
 
     server = serve(cut_off)
     server.rendered = rendered
-    gtpo(
+    done = gtpo(
         *("eval", "m", "--engine", "openai", "--base-url", server.url, "--benchmarks", "arithmetic", "--limit", "4"),
         *("--max-tokens", "8", "--scoring", "lenient", "--out", "run"),
     )
     entry = json.loads((tmp_path / "run/eval.json").read_text())["benchmarks"]["arithmetic"]
     assert entry.get("unfinished_rate") == unfinished
+    assert ("unfinished thoughts 100 %: they have no answer" in done.stderr) == ("unfinished" in done.stdout)
+    assert ("unfinished" in done.stdout) == bool(unfinished)
     assert entry["pass@k"]["1"]["mean"] == (0.0 if unfinished else 1.0)
     first = pq.read_table(tmp_path / "run/prompts.parquet").to_pylist()[0]
     assert (first["prompt"], first["tokens"]) == (rendered, [1, 2, 3])

@@ -14,7 +14,6 @@ from servers import Reply, Server
 
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.runs import prompt
-from gtpo.runs.eval_record import read_record
 from gtpo.runs.tables import Sample, read_prompts
 
 EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
@@ -121,21 +120,3 @@ def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert progress._speed() == [
         "1 in flight with 25 tokens", "3 requests sent again", "11 tokens/s", "about 0:24 left",
     ]  # fmt: skip
-
-
-def test_an_unfinished_thought_is_no_answer(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """A template that ends inside a thought, cut off in it: no answer under either scoring, and it is said."""
-    (tmp_path / "r1.jinja").write_text("{% for m in messages %}{{ m['content'] }}\n{% endfor %}<think>\n")
-    arguments = ("--benchmarks", "arithmetic", "--limit", "3", "--k", "2", "--max-tokens", "8", "--batch-size", "8")
-    done = gtpo("eval", tiny_model, *arguments, "--chat-template", "r1.jinja", "--out", "run", "--scoring", "lenient")
-    entry = read_record(tmp_path / "run").benchmarks["arithmetic"]
-    cut = entry.truncation_rate
-    assert entry.unfinished_rate == pytest.approx(1.0)
-    assert cut == pytest.approx(1.0)
-    assert (entry.lenient.pass_at_k[1].mean, entry.lenient.no_answer_rate, entry.strict.no_answer_rate) == (0, 1, 1)
-    assert "unfinished thoughts 100 %" in done.stderr
-    assert "unfinished" in done.stdout
-    gtpo("eval", "run", "--rescore")
-    assert read_record(tmp_path / "run").benchmarks["arithmetic"].unfinished_rate == pytest.approx(1.0)
-    gtpo("eval", tiny_model, *arguments, "--out", "plain")
-    assert read_record(tmp_path / "plain").benchmarks["arithmetic"].unfinished_rate is None
