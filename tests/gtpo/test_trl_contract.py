@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from logs import logged
 from transformers import GenerationMixin, Trainer
-from trl import GRPOConfig, GRPOTrainer, SFTTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import utils
 
@@ -48,11 +48,6 @@ def test_a_name_that_is_gone_is_named_and_a_newer_release_only_warned_of() -> No
         assert bool(lines) == warned, found
 
 
-def test_methods_that_are_handed_on_take_what_they_are_handed() -> None:
-    for owner in (GRPOTrainer, SFTTrainer):
-        assert list(inspect.signature(owner.compute_loss).parameters)[:3] == ["self", "model", "inputs"]
-
-
 def test_vllm_is_started_and_replaced_where_the_seam_does_it() -> None:
     assert "self.vllm_generation = VLLMGeneration(" in inspect.getsource(GRPOTrainer)
     source = inspect.getsource(VLLMGeneration)
@@ -72,26 +67,10 @@ def test_private_names_are_in_the_seam_and_in_the_classes_that_override_them() -
             assert not private.findall(path.read_text()), path.name
 
 
-def test_a_resumed_run_trains_its_epochs_in_a_method_of_its_own() -> None:
-    source = inspect.getsource(Trainer._inner_training_loop)
-    assert "self._run_epoch(" in source
-    assert "if self.control.should_training_stop:" in source[source.index("self._run_epoch(") :]
-
-
-def test_a_line_of_the_log_is_written_before_the_checkpoint_of_its_step() -> None:
-    log = inspect.getsource(Trainer._maybe_log_save_evaluate)
-    assert log.index("self.log(") < log.index("self._save_checkpoint(")
-
-
 def test_what_generate_does_to_logits_can_be_asked_for() -> None:
     parameters = inspect.signature(GenerationMixin._get_logits_processor).parameters
     assert {"generation_config", "input_ids_seq_length", "device"} <= parameters.keys()
     assert "generation_config" in inspect.signature(GenerationMixin._prepare_generation_config).parameters
-
-
-def test_the_model_card_takes_a_paper_and_grpos_citation() -> None:
-    assert "arXiv:2402.03300" in GRPOTrainer._paper["citation"]
-    assert 'self._paper.get("citation")' in inspect.getsource(GRPOTrainer.create_model_card)
 
 
 def test_scored_log_probabilities_take_compute_entropy_and_return_three() -> None:
@@ -108,22 +87,6 @@ def test_keys_of_a_scored_batch() -> None:
         assert f'"{key}"' in source, key
 
 
-def test_rows_added_to_a_batch_survive_the_shuffle_and_the_split() -> None:
-    import torch
-
-    batch: dict[str, Any] = {"completion_ids": torch.arange(8).view(4, 2), "row": torch.arange(4)}
-    parts = utils.split_tensor_dict(utils.shuffle_sequence_dict(batch), 2)
-    for part in parts:
-        assert torch.equal(part["completion_ids"][:, 0], 2 * part["row"])
-
-
-def test_trls_patch_of_the_forward_takes_the_model_as_self() -> None:
-    """A deep copy of the model calls it unbound (`gtpo.trainer.policy_head`)."""
-    source = inspect.getsource(utils)
-    assert "model.forward = types.MethodType(_fused_forward, model)" in source
-    assert "if not fused_lm_head:" in source
-
-
 def test_helpers_that_are_called() -> None:
     assert list(inspect.signature(utils.maybe_gather_lm_head_ctx).parameters) == ["params"]
     assert list(inspect.signature(utils.pad).parameters)[:3] == ["tensors", "padding_value", "padding_side"]
@@ -133,11 +96,6 @@ def test_helpers_that_are_called() -> None:
 
 def test_sampled_completions_are_the_fourth_that_generate_returns() -> None:
     assert "return prompt_ids, completion_ids, tool_mask, completions, " in inspect.getsource(GRPOTrainer._generate)
-
-
-def test_old_log_probabilities_are_skipped_where_a_round_feeds_one_step() -> None:
-    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    assert "self.args.gradient_accumulation_steps % generate_every != 0" in source
 
 
 def test_defaults_that_are_overridden_on_purpose() -> None:
