@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -126,22 +126,6 @@ def test_objective_section_has_exactly_the_objectives_fields() -> None:
 
 
 # -- the published dialect ---------------------------------------------------------------------------------------------
-
-
-def test_published_file_runs_unchanged() -> None:
-    """What is said of it, and of its variants: tests/golden/said-train.txt."""
-    config = load_config(PUBLISHED, {}, world_size=1)
-    assert config.run_name == "GTPO_LLAMA8B_MATH"
-    assert config.method == "gtpo"
-    assert config.trainer.class_path is None
-    assert config.trainer.reward_funcs == ["gtpo.rewards.final_reward"]
-    assert config.training.num_generations == 8
-    assert config.training.max_completion_length == 1500
-    assert config.model.lora_alpha == 128
-    assert config.env.CUDA_VISIBLE_DEVICES == "0"
-    assert config.dataset.system_instruction.endswith("</answer>.\n")
-    expected = replace(PRESETS["gtpo"], entropy_threshold=0.7, gamma=0.1, positive_weight=2.0, log_clamp=1e-6)
-    assert config.resolved_objective() == expected
 
 
 def test_threshold_777_turns_the_gate_off_as_in_the_notebook() -> None:

@@ -65,10 +65,6 @@ def test_names_in_a_table_may_be_numbers_and_a_config_may_be_called_table(tmp_pa
         load_config(tmp_path / "other/missing.yaml")
 
 
-def test_every_run_of_the_paper_has_its_recipe() -> None:
-    assert {f"{base}-{run}.yaml" for base in PAPER for run in RUNS} == {n for n in RECIPES if n.startswith("paper/")}
-
-
 @pytest.mark.parametrize("base", PAPER)
 @pytest.mark.parametrize("run", RUNS)
 def test_paper_recipe_is_what_its_name_says(base: str, run: str) -> None:

@@ -9,7 +9,6 @@ import pytest
 from test_sampler_check import built, small
 from test_train_run import MANY_STEPS_A_ROUND, assert_same_run, crash, metrics, run
 
-from gtpo.common.errors import UserError
 from gtpo.trainer import SampledTrainer
 
 CALLS: list[list[list[int]]] = []
@@ -76,13 +75,6 @@ def test_resume_is_exact(changes: dict[str, Any], tmp_path: Path) -> None:
     crash(3, lambda: run(tmp_path / "cut", **settings))
     cut = run(tmp_path / "cut", **settings)
     assert_same_run(cut, whole)
-
-
-def test_off_by_default_and_refused_if_nothing_is_sampled(tmp_path: Path) -> None:
-    row = metrics(run(tmp_path))[0]
-    assert not {"groups/resampled", "groups/zero_variance_drawn"} & set(row)
-    with pytest.raises(UserError, match=r"training\.resample_equal_groups 2 .* sft, which samples no groups"):
-        run(tmp_path, method="sft", **{"training.resample_equal_groups": 2})
 
 
 def test_rounds_with_a_state_of_their_own_are_refused_at_the_start(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from test_train_run import config_of as tiny_config
 
-from gtpo.common.errors import UserError
 from gtpo.dry_run.forecast import optimizer_steps
-from gtpo.inputs.dataset import require_a_rollout
 
 
 def config_of(folder: Path, method: str = "gtpo", **training: Any) -> Any:
@@ -67,11 +65,3 @@ def test_sft_steps_and_max_steps(tmp_path: Path) -> None:
     assert optimizer_steps(config, 33, 1) == 5  # 9 micro-batches, two a step
     assert optimizer_steps(config, 33, 2) == 3
     assert optimizer_steps(config_of(tmp_path, max_steps=7), 1000, 1) == 7
-
-
-def test_too_few_rows_for_a_round_are_refused(tmp_path: Path) -> None:
-    config = config_of(tmp_path, per_device_train_batch_size=16)
-    require_a_rollout(config, 2, 1)
-    with pytest.raises(UserError, match="2 usable problems do not fill one rollout, which takes 4"):
-        require_a_rollout(config, 2, 2)
-    require_a_rollout(config_of(tmp_path, method="sft"), 1, 8)

@@ -10,7 +10,6 @@ import torch
 from test_train_run import STEPS, config_of, crash, metrics, run
 from torch.nn.functional import kl_div
 
-from gtpo.common.errors import UserError
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.train import untrained_kl
 from gtpo.train.untrained_kl import METRIC, UntrainedKL, summed_kl, token_kl
@@ -104,8 +103,3 @@ def test_an_adapter_can_be_switched_off_so_the_watch_has_the_divergence(
     monkeypatch.setattr(untrained_kl, "UntrainedKL", built)
     run(tmp_path, **{"model.lora_rank": 2, "training.max_steps": 1, **changes})
     assert found == every
-
-
-def test_step_that_is_not_logged_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="log_kl_steps 3 is no multiple of"):
-        config_of(tmp_path, **{"training.log_kl_steps": 3, "training.logging_steps": 2})
