@@ -9,7 +9,7 @@ import torch
 
 from gtpo.completions import group_advantages, prepare_completions
 from gtpo.conflict import conflict_weights
-from gtpo.objective import PRESETS, entropy_gate
+from gtpo.objective import PRESETS
 
 IDS = torch.tensor([[7, 1, 9], [7, 2, 9], [7, 3, 9], [7, 4, 9]])
 MASK = torch.ones_like(IDS, dtype=torch.bool)
@@ -58,9 +58,3 @@ def test_rows_that_do_not_fit_are_named() -> None:
     scored = group_advantages(PRESETS["gtpo"], [1.0, 0.0], 2)
     with pytest.raises(ValueError, match=r"rewards \[2\] must have one value per row of completion_ids \[4, 3\]"):
         prepare_completions(PRESETS["gtpo"], scored, IDS, MASK, 2)
-
-
-def test_gate_that_is_not_active_keeps_everything() -> None:
-    entropy, advantages = torch.tensor([0.1, 9.0]), torch.tensor([1.0, -1.0])
-    assert entropy_gate(PRESETS["gtpo"], entropy, advantages, gate_active=False).tolist() == [True, True]
-    assert entropy_gate(PRESETS["gtpo"], entropy, advantages, gate_active=True).tolist() == [True, False]

@@ -251,20 +251,6 @@ def test_a_stop_within_a_round_ends_at_once_and_says_which_steps_are_made_again(
     assert (folder / "final/model.safetensors").read_bytes() == (whole / "final/model.safetensors").read_bytes()
 
 
-def test_a_checkpoint_of_0_2_within_a_round_is_refused_and_the_one_before_it_goes_on(tmp_path: Path) -> None:
-    """It says so itself, and holds the micro-batches of the round."""
-    every = {"training.save_total_limit": None}
-    folder = cut_run(tmp_path, **every)
-    state = folder / "checkpoints/checkpoint-4/gtpo_state.json"
-    state.write_text(json.dumps({**json.loads(state.read_text()), "within_round": True}))
-    torch.save({"inputs": [], "round": {}}, state.with_name("rollouts_0.pt"))
-    with pytest.raises(UserError, match=r"checkpoint-4 was written within a round of sampling.*Move it away"):
-        run(tmp_path, **every)
-    shutil.rmtree(state.parent)
-    run(tmp_path, **every)
-    assert_same_run(folder, whole_run(**every))
-
-
 def test_best_weights_outlive_a_kill_while_they_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, plain = TrainFolder(tmp_path), os.replace
     for name in ("best", ".partial-best"):

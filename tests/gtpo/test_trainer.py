@@ -67,24 +67,6 @@ def untrained(folder: Path, tmp_path: Path) -> GTPOTrainer:
     )
 
 
-def test_ten_lines_of_a_trl_user(folder: Path, tmp_path: Path) -> None:
-    def reward(completions: list[Any], **columns: Any) -> list[float]:
-        return [float(len(completion[0]["content"])) for completion in completions]
-
-    dataset = Dataset.from_dict({"prompt": PROMPTS})
-    trainer = GTPOTrainer(model=str(folder), reward_funcs=reward, args=arguments(tmp_path), train_dataset=dataset)
-    before = trainer.model.get_input_embeddings().weight.clone()
-    trainer.train()
-
-    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(steps) == 2
-    for name in ("entropy/mean", "entropy/above_ln2", "gate/kept", "conflict/forward", "conflict/backward"):
-        assert name in steps[0]
-    assert not torch.equal(before, trainer.model.get_input_embeddings().weight)
-    assert trainer.ref_model is None
-    assert trainer.initial_entropy is not None
-
-
 def test_script_of_the_page_for_trl_runs(
     folder: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
