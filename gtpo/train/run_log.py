@@ -185,10 +185,9 @@ class RunLog(RunPart):
         messages = (next(iter(self.trainer.train_dataset or ()), None) or {}).get("prompt")
         if not (isinstance(messages, list) and all(isinstance(message["content"], str) for message in messages)):
             return None
-        tokenizer = getattr(self.trainer, "_tokenizer", self.trainer.processing_class)  # a processor has one inside
         arguments = getattr(self.trainer, "chat_template_kwargs", None)
         system = next((message["content"] for message in messages if message["role"] == "system"), "")
-        return {"system": system, **PromptRenderer(tokenizer, arguments).fields(messages)}
+        return {"system": system, **PromptRenderer(trl_seam.tokenizer(self.trainer), arguments).fields(messages)}
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put the run's id beside the checkpoint."""

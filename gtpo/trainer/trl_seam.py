@@ -96,8 +96,8 @@ def group_size(trainer: Any) -> int:
 
 
 def tokenizer(trainer: Any) -> Any:
-    """Return the tokenizer of a GRPOTrainer, also if its processing class is a processor around it."""
-    return trainer._tokenizer
+    """Return the tokenizer of a trainer of TRL's, also if its processing class is a processor around it."""
+    return getattr(trainer, "_tokenizer", trainer.processing_class)
 
 
 def round_steps(args: Any) -> int:
