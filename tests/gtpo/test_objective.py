@@ -204,17 +204,6 @@ def test_a_completion_that_an_environment_wrote_alone_has_no_loss(name):
         assert of is None or not bool(of[1].any())
 
 
-def test_truncated_completions_leave_the_loss_by_switch():
-    logits, ids, mask, rewards, size = batch(groups=1)
-    objective = dataclasses.replace(PRESETS["gtpo-no-filter"], mask_truncated=True)
-    truncated = torch.tensor([False, True, False, False])
-    found = reference_loss(objective, logits, ids, mask, rewards, size, truncated=truncated)
-    found.loss.backward()
-    assert logits.grad[1].abs().sum() == 0
-    with pytest.raises(ValueError, match="truncated"):
-        reference_loss(objective, logits, ids, mask, rewards, size)
-
-
 def test_bad_input_names_the_argument():
     names = "logits", "completion_ids", "completion_mask", "rewards", "num_generations"
     plain = dict(zip(names, batch(), strict=True))
