@@ -15,6 +15,7 @@ from datasets import Dataset
 from logs import logged
 from safetensors.torch import load_file
 from test_trainer import PROMPTS, arguments, folder, needs_trl_kernel, reward  # noqa: F401  # folder is a fixture
+from test_validation import scripted
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
@@ -38,7 +39,6 @@ from gtpo.evalkit.report.excerpts import choose_groups
 from gtpo.inputs.model import rounded_away, savable_generation_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.rewards.data.problem import Problem
-from gtpo.runs.eval_record import Interval
 from gtpo.runs.find import find_runs
 from gtpo.runs.train_run import TrainFolder, run_by_id
 from gtpo.train.health import Health, Judgement
@@ -53,6 +53,14 @@ class StopAt(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_training_stop = state.global_step == self.step
+
+
+class Keep(TrainerCallback):
+    def __init__(self, kept: list[Any]) -> None:
+        self.kept = kept
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.kept.append([parameter.detach().clone() for parameter in kwargs["model"].parameters()])
 
 
 def trainer_of(method: str, folder: Path, out: Path, eval_dataset: Any = None, **changes: Any) -> Any:  # noqa: F811
@@ -251,21 +259,9 @@ def test_weights_that_lie_elsewhere_lead_to_their_run(folder: Path, tmp_path: Pa
 HELD_OUT = [Problem(id=str(number), problem=f"{number} + 1?", answer=str(number + 1)) for number in range(3)]
 
 
-def scorer(*rates: float) -> Any:
-    """Return a scorer that says these rates one after the other."""
-    left = list(rates)
-
-    def score(problems: Any, completions: Any) -> dict[str, Any]:
-        assert [len(texts) for texts in completions] == [2] * len(problems)
-        rate = left.pop(0)
-        return {"pass@1": Interval(mean=rate, low=rate - 0.01, high=rate + 0.01), "problems": [rate] * len(problems)}
-
-    return score
-
-
 def validated(trainer: Any, *rates: float) -> Validation:
     prompts = [f"{problem.problem} ?" for problem in HELD_OUT]
-    return Validation(trainer, HELD_OUT, scorer(*rates), every=2, samples=2, prompts=prompts)
+    return Validation(trainer, HELD_OUT, scripted(*rates), every=2, samples=2, prompts=prompts)
 
 
 def test_resume_with_another_objective_is_refused(folder: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -309,11 +305,7 @@ def test_the_best_checkpoint_is_kept_and_loaded_at_the_end(folder: Path, tmp_pat
     scores, plain, kept = iter([9.0, 1.0, 1.0, 1.0]), trainer._determine_best_metric, []
     trainer._determine_best_metric = lambda metrics, trial: plain({**metrics, "eval_reward": next(scores)}, trial)
 
-    class Keep(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            kept.append(weights(trainer))
-
-    trainer.add_callback(Keep())
+    trainer.add_callback(Keep(kept))
     trainer.train()
     assert trainer.state.best_model_checkpoint == str(tmp_path / "out" / "checkpoint-1")
     assert (tmp_path / "out" / "checkpoint-1").is_dir()
@@ -359,12 +351,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path, tmp_path: P
             next(iter(trainer.model.parameters())).grad[0, 0] = float("nan")
         return loss
 
-    class Keep(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            after.append(weights(trainer))
-
     trainer.training_step = training_step
-    trainer.add_callback(Keep())
+    trainer.add_callback(Keep(after))
     with logged() as told:
         trainer.train()
     assert any("step 2: the gradient's norm is nan; the step is skipped" in line for line in told)
