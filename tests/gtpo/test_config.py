@@ -13,32 +13,25 @@ import yaml
 from logs import logged
 
 from gtpo.common.errors import UserError
-from gtpo.config import TrainConfig, load_config
+from gtpo.config import load_config
 from gtpo.config.keys import keys, sections
 from gtpo.config.options import read_command
 from gtpo.config.published import RENAMED
 from gtpo.presets import PRESETS, Objective
 from gtpo.train.command import choose_devices
 
-ROOT = Path(__file__).resolve().parents[2]
-PUBLISHED = ROOT / "configs" / "published" / "llama-math.yaml"
 MINIMAL = "model:\n  model_name: org/model\n"
 
 
-def load_with_notices(path: Path, world_size: int = 1, **overrides: Any) -> tuple[TrainConfig, list[str]]:
-    """Return a config and what was logged while it was loaded; overrides have `__` for the dot."""
-    with logged() as notices:
-        dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-        return load_config(path, dotted, world_size=world_size), notices
-
-
 class Loaded:
-    """A config written from text and loaded, with its notices."""
+    """A config written from text and loaded, with what was logged meanwhile; overrides have `__` for the dot."""
 
     def __init__(self, folder: Path, text: str, world_size: int = 1, **overrides: Any) -> None:
         self.path = folder / "run.yaml"
         self.path.write_text(text, encoding="utf-8")
-        self.config, self.notices = load_with_notices(self.path, world_size, **overrides)
+        dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+        with logged() as self.notices:
+            self.config = load_config(self.path, dotted, world_size=world_size)
 
 
 def refused(folder: Path, text: str, **overrides: Any) -> str:
@@ -128,11 +121,6 @@ def test_objective_section_has_exactly_the_objectives_fields() -> None:
 # -- the published dialect ---------------------------------------------------------------------------------------------
 
 
-def test_threshold_777_turns_the_gate_off_as_in_the_notebook() -> None:
-    config = load_config(PUBLISHED, {"gtpo_runtime.ent_threshold": "777"}, world_size=1)
-    assert config.resolved_objective().entropy_threshold == 777
-
-
 # Two values of each key that has another name.
 TWO_VALUES: dict[str, tuple[Any, Any]] = {
     "dataset.subsets": ("algebra", "geometry"), "training.optimizer": ("sgd", "adafactor"),
@@ -199,13 +187,6 @@ def test_every_round_holds_complete_groups(
     per_round = resolved * (rounds or accumulation) * processes
     assert per_round % training.num_generations == 0
     assert any("per_device_train_batch_size" in notice for notice in loaded.notices) == (batch != resolved)
-
-
-def test_processes_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
-    path = tmp_path / "run.yaml"
-    path.write_text(MINIMAL + "training:\n  per_device_train_batch_size: 4\n")
-    assert load_config(path).training.per_device_train_batch_size == 4
 
 
 @pytest.mark.parametrize(("shell", "flag", "taken"), [(None, None, "0"), ("3", None, "3"), ("3", "5", "5")])

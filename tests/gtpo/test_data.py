@@ -39,20 +39,6 @@ def problem(identifier: str, answer: str = "4", solution: str = "2 + 2 = <<2+2=4
     return Problem(identifier, text, answer, solution)
 
 
-def write_rows(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    path = folder / "mine.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def test_rows_hold_messages_and_the_bare_gold(tmp_path: Path) -> None:
-    row = to_row(problem("a"), config_of(tmp_path))
-    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-    assert row["prompt"][1]["content"] == "2+2?"
-    assert (row["id"], row["answer"]) == ("a", "4")
-    assert "completion" not in row
-
-
 def test_sft_target_is_the_published_format_and_earns_the_full_reward(tmp_path: Path) -> None:
     row = to_row(problem("a"), config_of(tmp_path, method="sft"))
     target = row["completion"][0]["content"]
@@ -153,7 +139,8 @@ def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pyte
 
 
 def test_local_file_becomes_a_dataset_for_trl(tmp_path: Path) -> None:
-    path = write_rows(tmp_path, [{"problem": "1+1?", "answer": 2}, {"problem": "2+3?", "answer": "5", "id": "x"}])
+    rows = [{"problem": "1+1?", "answer": 2}, {"problem": "2+3?", "answer": "5", "id": "x"}]
+    (path := tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     dataset, report = TrainingProblems(config_of(tmp_path, dataset__name=str(path))).dataset(TOKENIZER)
     assert sorted(dataset.column_names) == ["answer", "id", "prompt"]
     assert sorted(dataset["answer"]) == ["2", "5"]

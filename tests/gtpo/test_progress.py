@@ -12,8 +12,9 @@ import pytest
 from datasets import Dataset
 from step_gradients import tiny_model
 from terminal import on_a_terminal
+from test_trainer import arguments
 
-from gtpo import GTPOConfig, GTPOTrainer
+from gtpo import GTPOTrainer
 from gtpo.common.log import LOG
 from gtpo.train import progress
 from gtpo.train.progress import SHOWN, Progress, summary
@@ -81,11 +82,8 @@ def test_a_long_step_says_where_it_is(
 ) -> None:
     monkeypatch.setattr(progress, "TELL_SECONDS", 0.01)
     model, tokenizer = tiny_model()
-    arguments = GTPOConfig(
-        output_dir=str(tmp_path), num_generations=4, per_device_train_batch_size=2, gradient_accumulation_steps=2,
-        max_completion_length=48, bf16=False, use_cpu=True, report_to="none", disable_tqdm=True,
-        gradient_checkpointing=False, max_steps=2, initial_entropy=0.5, save_strategy="no",
-    )  # fmt: skip
+    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_completion_length": 48}
+    args = arguments(tmp_path, **settings, gradient_checkpointing=False, initial_entropy=0.5)
     told = Told()
 
     def long(what: str) -> None:
@@ -98,17 +96,17 @@ def test_a_long_step_says_where_it_is(
         return [float(i) for i in range(len(completions))]
 
     trainer = GTPOTrainer(
-        model=model, reward_funcs=reward, args=arguments, processing_class=tokenizer,
+        model=model, reward_funcs=reward, args=args, processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": ["1 + 2", "7"]}),
     )  # fmt: skip
     loss, generate = trainer.compute_loss, type(model).generate
 
-    def long_loss(*arguments: object, **options: object) -> object:
+    def long_loss(*given: object, **options: object) -> object:
         long("training")
-        return loss(*arguments, **options)
+        return loss(*given, **options)
 
-    def long_generate(*arguments: object, **options: object) -> object:
-        made = generate(*arguments, **options)
+    def long_generate(*given: object, **options: object) -> object:
+        made = generate(*given, **options)
         long("sampling")
         return made
 

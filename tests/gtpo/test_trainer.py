@@ -133,11 +133,6 @@ def test_several_steps_per_round_take_statistics_of_one_distribution(
     assert first[2]["loss"] == pytest.approx(first[1]["loss"], rel=1e-6)
 
 
-def test_gate_needs_the_calibration(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="initial_entropy"):
-        untrained(folder, tmp_path).gate.active()
-
-
 def test_objective_is_passed_whole_and_survives_json_and_pickle(tmp_path: Path) -> None:
     objective = replace(PRESETS["gtpo-eq7"], gamma=0.03)
     settings = arguments(tmp_path, objective=objective)
