@@ -170,7 +170,9 @@ def test_served(gtpo, tiny_model: Path, server, tmp_path: Path, monkeypatch) -> 
     served = (*served, "--api-key-env", "MY_KEY")
     done = gtpo("eval", "tinny", *served[2:], code=2)
     assert 'does not list "tinny". Did you mean "tiny"' in done.stderr
-    assert "HTTP 400" in gtpo(*served, "--max-tokens", "5000", "--limit", "1", "--out", "long", code=3).stderr
+    done = gtpo(*served, "--max-tokens", "5000", "--limit", "1", "--out", "long", code=2)
+    assert "refuses every request (HTTP 400" in done.stderr
+    assert "Choose a smaller --max-tokens" in done.stderr
     gtpo(*served, "--temperature", "0", "--limit", "8", "--out", "served")
     gtpo("eval", tiny_model, *EVAL, "--engine", "transformers", "--temperature", "0", "--limit", "8", "--out", "local")
     assert texts(tmp_path / "served") == texts(tmp_path / "local")
