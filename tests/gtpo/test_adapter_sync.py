@@ -159,8 +159,7 @@ def test_null_merging_moves_a_bfloat16_base(root: Path) -> None:
 @pytest.mark.parametrize("packed", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_paper_recipe_starts(root: Path, tmp_path: Path, packed: bool) -> None:
     """The paper's recipe on a small model: `--dry-run` and a step, in 4 bits and in bfloat16."""
-    spec = BuiltModel(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
-    for part in build_tiny_model(spec, max_seq_length=128, seed=0):
+    for part in build_tiny_model(SPEC, max_seq_length=128, seed=0):
         part.save_pretrained(tmp_path / "model")
     flags = {
         "model.model_name": str(tmp_path / "model"),

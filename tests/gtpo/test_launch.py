@@ -251,7 +251,7 @@ def test_slurm_file_is_what_sbatch_and_bash_take(path: Path) -> None:
 
 def slurm_job(folder: Path, **stand_ins: str) -> dict[str, str]:
     """Return the environment of a job on two nodes in which Slurm's commands are the given scripts."""
-    (folder / "bin").mkdir()
+    (folder / "bin").mkdir(parents=True)
     for name, text in {"scontrol": "printf 'node7\\nnode9\\n'\n", **stand_ins}.items():
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}")
         (folder / "bin" / name).chmod(0o755)
@@ -321,19 +321,9 @@ def test_slurm_training_leaves_its_last_node_to_the_server(tmp_path: Path) -> No
     assert served.startswith("--nodes=1 --nodelist=node9 vllm serve vendor/model --port 8000")
     assert "--nodes=1 --nodelist=node7 " in trained
     assert trained.endswith("--rollout.engine vllm_server --rollout.server_host node9 --rollout.server_port 8000")
-    alone = subprocess.run(
-        script, cwd=tmp_path, env=job | {"SLURM_NNODES": "1", "PATH": one_node(tmp_path) + job["PATH"]},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    job = slurm_job(tmp_path / "alone", scontrol="echo node7\n") | {"SLURM_NNODES": "1", "VLLM_MODEL": "vendor/model"}
+    alone = subprocess.run(script, cwd=tmp_path, env=job, capture_output=True, text=True, timeout=60)
     assert (alone.returncode, alone.stderr.count("needs a node more than training")) == (2, 1)
-
-
-def one_node(folder: Path) -> str:
-    """Return what puts a job of one node in front of PATH."""
-    (folder / "alone").mkdir()
-    (folder / "alone/scontrol").write_text("#!/bin/bash\necho node7\n")
-    (folder / "alone/scontrol").chmod(0o755)
-    return f"{folder / 'alone'}:"
 
 
 def test_slurm_training_starts_each_node_with_its_rank(tmp_path: Path) -> None:

@@ -10,43 +10,23 @@ import pytest
 import torch
 from datasets import Dataset
 from step_gradients import Gradients
+from test_sampler_check import TOKENIZER, small
 from test_train_run import config_of as tiny_config
 from test_trainer import SETTINGS, needs_trl_kernel
-from transformers import AutoModelForCausalLM, GraniteMoeConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.errors import UserError
-from gtpo.inputs.tiny import build_tokenizer
 from gtpo.train.command import train
 
-FAMILIES = {"qwen3_moe": Qwen3MoeConfig, "mixtral": MixtralConfig, "granitemoe": GraniteMoeConfig}
 COEFFICIENT = 0.5  # so that its gradient is no rounding error beside the policy's
 
 
 def save_model(folder: Path, family: str, coefficient: float = COEFFICIENT) -> Path:
     """Write a model of two layers with four experts, two of them a token."""
-    tokenizer = build_tokenizer()
-    shape: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 96,
-        "initializer_range": 0.3,
-        "router_aux_loss_coef": coefficient,
-        "num_experts_per_tok": 2,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-    }
-    shape |= {"num_experts": 4, "moe_intermediate_size": 16} if family == "qwen3_moe" else {"num_local_experts": 4}
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(FAMILIES[family](**shape)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    small(family, router_aux_loss_coef=coefficient).save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
     return folder
 
 
@@ -71,7 +51,7 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 @needs_trl_kernel
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral"])
 def test_load_balancing_loss_is_trls(family: str, tmp_path: Path) -> None:
     """With preset grpo the gradient is that of TRL's GRPO, the routers' included, and so is the logged loss."""
     folder, common = save_model(tmp_path / "model", family), settings(tmp_path)
@@ -98,7 +78,7 @@ def config_of(tmp_path: Path, model: Path, **changes: Any) -> Any:
 @pytest.mark.parametrize("method", ["gtpo", pytest.param("grpo", marks=needs_trl_kernel), "sft"])
 def test_run(method: str, tmp_path: Path) -> None:
     folder = train(
-        config_of(tmp_path, save_model(tmp_path / "model", "qwen3_moe"), method=method),
+        config_of(tmp_path, save_model(tmp_path / "model", "Qwen3Moe"), method=method),
         results_dir=tmp_path / "results",
     )
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -108,7 +88,7 @@ def test_run(method: str, tmp_path: Path) -> None:
 
 
 def test_family_whose_loss_trl_cannot_compute_is_refused_without_its_weights(tmp_path: Path) -> None:
-    folder = save_model(tmp_path / "model", "granitemoe")
+    folder = save_model(tmp_path / "model", "GraniteMoe")
     (folder / "model.safetensors").unlink()
     with pytest.raises(
         UserError, match=r"granitemoe is a mixture .* cannot compute without num_experts .* to 0"
@@ -120,7 +100,7 @@ def test_family_whose_loss_trl_cannot_compute_is_refused_without_its_weights(tmp
 
 def test_refused_family_trains_without_the_loss(tmp_path: Path) -> None:
     """As the refusal advises; a TRL user's script is refused alike."""
-    folder = save_model(tmp_path / "model", "granitemoe")
+    folder = save_model(tmp_path / "model", "GraniteMoe")
     with pytest.raises(ValueError, match="granitemoe is a mixture of experts"):
         step(GTPOTrainer, GTPOConfig(**settings(tmp_path)), folder)
     config = json.loads((folder / "config.json").read_text())
