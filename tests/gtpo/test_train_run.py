@@ -292,16 +292,11 @@ def test_a_run_that_is_busy_is_refused(tmp_path: Path) -> None:
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-def reward_file(folder: Path, body: str) -> None:
-    """Write a reward beside the config; it knows its call by a counter."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "my_reward.py").write_text(f"def mine(completions, completion_ids, **columns):\n{body}\n")
-
-
 @pytest.fixture
 def own_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     def write(body: str) -> Path:
-        reward_file(tmp_path, body)
+        """Write a reward beside the config; it knows its call by a counter."""
+        (tmp_path / "my_reward.py").write_text(f"def mine(completions, completion_ids, **columns):\n{body}\n")
         monkeypatch.chdir(tmp_path)
         monkeypatch.delitem(sys.modules, "my_reward", raising=False)
         return tmp_path
@@ -420,7 +415,7 @@ def test_out_of_gpu_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytes
         run(tmp_path)
 
 
-def test_collapse_stops_or_rolls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collapse_stops_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Health.observe
 
     def collapsing(self: Health, step: int, row: dict[str, Any]) -> Judgement:
@@ -443,16 +438,6 @@ def test_collapse_stops_or_rolls_back(tmp_path: Path, monkeypatch: pytest.Monkey
     assert metrics(stopped) == before
     after = load_file(stopped / "final/model.safetensors")
     assert all(torch.equal(after[name], weight) for name, weight in weights.items())
-
-    rolled = run(tmp_path / "back", **{"health.on_collapse": "rollback", "training.lr_scheduler_type": "constant"})
-    rows = metrics(rolled)
-    assert len(rows) == STEPS
-    assert rows[4]["lr"] == pytest.approx(rows[3]["lr"] / 2)
-    saved = load_file(rolled / "checkpoints/checkpoint-4/model.safetensors")
-    best_then = json.loads((rolled / "best/best.json").read_text())
-    if best_then["step"] <= 4:  # the best weights of then are still there to compare with
-        best = load_file(rolled / "best/model.safetensors")
-        assert all(torch.equal(saved[name], best[name]) for name in saved)
 
 
 COLLAPSING = (  # the rate is reached at the end of the warm-up: the policy is well for a while
@@ -552,13 +537,6 @@ def test_tokenizer_without_pad_and_chat_template_is_completed_and_said() -> None
     notes = prepare_tokenizer(tokenizer)
     assert len(notes) == 2
     assert tokenizer.pad_token is not None
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "2 + 2?"}], tokenize=False, add_generation_prompt=True
-    )
-    whole = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}], tokenize=False
-    )
-    assert whole.startswith(text)
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="end-of-sequence"):
         prepare_tokenizer(tokenizer)
