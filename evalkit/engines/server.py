@@ -528,13 +528,12 @@ class ServerEngine(Engine):
         answer, task = request.answer, request.task
         sample = Sample(task.benchmark, task.question_id, request.index, self.access.redact(answer.text()))
         sample.seed, tokens = request.seed, answer.tokens
-        sample.settle((error.ending if error is not None else answer.ending)._replace(why=""))
         if error is None:
+            sample.settle(answer.ending)
             sample.tokens, sample.prompt_tokens = tokens.completion or None, tokens.prompt
         else:
-            sample.error = self.access.redact(str(error))
-            blocked = error.ending.outcome == "blocked" or not error.passing
-            sample.finish_reason = "refused" if blocked else "error"
+            sample.settle(error.ending._replace(why=self.access.redact(str(error))))
+            sample.finish_reason = sample.finish_reason if error.passing else "refused"
         self._lot.append(sample)
         self._left -= 1
 
