@@ -11,9 +11,10 @@ import torch
 from datasets import Dataset
 from logs import logged
 from step_gradients import fixed_completion, reward, tiny_model
+from test_trainer import arguments
 from transformers import TrainerState
 
-from gtpo import GTPOConfig, GTPOTrainer
+from gtpo import GTPOTrainer
 from gtpo.entropy import describe_gate
 from gtpo.objective import PRESETS
 from gtpo.trainer import calibration, group_statistics
@@ -36,12 +37,10 @@ def trainer_at(folder: Path, model: Any, tokenizer: Any, asked: list[str], **set
         ]
         return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 
-    arguments = GTPOConfig(
-        output_dir=str(folder), num_generations=2, per_device_train_batch_size=2, max_completion_length=32,
-        bf16=False, use_cpu=True, report_to="none", disable_tqdm=True, gradient_checkpointing=False, **settings,
-    )  # fmt: skip
+    sizes = {"num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 32}
+    args = arguments(folder, **sizes, **settings, gradient_checkpointing=False)
     return GTPOTrainer(
-        model=model, reward_funcs=reward, args=arguments, processing_class=tokenizer, rollout_func=rollouts,
+        model=model, reward_funcs=reward, args=args, processing_class=tokenizer, rollout_func=rollouts,
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
     )  # fmt: skip
 

@@ -65,7 +65,6 @@ def assert_equal_to_brute_force(groups, signs, pad, combine):
 
 @pytest.mark.parametrize("combine", ["or", "product"])
 def test_equal_to_brute_force_on_random_groups(combine):
-    print("seed", SEED)
     random.seed(SEED)
     for _ in range(500):
         num_generations, vocabulary = random.randint(1, 6), random.randint(1, 4)

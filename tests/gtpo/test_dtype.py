@@ -65,6 +65,5 @@ def test_a_run_is_not_resumed_in_another_dtype(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rank", "dtype", "bf16"), [(4, "bfloat16", True), (4, "float32", False), (0, "bfloat16", False)]
 )
-@pytest.mark.skipif(torch.cuda.is_available(), reason="of a CPU")
 def test_adapters_beside_bfloat16_weights_compute_in_bfloat16_on_a_cpu(rank: int, dtype: str, bf16: bool) -> None:
     assert compute_precision(ModelSection(lora_rank=rank), dtype) == {"bf16": bf16, "fp16": False}

@@ -29,7 +29,6 @@ def mean_entropy(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def test_entropies_equal_brute_force_on_ragged_completions_with_their_eos() -> None:
-    print("seed", SEED)
     generator = torch.Generator().manual_seed(SEED)
     logits = 3 * torch.randn(5, 7, 11, generator=generator, dtype=torch.float64)
     lengths = [7, 1, 4, 6, 2]

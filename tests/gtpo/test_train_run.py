@@ -330,7 +330,6 @@ def test_more_than_half_unscored_stops_with_the_first_traceback(own_reward: Call
     [
         ("    return [1.0]", "trainer.reward_funcs: reward my_reward.mine returned 1 scores for 2 completions"),
         ("    return [1.0] * len(completions) if completion_ids == [[0], [0]] else [1.0]", "returned 1 scores for 8"),
-        ("    return [1.0 if ids == [0] else 1e999 for ids in completion_ids]", "returned inf for completion 0"),
         (
             "    return [1.0 if ids == [0] else 1e39 for ids in completion_ids]",
             "returned 1e.39 for completion 0; a reward returns one finite number",
