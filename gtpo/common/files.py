@@ -25,8 +25,13 @@ def check_writable(flag: str, path: Path, *, folder: bool) -> None:
         raise UserError(f"{flag} {path}: {fault}")
     nearest = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     place = nearest if nearest.is_dir() else nearest.parent
-    if not os.access(place, os.W_OK):
-        raise UserError(f"{flag} {path}: {place} cannot be written to")
+    import tempfile
+
+    try:
+        # os.access says yes to root, in /proc too.
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError:
+        raise UserError(f"{flag} {path}: {place} cannot be written to") from None
 
 
 def write_bytes(path: Path, data: bytes) -> None:
