@@ -92,7 +92,7 @@ def test_pairs_from_the_shell(tmp_path: Path) -> None:
     file.write_text("{}\n")
     done = subprocess.run([*command, str(file)], capture_output=True, text=True)
     assert done.returncode == 2
-    assert f"{file}:1: expected an object" in done.stderr
+    assert f"{file}:1: expected prediction or pred or completion" in done.stderr
     assert "Traceback" not in done.stderr
 
 
