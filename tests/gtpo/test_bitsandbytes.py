@@ -121,6 +121,6 @@ def test_built_weights_cannot_be_packed(tmp_path: Path, base: Path) -> None:
 def test_experts_that_stay_unquantised_are_named(tmp_path: Path) -> None:
     from test_mixture_of_experts import save_model
 
-    folder = run(tmp_path / "run", save_model(tmp_path / "experts", "qwen3_moe"), **{"training.max_steps": 1})
+    folder = run(tmp_path / "run", save_model(tmp_path / "experts", "Qwen3Moe"), **{"training.max_steps": 1})
     (note,) = (note for note in json.loads((folder / "run.json").read_text())["notes"] if "4bit" in note)
     assert note.startswith("model.load_in_4bit: the experts stay unquantised")
