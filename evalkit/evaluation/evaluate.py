@@ -160,7 +160,7 @@ def sample_missing(
         if done.total():
             LOG.info("%s: keeping %d stored samples", folder.path, done.total())
         chosen = record.scoring if record.scoring_by else None
-        progress = stack.enter_context(EvalProgress(chosen, wanted, done, engine))
+        progress = stack.enter_context(EvalProgress(chosen, wanted, done, engine, record.sampling.max_tokens))
         look = partial(first_look, record)
         pipeline = ScoringPipeline(folder, plan.questions, plan.samples, tally, scorer, progress, look)
         try:

@@ -37,7 +37,7 @@ class EvalProgress:
     """Progress of an eval run, shown while it is used as a context manager; safe to update from any thread.
 
     scoring: the headline; None if the completions choose it. wanted, done: benchmark -> samples that it will have, and
-    those that are stored already.
+    those that are stored already. max_tokens: the most of a sample, if it is known.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class EvalProgress:
         wanted: Mapping[str, int],
         done: Mapping[str, int] | None = None,
         engine: Engine | None = None,
+        max_tokens: int | None = None,
     ) -> None:
-        self._scoring, self._engine = scoring, engine
+        self._scoring, self._engine, self._most = scoring, engine, max_tokens
         before = done or {}
         self._counts = {name: Counts(n, before.get(name, 0)) for name, n in wanted.items()}
         # Samples that have not arrived; completions of this session that have, and their tokens.
@@ -60,7 +61,7 @@ class EvalProgress:
         if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
             from rich.live import Live
 
-            self._live = Live(console=stderr_console(), get_renderable=self._text, transient=True)
+            self._live = Live(console=stderr_console(), get_renderable=self._table, transient=True)
             self._live.start()
         return self
 
@@ -105,9 +106,14 @@ class EvalProgress:
         if sampled := tokens + written:
             parts.append(f"{sampled / elapsed:.0f} tokens/s")
         if waiting and arrived:
-            # By the tokens of those that have ended, if they are known. The first to end are short.
-            ahead = (tokens / arrived * waiting - written) / sampled if sampled else waiting / arrived
-            parts.append(f"about {duration(max(0.0, ahead) * elapsed)} left")
+            # The first to end are short: by their length it takes this long at least, and by the limit at most.
+            ends = [tokens / arrived, self._most] if sampled and self._most else [tokens / arrived]
+            times = [max(0.0, length * waiting - written) / sampled * elapsed for length in ends if length]
+            low, high = (times or [waiting / arrived * elapsed])[0], (times or [0.0])[-1]
+            if high > 1.5 * low:
+                parts.append(f"{duration(low)} to {duration(high)} left")
+            elif low:
+                parts.append(f"about {duration(low)} left")
         return parts
 
     def _line(self, c: Counts) -> str:
@@ -116,8 +122,13 @@ class EvalProgress:
         right = f", pass@1 ({scoring}) {100 * c.correct[scoring] / c.scored:.1f} %" if c.scored else ""
         return f"{c.done}/{c.total} samples{right}{f', {c.failed} failed' if c.failed else ''}"
 
-    def _text(self) -> Any:
-        from rich.text import Text
+    def _table(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
 
         with self._lock:
-            return Text("\n".join(self._lines()))
+            table = Table.grid(padding=(0, 2))
+            for name, c in self._counts.items():
+                table.add_row(name, ProgressBar(total=max(c.total, 1), completed=c.done, width=24), self._line(c))
+            return Group(table, f"  {', '.join(self._speed())}")

@@ -108,15 +108,26 @@ def test_a_train_run_is_asked_as_it_was_trained(gtpo: Any, tiny_model: Path, tmp
 
 
 def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the pace so far and the usual length: 4 samples of 10 are there after 20 s, one is half done."""
+    """From the length of what has ended to the limit: the first to end are short, so their length promises too much."""
     import gtpo.evalkit.evaluation.progress as module
 
     clock = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    engine: Any = SimpleNamespace(running=lambda: (1, 25), retried=3)
-    progress = EvalProgress("strict", {"b": 10}, None, engine)
-    progress.arrive([Sample("b", "q", i, "", tokens=50) for i in range(4)])
-    clock[0] = 120.0
-    assert progress._speed() == [
-        "1 in flight with 25 tokens", "3 requests sent again", "11 tokens/s", "about 0:24 left",
-    ]  # fmt: skip
+
+    def said(*, running: tuple[int, int], most: int | None, ended: int, tokens: int | None = 50) -> str:
+        clock[0] = 100.0
+        engine: Any = SimpleNamespace(running=lambda: running, retried=3)
+        progress = EvalProgress("strict", {"b": 10}, None, engine, most)
+        progress.arrive([Sample("b", "q", i, "", tokens=tokens) for i in range(ended)])
+        clock[0] = 120.0
+        return ", ".join(progress._speed())
+
+    one = "1 in flight with 25 tokens, 3 requests sent again, 11 tokens/s"
+    assert said(running=(1, 25), most=None, ended=4) == f"{one}, about 0:24 left"
+    assert said(running=(1, 25), most=60, ended=4) == f"{one}, about 0:24 left"
+    assert said(running=(1, 25), most=200, ended=4) == f"{one}, 0:24 to 1:44 left"
+    # What runs is longer already than what has ended: that says nothing of how long it takes.
+    assert said(running=(9, 900), most=200, ended=1).endswith("0:00 to 0:18 left")
+    assert "left" not in said(running=(9, 900), most=None, ended=1)
+    assert "left" not in said(running=(9, 900), most=200, ended=0)
+    assert said(running=(0, 0), most=200, ended=5, tokens=None) == "3 requests sent again, about 0:20 left"
