@@ -75,6 +75,11 @@ def wrong_fold(z, e, sums, ids, start, lag, earlier):
     sums[2] *= 1.001
 
 
+def fold_with_nan(z, e, sums, ids, start, lag, earlier):
+    fold(z, e, sums, ids, start, lag, earlier)
+    e[0, 0] = math.nan
+
+
 def attention_with_nan(kernel, device, dtype):
     gradient = doctor.attention_gradient(kernel, device, dtype)
     return gradient.index_fill(0, torch.tensor([7]), math.nan) if kernel == "sdpa" else gradient
@@ -89,6 +94,15 @@ def trained(folder: Path, name: str, *flags: str, kill_at: int | None = None) ->
 def resume_that_differs(*given: Any, kill_at: int | None = None) -> Trained:
     found = trained(*given)
     return found if kill_at is None else found._replace(weights={k: v + 1e-7 for k, v in found.weights.items()})
+
+
+def resume_with_nan(*given: Any, kill_at: int | None = None) -> Trained:
+    found = trained(*given)
+    return found if kill_at is None else found._replace(weights={k: v * math.nan for k, v in found.weights.items()})
+
+
+def adapters_that_are_not_there(*given: Any, **options: Any) -> Trained:
+    return trained(*given)._replace(weights={"layer.weight": torch.ones(2, 2)})
 
 
 def stale_adapter(*given: Any, **options: Any) -> Trained:
@@ -117,8 +131,11 @@ FAULTS = [
     (doctor.check_head, without_its_entropy_gradient, "head float32, entropy differentiated"),
     (doctor.check_head, without_its_soft_cap, "head float32, one visit, cap, bias"),
     (doctor.check_fold, wrong_fold, "fold of a tile in Triton"),
+    (doctor.check_fold, fold_with_nan, "fold of a tile in Triton"),
     (doctor.check_attention, attention_with_nan, "attention sdpa"),
     (doctor.check_training, resume_that_differs, "ten LoRA steps, killed and resumed"),
+    (doctor.check_training, resume_with_nan, "ten LoRA steps, killed and resumed"),
+    (doctor.check_training, adapters_that_are_not_there, "ten LoRA steps, killed and resumed"),
     (doctor.check_training, stale_adapter, "ten LoRA steps beside vLLM"),
     (doctor.check_training, sampler_that_says_nothing, "ten LoRA steps beside vLLM"),
     (doctor.check_training, adapters_that_stay, "LoRA over 4 bits"),
