@@ -125,8 +125,10 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise UserError(f"{path}: the file is empty; expected one JSON object per line")
 
 
-def lock_folder(folder: Path) -> FileLock:
+def lock_folder(folder: Path, *, again: bool = False) -> FileLock:
     """Make `folder` and take it for this process, until the lock is released or the process ends.
+
+    again: this process may hold it already, by a lock that was taken so too.
 
     Raises UserError if another process holds it, naming that process, and if it cannot be written, and OSError
     if the disk is full.
@@ -136,7 +138,7 @@ def lock_folder(folder: Path) -> FileLock:
     holder = folder / ".lock-holder"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
+        lock = FileLock(folder / ".lock", is_singleton=again)
         lock.acquire(timeout=0)
         holder.write_text(f"process {os.getpid()}", encoding="utf-8")
     except Timeout:

@@ -87,11 +87,10 @@ class RunLog(RunPart):
         weights: bool = True,
         about: Mapping[str, Any] | None = None,
         stop: Stop | None = None,
-        begin: float | None = None,
+        begin: float = 0.0,
     ) -> None:
         self.trainer, self.folder, self.every = trainer, TrainFolder(Path(folder)), completions_steps
-        self.watch, self.weights, self.about, self.stop = watch, weights, about, stop
-        self.begin = time.monotonic() if begin is None else begin
+        self.watch, self.weights, self.about, self.stop, self.begin = watch, weights, about, stop, begin
         self.interrupted = False
         # A TRL user's script that sets up no logging still sees what to do next.
         if not LOG.hasHandlers():
@@ -134,7 +133,7 @@ class RunLog(RunPart):
         """Lock the folder of a script and write its config.yaml and problems.txt."""
         if state.global_step == 0 and self.folder.has_begun():
             raise UserError(f"{self.folder.root} holds a run already; give RunLog another folder, or move it away")
-        self.lock = lock_folder(self.folder.root)
+        self.lock, self.begin = lock_folder(self.folder.root, again=True), time.monotonic()
         rows = self.trainer.train_dataset
         if "prompt" in (getattr(rows, "column_names", None) or ()) and hasattr(rows, "__len__"):
             self.folder.write_problems(map(prompt_text, rows["prompt"]))
@@ -276,7 +275,7 @@ class RunLog(RunPart):
         self.folder.update_run(**ended, wall_time_s=round(seconds, 1), peak_memory_bytes=peak_memory())
         if self.about is None:
             self._put_id(Path(args.output_dir))
-            self.lock.release()
+            self.lock.release(force=True)  # an exception may have ended an earlier training of this process
             run = shlex.quote(str(self.folder.root))
             LOG.info(f"{self.folder.root}; next: gtpo eval {run} --benchmarks NAME --k 16")
 

@@ -31,6 +31,7 @@ from gtpo.callbacks import (
     Validation,
 )
 from gtpo.common.errors import UserError
+from gtpo.common.files import lock_folder
 from gtpo.config import BuiltModel
 from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.comparison.training_curves import read_curves
@@ -232,6 +233,36 @@ def test_a_script_writes_a_run_folder(method: str, folder: Path, tmp_path: Path)
     again.add_callback(RunLog(again, names[0]))
     with pytest.raises(UserError, match="holds a run already"):
         again.train()
+
+
+class EndsIn(TrainerCallback):
+    """Raises at the beginning of steps, once of each."""
+
+    def __init__(self, errors: dict[int, BaseException]) -> None:
+        self.errors = errors
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if error := self.errors.pop(state.global_step, None):
+            raise error
+
+
+@needs_trl_kernel
+@pytest.mark.parametrize("method", ["gtpo", "trl"])
+def test_a_process_goes_on_with_a_run_that_ended_in_an_error(method: str, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    """As in a notebook: with the same trainer, and with another. At its end the folder is free."""
+    name, errors = tmp_path / "run", {1: RuntimeError("crash"), 2: KeyboardInterrupt()}
+    held = []  # a notebook keeps what raised
+    for ends_in in (RuntimeError, KeyboardInterrupt, None):
+        if ends_in is not KeyboardInterrupt:
+            trainer = trainer_of(method, folder, tmp_path / "out", steps_per_generation=1)
+            held.append(RunLog(trainer, name))
+            for part in (held[-1], EndsIn(errors)):
+                trainer.add_callback(part)
+        with pytest.raises(ends_in) if ends_in else nullcontext():
+            trainer.train(resume_from_checkpoint=ends_in is not RuntimeError)
+        assert TrainFolder(name).status == ("running" if ends_in else "finished")
+    assert list(TrainFolder(name).metrics()) == [1, 2, 3, 4]
+    lock_folder(name).release()
 
 
 def test_weights_that_lie_elsewhere_lead_to_their_run(folder: Path, tmp_path: Path) -> None:  # noqa: F811
