@@ -132,11 +132,12 @@ class KeptSets:
             counts[some] = inside.sum(dim=1)
             parts.append(inside.nonzero()[:, 1].int())
             if len(out := (~inside.gather(1, own)[:, 0]).nonzero()[:, 0]):
-                # As far as rounding can go for the id that was drawn: all that are likelier are less so.
+                # As far as rounding can go for the id that was drawn: all that are likelier are less so, and those
+                # that are as likely, of which a sampler may sort others first.
                 logits, own, shift = logits[out], own[out], self.rule[0].temperature * FARTHEST
                 drawn = logits.gather(1, own)
                 shift *= self.tolerance(float(drawn.abs().mean()))
-                lowered = torch.where(logits > drawn, logits - shift, logits)
+                lowered = torch.where(logits < drawn, logits, logits - shift).scatter(1, own, drawn)
                 outside[some[out]] = ~self.inside(lowered).gather(1, own)[:, 0]
         found = counts.view(ids.shape), torch.cat(parts), outside.view(ids.shape)
         self._found.append(found)

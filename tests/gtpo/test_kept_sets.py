@@ -140,6 +140,22 @@ def test_sets_that_are_known_are_not_found_again(tmp_path: Path) -> None:
     assert not torch.allclose(before[0], after[0])
 
 
+@pytest.mark.parametrize("cut", [{"top_p": 0.5}, {"top_p": 0.02}, {"top_k": 3}, {"min_p": 0.9}, {"typical_p": 0.5}])
+def test_what_a_sampler_draws_of_equal_logits_is_not_refused(cut: dict[str, float], tmp_path: Path) -> None:
+    """Logits in few steps, as of bfloat16, of which another sampler sorts others first; and all equal."""
+    trainer = built(tmp_path, small("Llama"), generation_kwargs={"top_k": 0, **cut}, max_steps=1)
+    sets, draw = trainer.kept_sets, torch.Generator().manual_seed(0)
+    assert sets is not None
+    for spread in (2.0, 0.5, 0.0):
+        logits = (spread * torch.randn((64, 500), generator=draw)).round()
+        order = torch.randperm(500, generator=draw)
+        inside = sets.inside(logits[:, order])[:, order.argsort()]
+        ids = torch.multinomial(inside.float(), 4, replacement=True, generator=draw)
+        head = type("Head", (), {"lm_head": logits[0], "logits": lambda self, states: states})()
+        sets.find(logits.repeat_interleave(4, dim=0).view(64, 4, -1), head, ids, torch.ones_like(ids, dtype=torch.bool))
+        assert not sets.take()["kept_outside"].any()
+
+
 def test_what_cannot_be_had_is_refused(tmp_path: Path) -> None:
     def building(**changes: Any) -> None:
         rollout = changes.pop("rollout_func", None)
