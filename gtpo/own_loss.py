@@ -36,12 +36,13 @@ GROUP, WIDTH = 4, 6
 
 def with_loss(objective: Objective, function: LossFunction) -> Objective:
     """Return the objective with a function's name and the hash of the file that it was written in, if there is one."""
+    written: Any = inspect.unwrap(getattr(function, "func", function))  # that of a partial
+    written = written if hasattr(written, "__qualname__") else type(written)
     try:
-        source = file_hash(Path(str(inspect.getsourcefile(inspect.unwrap(function)))))
+        source = file_hash(Path(str(inspect.getsourcefile(written))))
     except (TypeError, OSError):
         source = None  # typed at a prompt
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return replace(objective, loss=f"{function.__module__}:{name}", loss_source=source)
+    return replace(objective, loss=f"{written.__module__}:{written.__qualname__}", loss_source=source)
 
 
 def needs_entropy_gradient(objective: Objective, function: LossFunction) -> bool:
@@ -68,13 +69,11 @@ def loss_function(objective: Objective, function: LossFunction | None = None) ->
 def _batches(objective: Objective) -> list[tuple[Completions, tuple[Tensor, ...]]]:
     """Return a whole group whose policy is the one that sampled, and half of it after that policy has moved."""
     draw = torch.Generator().manual_seed(0)
-    logps, entropies, old = -torch.rand(3, GROUP, WIDTH, generator=draw, dtype=torch.float64) - 0.1
+    logps, entropies, old = -torch.rand(3, GROUP, WIDTH, generator=draw) - 0.1
     ids = torch.randint(0, 3, (GROUP, WIDTH), generator=draw)
     mask = torch.arange(WIDTH) < torch.tensor([[WIDTH], [4], [5], [2]])
-    scored = group_advantages(objective, torch.tensor([1.0, 0.0, 2.0, 0.0], dtype=torch.float64), GROUP)
-    given = prepare_completions(
-        objective, scored, ids, mask, GROUP, truncated=torch.zeros(GROUP, dtype=torch.bool), dtype=torch.float64
-    )
+    scored = group_advantages(objective, torch.tensor([1.0, 0.0, 2.0, 0.0]), GROUP)
+    given = prepare_completions(objective, scored, ids, mask, GROUP, truncated=torch.zeros(GROUP, dtype=torch.bool))
     mask[1, 1] = False
     tokens: tuple[Tensor, ...] = (logps, -entropies, mask)
     moved = given._replace(old_logps=old, old_entropy=-entropies.mean(dim=1))

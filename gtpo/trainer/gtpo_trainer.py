@@ -14,7 +14,6 @@ micro-batch `training_step`, from within it `compute_loss` and `_compute_loss`.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -411,17 +410,20 @@ class GTPOTrainer(SampledTrainer):
         mask, group = loss_mask(inputs).bool(), trl_seam.group_size(self)
         completions = Completions._make(inputs.get(BATCH_ROWS[field]) for field in Completions._fields)
         micro_batches = self.current_gradient_accumulation_steps if trl_seam.mode(self) == "train" else 1
-        loss = functools.partial(
-            self.loss_function,
-            self.objective,
-            completions,
-            num_generations=group,
-            gate_active=self.gate.active(),
-            # The micro-batches of a step add up, the ranks are averaged: B of the step is so many groups per rank.
-            groups=len(mask) * micro_batches / group,
-            epsilon_low=self.epsilon_low,
-            epsilon_high=self.epsilon_high,
-        )
+
+        def loss(*tokens: Tensor) -> PolicyLoss:
+            return self.loss_function(
+                self.objective,
+                completions,
+                *tokens,
+                group,
+                gate_active=self.gate.active(),
+                # The micro-batches of a step add up, the ranks are averaged: B of the step is so many groups per rank.
+                groups=len(mask) * micro_batches / group,
+                epsilon_low=self.epsilon_low,
+                epsilon_high=self.epsilon_high,
+            )
+
         output, aux_loss = token_forward(self, model, inputs, mask, loss, **self.head_options())
         self._log(PolicyLoss._make(value.detach() for value in output), inputs)
         total: Tensor = output.loss

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +15,12 @@ from step_gradients import step_gradients
 from torch import Tensor
 
 from gtpo.common.errors import UserError
+from gtpo.common.provenance import file_hash
 from gtpo.completions import group_advantages, prepare_completions
 from gtpo.config import load_config
 from gtpo.integrations.verl.advantages import token_advantages
 from gtpo.objective import PRESETS, Objective, policy_loss, reference_loss, reference_statistics
-from gtpo.own_loss import loss_function, needs_entropy_gradient
+from gtpo.own_loss import loss_function, needs_entropy_gradient, with_loss
 
 torch.set_num_threads(1)
 G, L, V = 4, 12, 9
@@ -136,11 +140,17 @@ def test_a_ratio_that_overflows_where_nothing_counts_leaves_the_loss_finite(coun
 # -- a loss of the user's own ------------------------------------------------------------------------------------------
 
 
-def own_rsi(objective, completions, logps, entropies, mask, num_generations, **options):
-    surprisal = -logps.detach() / entropies.detach().clamp(min=torch.finfo(logps.dtype).tiny)
+def own_rsi(objective, completions, logps, entropies, mask, group, **options):
+    surprisal = torch.zeros(mask.shape)
+    surprisal[mask] = (-logps / entropies.clamp(min=torch.finfo(logps.dtype).tiny)).detach()[mask]
     stable = (surprisal >= 0.1) & (surprisal <= 3.0)
     completions = completions._replace(weights=completions.weights * stable)
-    return policy_loss(objective, completions, logps, entropies, mask, num_generations, **options)
+    return policy_loss(objective, completions, logps, entropies, mask, group, **options)
+
+
+class Scaled:
+    def __call__(self, *arguments, **options):
+        return policy_loss(*arguments, **options)
 
 
 def own_entropy(objective, completions, logps, entropies, mask, num_generations, **options):
@@ -213,6 +223,14 @@ def test_a_loss_that_differentiates_the_entropies_says_so_or_its_objective_does(
     nothing = replace(PRESETS["gtpo"], entropy_threshold=1e-3, surprisal_low=99.0)
     assert loss_function(nothing, own_rsi) is own_rsi
     assert not needs_entropy_gradient(PRESETS["grpo"], loss_function(PRESETS["grpo"], own_rsi))
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(own_rsi, "own_rsi"), (partial(own_rsi, epsilon_low=0.1), "own_rsi"), (Scaled(), "Scaled")]
+)
+def test_a_function_that_is_handed_in_has_a_name_and_the_hash_of_its_file(function: Any, name: str) -> None:
+    objective = with_loss(PRESETS["grpo"], function)
+    assert (objective.loss, objective.loss_source) == (f"{__name__}:{name}", file_hash(Path(__file__)))
 
 
 def test_a_users_rsi_is_the_presets_to_the_last_digit_on_trl_and_verl(tmp_path) -> None:

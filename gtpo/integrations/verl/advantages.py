@@ -90,21 +90,19 @@ def token_advantages(
     for size, listed in by_size.items():
         rows = torch.tensor(listed, device=mask.device)
         ended_early = None if truncated is None else truncated[rows]
-        scored = group_advantages(objective, rewards[rows].double(), size)
-        given = prepare_completions(
-            objective, scored, completion_ids[rows], mask[rows], size, truncated=ended_early, dtype=torch.float64
-        )
+        scored = group_advantages(objective, rewards[rows].float(), size)
+        given = prepare_completions(objective, scored, completion_ids[rows], mask[rows], size, truncated=ended_early)
         if objective.has_band:
             given = keep_in_band(objective, given, round_entropy, size, progress=progress)
         # verl's loss has a_it rho_it / (N |o_i|) with a minus: its gradient is then that of the objective.
         known = torch.zeros(mask[rows].shape, device=mask.device) if token_logps is None else token_logps[rows]
-        logps = known.detach().double().requires_grad_()
+        logps = known.detach().float().requires_grad_()
         with torch.enable_grad():
             found = loss_function(
                 objective,
                 given,
                 logps,
-                token_entropy[rows].double(),
+                token_entropy[rows].float(),
                 mask[rows],
                 size,
                 gate_active=gate_active,
