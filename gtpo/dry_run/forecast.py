@@ -91,16 +91,16 @@ def memory(config: TrainConfig, model: Any, shard: str | None = None, processes:
         name: layer for name, layer in model.named_modules() if hasattr(layer, "in_features") and layer is not head
     }
 
-    # How packed weights would be divided is not known here: they count whole.
     parts = processes if shard and not section.load_in_4bit else 1
 
     def item(name: str, count: float, basis: str, parts: int = 1) -> None:
         items.append(Item(name, count / parts / GIB, f"{basis}, divided by {parts}" if parts > 1 else basis))
 
     packed = sum(layer.weight.numel() for layer in linear.values()) if section.load_in_4bit else 0
-    kind = f"linear layers in 4 bits, the rest in {8 * size}" if packed else f"{8 * size}"
-    item("weights", packed * NF4_BYTES + (parameters - packed) * size, f"{parameters:,} parameters, {kind} bits",
-         parts)  # fmt: skip
+    kind = f"linear layers in 4 bits, the rest in {8 * size} bits" if packed else f"{8 * size} bits"
+    if shard and section.load_in_4bit:
+        kind += f"; how {shard} divides them is not known, so all counts whole"
+    item("weights", packed * NF4_BYTES + (parameters - packed) * size, f"{parameters:,} parameters, {kind}", parts)
     trained = parameters
     if frozen:
         ends = tuple("" if target == ALL_LINEAR else f".{target}" for target in section.target_modules)
@@ -230,7 +230,7 @@ def dry_run(
             raise
         note = f"{problems.source}: not counted; {error}"
     else:
-        report = problems.select(tokenizer)[1]
+        report = problems.select(tokenizer, processes)[1]
         if tokenizer and rows:
             check_ids(report, tokenizer, rows)
     # The greatest: every sequence at its limit.
@@ -259,6 +259,7 @@ def dry_run(
     unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
     if not verbose:
         divided = f", {shard} over {processes}" if shard else ""
+        divided += ", which is not known to divide 4 bits" if shard and config.model.load_in_4bit else ""
         forecast = f"{scale * total:.1f} {unit} a process on a GPU{divided} (forecast; --verbose: by item)"
         forecast = forecast if items else unknown
         _print_short(config, flags or {}, report, note, steps, forecast, missing)

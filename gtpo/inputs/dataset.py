@@ -220,9 +220,12 @@ class TrainingProblems:
             )
         return usable
 
-    def select(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list[dict[str, Any]], DatasetReport]:
+    def select(
+        self, tokenizer: PreTrainedTokenizerBase | None, processes: int | None = None
+    ) -> tuple[list[dict[str, Any]], DatasetReport]:
         """Return the rows to train on and the report. Without a tokenizer, lengths are not checked.
 
+        processes: of the run, by default those that a launcher started.
         Raises UserError if no row is usable, or the usable ones do not fill one rollout.
         """
         order, available = self.split()[0], len(self.load())
@@ -237,7 +240,7 @@ class TrainingProblems:
         report.kept = len(rows)
         if not rows:
             raise UserError(_nothing_left(self.config, report))
-        require_a_rollout(self.config, len(rows), launched_processes())
+        require_a_rollout(self.config, len(rows), processes or launched_processes())
         return rows, report
 
     def dataset(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, DatasetReport]:

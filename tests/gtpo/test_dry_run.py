@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.dry_run.forecast import GIB, MEASURED, memory, model_on_meta
+from gtpo.dry_run.forecast import GIB, MEASURED, dry_run, memory, model_on_meta
 from gtpo.inputs.model import lora_config
 from gtpo.inputs.model_shape import find_weights
 
@@ -86,7 +86,20 @@ def test_shards_divide_what_is_held_and_gather_what_is_computed_with() -> None:
         rest = found.keys() - {"weights", "gradients", "optimizer", "gathered", "sampling"}
         assert {name: found[name] for name in rest} == {name: plain[name] for name in rest}
     packed = recipe(model__lora_rank=4, model__load_in_4bit=True)
-    assert {item.name: item.gib for item in memory(packed, on_meta(SMALL), "fsdp2", 4)} == items(packed)
+    divided = memory(packed, on_meta(SMALL), "fsdp2", 4)
+    assert {item.name: item.gib for item in divided} == items(packed)
+    assert divided[0].basis.endswith("; how fsdp2 divides them is not known, so all counts whole")
+
+
+def test_more_processes_are_refused_what_they_would_be_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four processes take eight prompts for a round of sampling."""
+    given = {"training.per_device_train_batch_size": 8, "training.gradient_accumulation_steps": 1,
+             "training.num_generations": 4, "dataset.name": "arithmetic", "dataset.limit": 4}  # fmt: skip
+    config = load_config("laptop/first-steps", given, world_size=4)
+    dry_run(config, processes=2)
+    assert "(4 prompts)" in capsys.readouterr().out
+    with pytest.raises(UserError, match="4 usable problems do not fill one rollout, which takes 8"):
+        dry_run(config, processes=4)
 
 
 def saved_bytes(frozen: bool, tokens: int) -> int:
