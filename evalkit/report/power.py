@@ -63,19 +63,23 @@ PASSES, FAILS, UNDECIDED = "passes", "fails", "is undecided"
 def gate(comparison: MethodComparison, most: float) -> tuple[str, list[str]]:
     """Ask of each comparison whether a loss of `most`, a fraction, is excluded at one-sided 5 %.
 
-    Returns the outcome, that of the worst, and a line for each. Each must pass, so no level is corrected for their
-    number: all pass by chance no more often than one does.
+    Returns the outcome, that of the worst, and a line for each; none if nothing is compared. Each must pass, so no
+    level is corrected for their number: all pass by chance no more often than one does.
     """
     lines, outcomes = [], []
+    if all(table.baseline is None for table in comparison.benchmarks):
+        return "", []
     for table in comparison.benchmarks:
-        for name in table.methods:
-            cell = table.cells[name, comparison.metrics[0]]
-            if (d := cell.paired) is None or table.baseline is None:
+        for name in (method.name for method in comparison.methods if method.name != comparison.baseline):
+            against = f"{visible(name)} against {visible(str(comparison.baseline))} on {visible(table.benchmark)}"
+            cell = table.cells.get((name, comparison.metrics[0]))
+            if cell is None or (d := cell.paired) is None:
+                outcomes.append(UNDECIDED)
+                lines.append(f"{against} {UNDECIDED}, as not both were evaluated on it")
                 continue
             worse = FAILS if cell.direction < 0 else UNDECIDED
             outcome = PASSES if d.loses_less(most, cell.moved, comparison.looks) else worse
             outcomes.append(outcome)
-            against = f"{visible(name)} against {visible(table.baseline)} on {visible(table.benchmark)}"
             why = "" if d.judged else ", as training is not known" if not d.known else ", as it has too few seeds"
             power = sees(comparison, table, name, most).replace("a difference", "a loss") if d.judged else ""
             lines.append(f"{against} {outcome}{why}: {difference(d, ' points')}{'; ' * bool(power)}{power}")

@@ -457,6 +457,18 @@ def test_the_gate_has_three_outcomes(
     assert more == ["gate: undecided, which passes (--undecided pass)"] * ("pass" in words)
 
 
+@pytest.mark.parametrize(
+    ("of_old", "of_new"), [(("arithmetic", "hard"), ("arithmetic",)), (("hard",), ("arithmetic", "hard"))]
+)
+def test_the_gate_does_not_pass_what_was_not_evaluated(of_old: Any, of_new: Any, tmp_path: Path) -> None:
+    for name, skill, benchmarks in (("old", 0.0, of_old), ("new", 2.0, of_new)):
+        write_eval(tmp_path / name, method=None, skill=skill, benchmarks=dict.fromkeys(benchmarks, 40))
+    ran = gtpo("compare", "old", "new", "--baseline", "old", "--fail-if-worse", 2, cwd=tmp_path)
+    assert ran.returncode == 6, ran.stderr
+    assert "gate: new against old on" in ran.stderr
+    assert "is undecided, as not both were evaluated on it" in ran.stderr
+
+
 def test_a_label_names_outputs_and_seeds_declares_trainings(seeds_home: Path) -> None:
     """Of runs that are known to be trained apart: the declaration changes nothing, a label takes the verdict away."""
 
