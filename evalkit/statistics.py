@@ -111,7 +111,7 @@ class PairedDifference(NamedTuple):
     variance: Array
     # Degrees of freedom of t.
     freedom: Array
-    # Of d_q, as far as questions make V.
+    # Of d_q, as far as questions make V; NaN for a single question.
     skewness: Array
     questions: int
     # Questions on which a (b) scored higher.
@@ -266,7 +266,7 @@ def differences(
     mean, questions = d.mean(axis=1), d.shape[1]
     found = PairedDifference(
         difference=mean, variance=np.full_like(mean, np.nan), freedom=np.zeros_like(mean),
-        skewness=np.zeros_like(mean), questions=questions, only_a=(wins > 0).sum(axis=1),
+        skewness=np.full_like(mean, np.nan), questions=questions, only_a=(wins > 0).sum(axis=1),
         only_b=(wins < 0).sum(axis=1), seeds=(seeds[0], seeds[1]), seeds_paired=paired, known=known,
     )  # fmt: skip
     if questions < 2:
