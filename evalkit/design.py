@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from typing import Any, Literal, NamedTuple
 
@@ -222,10 +223,9 @@ def fewest(design: Design, vary: Lever, is_enough: Callable[[Design], bool]) -> 
 class Needs(NamedTuple):
     """What a design sees with a chance of ENOUGH, and how many of one thing would make it see the target."""
 
-    # As fractions: what is seen now, and with any number of samples and seeds on these questions.
+    # A fraction.
     sees: Estimate
-    limit: float
-    # None: no number is enough; infinite: at that end of the range.
+    # Empty if the design is enough. None: no number is enough; infinite: at that end of the range.
     counts: dict[Lever, Estimate | None]
 
 
@@ -233,24 +233,25 @@ def needs(noise: Noise, design: Design, target: float, *, margin: bool = False, 
     """Return what a design that was a pilot lacks to show a difference of `target`, or equivalence within it."""
     noise = noise.at_least_zero(design)
 
-    def least(lever: Lever, end: End) -> float:
-        def enough(one: Design) -> bool:
-            test = strength(noise, one, level=level, end=end)
-            return (test.equivalence(target) if margin else test.power(target)) >= ENOUGH
+    def enough(one: Design, end: End = "mean") -> bool:
+        test = strength(noise, one, level=level, end=end)
+        return (test.equivalence(target) if margin else test.power(target)) >= ENOUGH
 
-        return fewest(design, lever, enough) or math.inf
+    def least(lever: Lever, end: End) -> float:
+        return fewest(design, lever, partial(enough, end=end)) or math.inf
 
     sees = _ordered(strength(noise, design, level=level, end=end).detectable() for end in ENDS)
+    if enough(design):
+        return Needs(sees, {})
     has: dict[Lever, bool] = {"questions": True, "samples": noise.samples is not None, "seeds": design.seeds > 0}
     counts = {lever: _ordered(least(lever, end) for end in ENDS) for lever in has if has[lever]}
-    return Needs(
-        sees, limit(noise, design, level),
-        {lever: None if math.isinf(count.mean) else count for lever, count in counts.items()},
-    )  # fmt: skip
+    return Needs(sees, {lever: None if math.isinf(count.mean) else count for lever, count in counts.items()})
 
 
-def limit(noise: Noise, design: Design, level: float = LEVEL) -> float:
-    """Return what these questions show with any number of samples and seeds."""
+def limit(noise: Noise, design: Design, level: float = LEVEL) -> float | None:
+    """Return what these questions show with any number of samples and seeds; None if it is not known."""
+    if noise.samples is None and not design.seeds:  # what samples add counts as the questions'
+        return None
     endless = design._replace(samples=MOST["samples"], seeds=MOST["seeds"] if design.seeds else 0)
     return strength(noise, endless, level=level).detectable()
 

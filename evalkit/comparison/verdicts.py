@@ -17,8 +17,16 @@ import numpy as np
 
 from gtpo.evalkit.comparison.columns import Array, Column
 from gtpo.evalkit.comparison.questions import Shared
-from gtpo.evalkit.design import Design, Noise, measure_noise
-from gtpo.evalkit.statistics import PAIRS_NEEDED, MethodMean, PairedDifference, differences, holm_factors
+from gtpo.evalkit.design import Design, Noise, measure_noise, parts
+from gtpo.evalkit.statistics import (
+    PAIRS_NEEDED,
+    MethodMean,
+    PairedDifference,
+    by_cluster,
+    differences,
+    holm_factors,
+    question_variance,
+)
 
 # Family-wise error rate of one method's primary comparisons.
 ALPHA = 0.05
@@ -110,9 +118,10 @@ def differ(shared: Shared, a: str, b: str, column: Column) -> PairedDifference:
 
 
 def noise_of(shared: Shared, a: str, b: str, column: Column) -> tuple[Noise, Design] | None:
-    """Return where the noise of a difference comes from, and the design that it was measured by; None if unknown.
+    """Return where the noise of a difference comes from, and the design that it was measured by.
 
-    Unlike numbers of seeds count as the smaller.
+    Unlike numbers of seeds count as the smaller. None if too few questions differ to say it: three quarters of V_Q
+    are then the test's prior.
     """
     trained, pair = _trained(shared, a, b)
     clusters = shared.clusters_at(column.k)
@@ -125,8 +134,11 @@ def noise_of(shared: Shared, a: str, b: str, column: Column) -> tuple[Noise, Des
         trained=all(trained) and not (shared.by_name[a].doubt or shared.by_name[b].doubt), paired=pair is not None,
         clusters=clusters,
     )  # fmt: skip
-    seeds = min(map(len, scores)) if noise.training else 0
-    return noise, Design(int(questions), shared.samples, seeds)
+    design = Design(int(questions), shared.samples, min(map(len, scores)) if noise.training else 0)
+    d, weight = by_cluster(scores[0].mean(axis=0) - scores[1].mean(axis=0), clusters)
+    of = parts(noise, design)
+    enough = 4 * (of.questions + of.samples) >= question_variance(d[None], weight)[0]
+    return (noise, design) if enough else None
 
 
 def _trained(shared: Shared, a: str, b: str) -> tuple[tuple[bool, bool], tuple[list[int], list[int]] | None]:

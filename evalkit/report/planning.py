@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -26,7 +27,6 @@ from gtpo.evalkit.design import (
     Strength,
     assumed_noise,
     fewest,
-    limit,
     strength,
 )
 from gtpo.evalkit.report.grid import Grid
@@ -82,6 +82,8 @@ class BenchmarkPlan:
 def run_plan(settings: PlanSettings) -> int:
     """Run the command and return its exit code. Raises UserError."""
     plans = list(_pilot(settings) if settings.runs else _without_pilot(settings))
+    if not plans:
+        raise UserError("nothing to plan by: a pilot needs more questions on which the two differ")
     effect, margin = settings.effect, settings.margin or 0.0
     goals: dict[str, Chance] = {f"to see a difference of {effect:g} points": lambda of: of.power(effect / 100)}
     if margin:
@@ -98,9 +100,8 @@ def run_plan(settings: PlanSettings) -> int:
             console.print(draw(_grid(plan, title, chance), console.width))
             console.print(_cost(plan, chance), markup=False, highlight=False)
         for questions in plan.questions:
-            design = Design(questions, 1, plan.seeds[0])
-            if (least := limit(plan.noise, design)) > settings.effect / 100:
-                console.print(f"{limit_text(design, least)}.", markup=False, highlight=False)
+            if text := limit_text(plan.noise, Design(questions, 1, plan.seeds[0]), effect / 100):
+                console.print(f"{text}.", markup=False, highlight=False)
     return 0
 
 
@@ -160,31 +161,40 @@ def _without_pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
 
 
 def _pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
-    evals, trains, notes = find_runs(list(settings.runs or ()))
+    evals, trains, of_runs = find_runs(list(settings.runs or ()))
     comparison = compare(
-        evals, trains, baseline=settings.baseline, metrics=[Column(PASS, 1)], details=False, notes=notes
+        evals, trains, baseline=settings.baseline, metrics=[Column(PASS, 1)], details=False, notes=of_runs
     )
+    notes = comparison.all_notes
     if len(comparison.methods) != 2:
         names = ", ".join(visible(method.name) for method in comparison.methods)
         raise UserError(f"a pilot is two methods or models, and these runs are {len(comparison.methods)}: {names}")
     name = next(method.name for method in comparison.methods if method.name != comparison.baseline)
     for table in comparison.benchmarks:
-        measured = noise_of(table, name, str(table.baseline), Column(PASS, 1)) if table.baseline else None
+        measured = noise_of(table, name, table.baseline, Column(PASS, 1)) if table.baseline else None
         if measured is None:
+            notes.append(f"{table.benchmark} is no pilot: too few of its questions show a difference of the two")
             continue
         noise, design = measured[0].at_least_zero(measured[1]), measured[1]
         if settings.seed_sd is not None:
             noise = replace(noise, training=Estimate.exactly(2 * (settings.seed_sd / 100) ** 2))
         trained = noise.training is not None and not settings.models
+        if settings.seeds and not trained:
+            raise UserError("--seeds: what seeds add is not known of this pilot; say it with --seed-sd POINTS")
+        if settings.samples and noise.samples is None:
+            raise UserError("--samples: one sample of each question tells nothing of more; give a pilot with several")
         size, mean = design.questions, None
         samples = sorted({*SAMPLES[:3], design.samples}) if noise.samples else [design.samples]
         means = [run.entry(table.benchmark).mean_tokens for of in table.runs.values() for run in of]
         if tokens := [mean_of for mean_of in means if mean_of is not None]:
             mean = sum(tokens) / len(tokens)
         of_seeds = f"{design.seeds} seeds of each" if design.seeds else "what seeds add is not known"
-        pilot = f"{size:,} questions, {design.samples} samples" + f", {of_seeds}" * (design.seeds > 0 or not trained)
+        pilot = f"{size:,} questions, {design.samples} sample{'s' * (design.samples > 1)}"
+        pilot += f", {of_seeds}" * (design.seeds > 0 or not trained)
         yield BenchmarkPlan(
             f"Noise of {visible(name)} against {visible(str(table.baseline))} on {visible(table.benchmark)} ({pilot})",
             noise, settings.questions or (size, 2 * size, 4 * size), settings.samples or samples,
             (settings.seeds or SEEDS) if trained else (0,), settings.tokens or mean,
         )  # fmt: skip
+    for note in notes:
+        print(f"note: {visible(note)}", file=sys.stderr)

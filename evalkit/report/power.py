@@ -7,8 +7,9 @@ import math
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.verdicts import noise_of
-from gtpo.evalkit.design import MOST, Design, Estimate, needs
+from gtpo.evalkit.design import MOST, Design, Estimate, Noise, limit, needs
 from gtpo.evalkit.report.grid import difference, points, points_text
+from gtpo.evalkit.statistics import LEVEL
 
 # Without a margin: the difference in points, as a fraction, that an undecided comparison is told how to see.
 TARGET = 0.02
@@ -36,16 +37,22 @@ def sees(comparison: MethodComparison, table: Table, method: str, target: float,
     measured = noise_of(table, method, baseline, comparison.metrics[0])
     if measured is None or cell.paired is None:
         return ""
-    needed, design = needs(*measured, target, margin=margin, level=cell.paired.level), measured[1]
+    level = cell.paired.level
+    needed = needs(*measured, target, margin=margin, level=level)
     goal = f"to show equivalence within ±{points(target)}" if margin else f"for {points(target)}"
     ways = [f"{range_text(count, MOST[lever])} {NOUNS[lever]}" for lever, count in needed.counts.items() if count]
     text = f"this design sees a difference of {points_text(needed.sees)} points with 80 %"
+    if not needed.counts:
+        return f"{text}, enough {goal}"
     text += f"; {goal}: {' or '.join(ways) or 'no number of one of them is enough'}"
-    return f"{text}; {limit_text(design, needed.limit)}" if needed.limit > target else text
+    return "; ".join(filter(None, (text, limit_text(*measured, target, level))))
 
 
-def limit_text(design: Design, least: float) -> str:
-    """Return what a benchmark of this size cannot show at all."""
+def limit_text(noise: Noise, design: Design, target: float, level: float = LEVEL) -> str:
+    """Return what a benchmark of this size cannot show at all; empty if that is less than the target, or not known."""
+    least = limit(noise.at_least_zero(design), design, level)
+    if least is None or least <= target:
+        return ""
     what = "samples and seeds" if design.seeds else "samples"
     return f"{design.questions:,} questions show no less than {100 * least:.1f} points with any number of {what}"
 

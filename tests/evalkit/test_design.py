@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import command_line
 from numpy.typing import NDArray
-from run_folders import write_eval
+from run_folders import write_counts, write_eval
 
 from gtpo.evalkit.design import (
     ENOUGH,
@@ -20,6 +21,7 @@ from gtpo.evalkit.design import (
     Noise,
     assumed_noise,
     fewest,
+    limit,
     measure_noise,
     needs,
     parts,
@@ -94,7 +96,11 @@ def test_what_a_design_lacks_is_what_gives_it_eighty_percent() -> None:
             enough = strength(NOISE, design._replace(**{lever: int(count.mean)})).power(0.05)
             assert ENOUGH <= enough < ENOUGH + 0.08, lever
     assert needed.counts["samples"] is None
-    assert needed.limit < needed.sees.mean
+    least = limit(NOISE, design)
+    assert least is not None
+    assert least < needed.sees.mean
+    assert needs(NOISE, design, 0.9).counts == {}
+    assert limit(replace(NOISE, samples=None), design._replace(seeds=0)) is None, "samples are among the questions"
     assert fewest(design, "samples", lambda one: False) is None
     # An estimate may be below 0: a plan has none that is, and the same V for its pilot.
     for values in ((-0.002, 0.03, 0.3, -1e-5), (0.02, -0.03, 0.3, 1e-4), (-0.01, -0.01, 0.3, 1e-4)):
@@ -149,3 +155,28 @@ def test_runs_tell_samples_from_questions(tmp_path: Path) -> None:
         noise = json.loads(ran.stdout)["tables"][0]["noise"]["b"]
         assert noise["samples"][0] == pytest.approx(sum(variances) if known else 0.0)
         assert noise["samples"][1] <= noise["samples"][0] <= noise["samples"][2]
+
+
+PILOTS = {
+    "ceiling": (([4] * 40, [4] * 40), 4, (), 2, "nothing to plan by"),
+    "one question that differs": (([4] * 40, [4] * 39 + [3]), 4, (), 2, "nothing to plan by"),
+    "one question": (([1], [3]), 4, (), 2, "nothing to plan by"),
+    "seeds of models": (([1, 3] * 20, [2, 2] * 20), 4, ("--seeds", 3), 2, "--seeds: what seeds add is not known"),
+    "more samples than one": (([0, 1] * 20, [1, 1] * 20), 1, ("--samples", 4), 2, "--samples: one sample"),
+    "one sample": (([0, 1] * 20, [1, 1] * 20), 1, (), 0, ""),
+}
+
+
+@pytest.mark.parametrize("case", PILOTS)
+def test_a_pilot_says_what_it_does_not_know(case: str, tmp_path: Path) -> None:
+    counts, n, words, code, told = PILOTS[case]
+    for name, right in zip("ab", counts, strict=True):
+        write_counts(tmp_path / "results/eval" / name, np.array(right), n)
+    ran = command_line("plan", "a", "b", *map(str, words), cwd=tmp_path)
+    assert ran.returncode == code, ran.stderr
+    assert told in ran.stderr
+    assert "any number of samples" not in ran.stdout
+    compared = command_line("compare", "a", "b", "--fail-if-worse", "2", cwd=tmp_path)
+    assert "Warning" not in compared.stderr
+    assert ("this design sees" in compared.stderr) == ("nothing" not in told)
+    assert n > 1 or "any number of samples" not in compared.stderr
