@@ -56,7 +56,7 @@ LEVEL = 0.95
 #
 # A difference to given weights is about weights, however many seeds the other side has: all its runs may have come out
 # well by chance. If half of a method's runs collapse, three are alike in 1 of 4 cases, and nothing in them says that
-# another could differ (two methods of three seeds each: in 1 of 32); with ten skewed seeds t still errs in 9 %.
+# another could differ (two methods of three seeds each: in 1 of 32).
 SEEDS_NEEDED = 3
 # Common seeds from which on they are paired. With fewer, runs of which some collapse look too often (2^-S) as if two
 # methods never differed.
@@ -64,8 +64,8 @@ PAIRS_NEEDED = 5
 # What a difference speaks of: methods, trained anew with other seeds; these very sets of weights; or, if nobody knows
 # whether the runs of a side were trained apart, these very outputs.
 METHODS, WEIGHTS, OUTPUTS = "methods", "weights", "outputs"
-# The prior of V_Q above: the least that keeps wrong equivalence at 6 % if one model loses a few of many questions. It
-# shows a difference of 0/1 scores from 6 questions to none on, as McNemar's exact test does.
+# The prior of V_Q above: it keeps wrong equivalence below 6 % if one model loses a few of many questions. It shows
+# a difference of 0/1 scores from 6 questions to none on, as McNemar's exact test does.
 UNSEEN = 2.25
 # Wordings (texts apart from their numbers) from which on each is a family of questions.
 FAMILIES = 20
