@@ -87,7 +87,7 @@ class Noise:
 
     questions: Estimate
     single: Estimate
-    # None: samples and questions are not told apart, as of maj@k and of one sample a question.
+    # None: samples and questions are not told apart, as of maj@k, of pass@k from 2 on, and of one sample a question.
     samples: Estimate | None
     # None: two sets of weights.
     training: Estimate | None

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.metrics import pass_at_all_k
 from gtpo.runs.eval_run import Questions
 
 Array = NDArray[np.float64]
@@ -58,23 +57,15 @@ def _tokens(of: Questions, k: int, *, right: bool) -> Array:
     return of.tokens(right=right)
 
 
-def _of_samples(counts: NDArray[np.int32], n: NDArray[np.int32], k: int = 1) -> Array | None:
-    """The jackknife over samples of pass@k, which is unbiased for k = 1."""
-    if n.size == 0 or n.min() <= k:
-        return None
-    out = np.zeros(n.size)
-    for least in np.unique(n):
-        at = pass_at_all_k(np.full(least, least - 1), np.arange(least))[:, k - 1]
-        mine = n == least
-        right, wrong = counts[mine], least - counts[mine]
-        moved = at[np.minimum(right, least - 1)] - at[np.maximum(right - 1, 0)]
-        out[mine] = (least - 1) / least**2 * right * wrong * moved**2
-    return out
+def _of_samples(counts: NDArray[np.int32], n: NDArray[np.int32]) -> Array | None:
+    """The variance that n samples give to a share, without bias; None if a question has only one."""
+    return None if n.size == 0 or n.min() < 2 else counts / n * (1 - counts / n) / (n - 1)
 
 
 PASS = Metric(
     "pass@k", "pass@k", lambda of, k: of.pass_at_k[:, k - 1].clip(0, 1), "at least one of k is right", "unbiased",
-    sampling=lambda of, k: _of_samples(of.correct, of.n, k),
+    # pass@k of more samples does not vary by 1 / n: near k = n it would promise what no number of them gives.
+    sampling=lambda of, k: _of_samples(of.correct, of.n) if k == 1 else None,
 )  # fmt: skip
 MAJ = Metric(
     "maj@k", "maj@k", lambda of, k: of.maj_at_k[:, k - 1].clip(0, 1), "the majority of k is right",

@@ -150,7 +150,7 @@ def test_runs_tell_samples_from_questions(tmp_path: Path) -> None:
         (run,), _, _ = find_runs([str(tmp_path / name)])
         share = run.questions("arithmetic", "strict").pass_at_k[:, 0]
         variances.append((share * (1 - share) / 3).mean() / 60)
-    for words, known in (((), True), (("--metric", "maj@4"), False)):
+    for words, known in (((), True), (("--metric", "maj@4"), False), (("--metric", "pass@2"), False)):
         ran = command_line("compare", "a", "b", "--baseline", "a", "--format", "json", *words, cwd=tmp_path)
         noise = json.loads(ran.stdout)["tables"][0]["noise"]["b"]
         assert noise["samples"][0] == pytest.approx(sum(variances) if known else 0.0)
