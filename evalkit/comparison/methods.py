@@ -17,6 +17,7 @@ import itertools
 import os
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from gtpo.common.files import read_json_object
 from gtpo.evalkit.comparison.like_for_like import by_run
 from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.eval_run import EvalRun
-from gtpo.runs.find import records_of
+from gtpo.runs.find import records_of, resolve
 from gtpo.runs.train_run import TrainFolder
 
 # Keys of a config in which the runs of a method always differ; and where they ran, which is noted.
@@ -215,10 +216,14 @@ class Method:
 
     def is_named(self, word: str) -> bool:
         """Return whether a word is its name, its preset, or one of its runs by name or folder."""
-        folders = [run.folder for run in self.runs] + [train.root for train in self.trains]
-        return word in (self.name, self.preset, *(member.name for member in self.members)) or (
-            os.path.abspath(word) in map(os.path.abspath, folders)
-        )
+        if word in (self.name, self.preset, *(member.name for member in self.members)):
+            return True
+        with suppress(UserError):  # no folder of that name
+            folder = resolve(word).resolve()
+            return folder in {
+                root.resolve() for root in (*(r.folder for r in self.runs), *(t.root for t in self.trains))
+            }
+        return False
 
 
 def members_of(runs: Sequence[EvalRun], trains: Iterable[TrainFolder]) -> list[Member]:

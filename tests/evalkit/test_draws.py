@@ -158,6 +158,17 @@ def test_a_checkpoint_chosen_on_the_benchmark_must_win_in_the_mean(tmp_path: Pat
     assert "checkpoints" not in words_of(found["best"])
 
 
+def test_a_run_is_named_by_whatever_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an argument, with --baseline, with --seeds."""
+    write_runs(tmp_path, OTHER["weights"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("results/eval/A0")
+    for word in ("A0", "A0/", "results/eval/A0", "./results/eval/A0/", "results/eval/A0/eval.json", "link"):
+        assert [run.name for run in find_runs([word])[0]] == ["A0"]
+        assert compared(tmp_path, baseline=word).baseline == "A0", word
+        assert compared(tmp_path, baseline="B0", seeds=[f"A={word},A1,A2"]).methods[0].counted == "3 seeds, declared"
+
+
 def equal_methods(home: Path, rng: np.random.Generator, case: str) -> tuple[str, dict[str, Any]]:
     """Write the runs of two equal methods; return the pattern of what is compared, and how."""
 
