@@ -151,8 +151,10 @@ class Strength(NamedTuple):
         return float(np.maximum(inside, 0.0).mean())
 
     def detectable(self) -> float:
-        """Return the difference that is shown with a chance of ENOUGH."""
-        low, high = 0.0, 4.0
+        """Return the difference that is shown with a chance of ENOUGH; infinite if none up to 1 is."""
+        low, high = 0.0, 1.0
+        if self.power(high) < ENOUGH:
+            return math.inf
         for _ in range(40):
             middle = (low + high) / 2
             low, high = (low, middle) if self.power(middle) >= ENOUGH else (middle, high)

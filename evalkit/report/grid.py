@@ -150,7 +150,7 @@ def _sources(noise: Noise, design: Design) -> Iterator[list[str]]:
             mean, low, high = (max(getattr(each, source), 0.0) for each in every)
             yield [
                 name, points_text(Estimate(*(math.sqrt(variance) for variance in (mean, low, high)))),
-                f"{100 * mean / total:.0f} %", f"{100 * now:.1f}", f"{100 * twice:.1f}",
+                f"{100 * mean / total:.0f} %", points_text(Estimate.exactly(now)), points_text(Estimate.exactly(twice)),
             ]  # fmt: skip
 
 

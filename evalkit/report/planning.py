@@ -29,7 +29,7 @@ from gtpo.evalkit.design import (
     fewest,
     strength,
 )
-from gtpo.evalkit.report.grid import Grid
+from gtpo.evalkit.report.grid import Grid, plain, points_text
 from gtpo.evalkit.report.plan import PlanSettings
 from gtpo.evalkit.report.power import limit_text, range_text
 from gtpo.evalkit.report.writers import draw
@@ -109,7 +109,8 @@ def _grid(plan: BenchmarkPlan, title: str, chance: Chance) -> Grid:
     rows = []
     for seeds, questions in itertools.product(plan.seeds, plan.questions):
         strengths = [strength(plan.noise, Design(questions, samples, seeds)) for samples in plan.samples]
-        cells = [f"{100 * chance(one):.0f} % ({100 * one.detectable():.1f})" for one in strengths]
+        seen = [points_text(Estimate.exactly(one.detectable())) for one in strengths]
+        cells = [f"{100 * chance(one):.0f} % ({points})" for one, points in zip(strengths, seen, strict=True)]
         rows.append([str(seeds) if seeds else "models", f"{questions:,}", *cells])
     head = ["seeds of each", "questions", *(f"{n} sample{'s' * (n > 1)}" for n in plan.samples)]
     return Grid("plan", f"Chance {title} (in brackets: points that are seen with 80 %)", head, rows)
@@ -135,10 +136,10 @@ def _document(plan: BenchmarkPlan, settings: PlanSettings, goals: dict[str, Chan
         test, completions = strength(plan.noise, design), plan.completions(design)
         chances = zip(("power", "equivalence"), (chance(test) for chance in goals.values()), strict=False)
         designs.append({
-            **design._asdict(), "sees": test.detectable(), **dict(chances),
+            **design._asdict(), "sees": plain(test.detectable()), **dict(chances),
             "completions": completions, "tokens": completions * plan.tokens if plan.tokens else None,
         })  # fmt: skip
-    best = [one and {**one[0]._asdict(), "seeds_range": [None if math.isinf(end) else end for end in one[1][1:]]}
+    best = [one and {**one[0]._asdict(), "seeds_range": [plain(end) for end in one[1][1:]]}
             for one in map(plan.cheapest, goals.values())]  # fmt: skip
     noise = {name: value and list(value) for name, value in asdict(plan.noise).items() if name != "paired"}
     return {

@@ -54,7 +54,8 @@ def limit_text(noise: Noise, design: Design, target: float, level: float = LEVEL
     if least is None or least <= target:
         return ""
     what = "samples and seeds" if design.seeds else "samples"
-    return f"{design.questions:,} questions show no less than {100 * least:.1f} points with any number of {what}"
+    shown = "no difference" if math.isinf(least) else f"no less than {100 * least:.1f} points"
+    return f"{design.questions:,} questions show {shown} with any number of {what}"
 
 
 def advice(comparison: MethodComparison, table: Table, method: str) -> str:
