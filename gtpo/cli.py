@@ -186,7 +186,7 @@ def plan(context: typer.Context) -> None:
 
     From a pilot of two methods, or without one from published experiments (--accuracy 0.4 --seed-sd 2).
     """
-    from gtpo.evalkit.report.plan import PlanSettings
+    from gtpo.evalkit.report.command import PlanSettings
 
     settings = PlanSettings.from_words(_words(context, plan, PlanSettings))
     from gtpo.evalkit.report.planning import run_plan

@@ -29,8 +29,8 @@ from gtpo.evalkit.design import (
     fewest,
     strength,
 )
+from gtpo.evalkit.report.command import PlanSettings
 from gtpo.evalkit.report.grid import Grid, plain, points_text
-from gtpo.evalkit.report.plan import PlanSettings
 from gtpo.evalkit.report.power import limit_text, range_text
 from gtpo.evalkit.report.writers import draw
 from gtpo.runs.find import find_runs
