@@ -6,7 +6,7 @@ import re
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from gtpo.rewards.thoughts import plain, without_thoughts
+from gtpo.rewards.thoughts import plain, unfinished, without_thoughts
 
 # complete: it ended by itself. cut off: at a limit, or with a word that is not known. empty: no text outside thoughts.
 # blocked: a filter held it back. prompt cut: the model read a part of its prompt. unknown: nothing says how it ended.
@@ -15,13 +15,14 @@ Outcome = Literal["complete", "cut off", "empty", "blocked", "prompt cut", "unkn
 # What the letters of a finish reason hold, in any server's spelling; the first that fits counts.
 _FINISHES = (
     ("failed", r"error|abort|fail|cancel|timeout|timelimit|timedout|deadline|rateli|rateex|quota|resource|unavail"
-               r"|overload|malformed|unexpected|unspecified|unfinish|notfinish|interrupt|disconnect|killed"),
+               r"|overload|malformed|unexpected|unspecified|unfinish|notfinish|notcomplete|interrupt|disconnect|killed"
+               r"|userstop|byuser|outofmemory|unloaded"),
     ("refused", r"filter|safety|recitation|blocklist|blocked|prohibited|spii|refus|sensitive|guardrail|policy|moderat"
                 r"|unsafe"),
     ("length", r"length|limit|trunc|incomplete|cutoff|context|ctx|exceed|capped|budget|n(?:um)?predict"
-               r"|max(?:imum)?(?:new|output|completion|total|token|len|hit|reach)|(?:hit|reached)max"),
+               r"|max(?:imum)?(?:new|predicted|output|completion|total|token|len|hit|reach)|(?:hit|reached)max"),
     ("tool", r"tool|functioncall"),
-    ("stop", r"stop|^eo[smta]|^end|reachedend|finish|done|^complete|success|succeed|normal|natural|^ok$"),
+    ("stop", r"stop|^eo[smta]|eos(?:reached)?$|^end|imend|reachedend|finish|done|complete|succe|normal|natural|^ok$"),
     ("", r"^(?:|none|null|unknown|na|undefined)$"),
 )  # fmt: skip
 
@@ -31,7 +32,7 @@ def finish_word(word: str) -> str:
 
     By the letters only: `FinishReason.MAX_TOKENS`, `max-tokens` and `maxTokens` are one word.
     """
-    letters = "".join(filter(str.isalpha, word.rpartition(".")[2].lower())).removeprefix("finishreason")
+    letters = "".join(filter(str.isalpha, word.rstrip(". ").rpartition(".")[2].lower())).removeprefix("finishreason")
     return next((name for name, pattern in _FINISHES if re.search(pattern, letters)), word)
 
 
@@ -96,10 +97,10 @@ _NOTHING = re.compile(
 
 
 def says_something(text: str) -> bool:
-    """Return whether a reply has a text outside thoughts."""
-    # Only what ends with a delimiter needs a look at all of it.
-    whole = len(text) > 200 and text.rstrip()[-1:] not in (">", "]", "|", "▷")
-    return whole or _NOTHING.fullmatch(without_thoughts(plain(text))) is None
+    """Return whether a reply has a text outside thoughts, or one that it left unfinished."""
+    text = plain(text)
+    text = text.rpartition("<think>")[2] if unfinished(text) else without_thoughts(text)
+    return _NOTHING.fullmatch(text) is None
 
 
 def check_reply(reply: Reply, max_tokens: int | None = None, context: int | None = None) -> Ending:
@@ -150,7 +151,8 @@ def cut_prompts(prompts: Mapping[_Key, tuple[int, int]]) -> set[_Key]:
     full = {key: size for key, (size, tokens) in prompts.items() if tokens == largest}
     if len(full) >= 3:
         least, most = min(full.values()), max(full.values())
-        like_a_limit = least > 6 * largest or (largest >= 128 and min(largest % 128, -largest % 128) <= 2)
+        # Hardly a server has a smaller limit: below, one number of a few questions is chance.
+        like_a_limit = least > 6 * largest or (largest >= 1024 and min(largest % 128, -largest % 128) <= 2)
         if most - least >= 64 or (len(full) == len(prompts) and least < most and like_a_limit):
             cut |= full.keys()
     return cut

@@ -22,7 +22,20 @@ from gtpo.runs.tables import Sample
 
 MOST = 64
 WORDS = {
-    "stop": ("stop", "STOP", "eos_token", "end_turn", "stop_sequence", "endTurn", "complete", "finished_stopped"),
+    "stop": (
+        "stop",
+        "STOP",
+        "eos_token",
+        "end_turn",
+        "stop_sequence",
+        "endTurn",
+        "complete",
+        "finished_stopped",
+        "generation_complete",
+        "reached_eos",
+        "<|im_end|>",
+        "EOS token found.",
+    ),
     "limit": (
         "length",
         "FinishReason.MAX_TOKENS",
@@ -32,9 +45,20 @@ WORDS = {
         "token_limit_reached",
         "hit_max_ctx",
         "token_budget",
+        "maxPredictedTokensReached",
+        "Reached max tokens.",
     ),
     "filter": ("content_filter", "FinishReason.PROHIBITED_CONTENT", "SAFETY", "policy_violation", "refusal"),
-    "failure": ("error", "abort", "rate_limit", "malformed_function_call", "insufficient_system_resource"),
+    "failure": (
+        "error",
+        "abort",
+        "rate_limit",
+        "malformed_function_call",
+        "insufficient_system_resource",
+        "userStopped",
+        "not_complete",
+        "modelUnloaded",
+    ),
     "none": (None, "null", "unknown"),
     "other": ("repetition", "loop_detected", "load", "OTHER", "zqx"),
     "tool": ("tool_calls", "FUNCTION_CALL"),
@@ -124,6 +148,16 @@ def test_samples_of_0_2_end_as_they_would_now() -> None:
         assert own.error is None
 
 
+def test_an_unfinished_thought_ends_alike_at_any_length() -> None:
+    """What it wrote is there, and has no answer; with a thought that is closed there is nothing."""
+    for word, outcome in (("stop", "complete"), ("length", "cut off"), (None, "unknown")):
+        for thought in ("Hm. " * length for length in (1, 10, 49, 51, 500)):
+            sample = receive(word, f"<think>{thought}", "", False, {})
+            assert (sample.outcome, sample.error) == (outcome, None), (word, len(thought))
+            silent = receive(word, f"<think>{thought}</think>", "", False, {})
+            assert (silent.outcome == "cut off") if word == "length" else (silent.outcome == "empty")
+
+
 @pytest.mark.parametrize(
     ("usage", "expected"),
     [
@@ -151,6 +185,7 @@ def test_prompts_that_were_cut() -> None:
     assert cut_prompts(limit) == {i for i, (_, tokens) in whole.items() if tokens >= 4096}
     assert cut_prompts({i: (19_600 + i, 2050) for i in range(4)}) == set(range(4))
     assert cut_prompts({i: (5_000 + i, 1250) for i in range(4)}) == set(), "short questions of one length"
+    assert not any(cut_prompts({i: (4 * n + i % 2, n) for i in range(3)}) for n in range(20, 1000)), "whatever number"
     assert cut_prompts({i: (50 + i % 3, 20) for i in range(9)}) == set()
     assert cut_prompts({0: (30_000, 2048), 1: (400, 100)}) == {0}
 
