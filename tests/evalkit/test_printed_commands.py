@@ -24,7 +24,7 @@ def printed(done: subprocess.CompletedProcess[str], **placeholders: str) -> list
 
 def test_the_examples_lead_to_a_verdict(gtpo: Run) -> None:
     (compare,) = printed(gtpo("examples"))
-    assert "better" in gtpo(*compare).stdout
+    assert "after is better than before" in " ".join(gtpo(*compare).stdout.split())
 
 
 def test_a_train_run_leads_to_its_evaluation_and_page(gtpo: Run) -> None:
@@ -52,7 +52,8 @@ def test_the_mend_of_served_models_makes_them_comparable(gtpo: Run, serve: Calla
     gtpo(*page)
     (mend,) = printed(gtpo(*compare, "--scoring", "lenient", code=2))
     _, again = printed(gtpo(*mend), OTHER_RUN="results/eval/a second")
-    gtpo(*again, "--scoring", "lenient")
+    compared = gtpo(*again, "--scoring", "lenient")
+    assert "a second against first-like-a second is undecided on arithmetic: +0.0 points" in compared.stdout
 
 
 def test_a_mend_names_runs_that_lie_elsewhere_by_path(gtpo: Run, serve: Callable[..., Any]) -> None:
@@ -61,4 +62,6 @@ def test_a_mend_names_runs_that_lie_elsewhere_by_path(gtpo: Run, serve: Callable
     gtpo("eval", "m", "--out", "mine/first", "--k", 1, *asked)
     gtpo("eval", "m", "--out", "mine/second", "--k", 2, *asked)
     (mend,) = printed(gtpo("compare", "mine/first", "mine/second", code=2))
-    gtpo(*mend)
+    mended = gtpo(*mend)
+    assert "published set" not in mended.stderr, "its questions are a part, by --limit of the run that it is like"
+    assert "second-like-first against first is undecided" in gtpo("compare", "mine/first", "second-like-first").stdout
