@@ -16,10 +16,13 @@ def write_hub_results(folder: Path, record: EvalRecord) -> None:
     """Write .eval_results/NAME.yaml of each benchmark that is one on the Hub and was evaluated as a whole.
 
     The format: https://huggingface.co/docs/hub/eval-results. A file goes if its results are no longer whole.
+    Questions that were trained on, or lack samples, are no result of it.
     """
     for name, entry in record.benchmarks.items():
-        path, benchmark = folder / ".eval_results" / f"{name}.yaml", Benchmark(**{"name": name, **(entry.task or {})})
+        path = folder / ".eval_results" / f"{name.replace('/', '-')}.yaml"
+        benchmark = Benchmark(**{"name": name, **(entry.task or {})})
         whole = entry.finish_with is None and entry.pass_at_k and entry.questions == benchmark.size
+        whole = whole and not entry.lacking and not entry.trained_on
         published = benchmark.checksum in (None, entry.checksum)
         if benchmark.hub_id is None or not whole or not published:
             path.unlink(missing_ok=True)

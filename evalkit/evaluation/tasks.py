@@ -40,6 +40,8 @@ from gtpo.rewards.data.problems import (
 from gtpo.rewards.extract import check_rule
 
 _FILE = Path(__file__).with_name("tasks.yaml")
+# An empty text stands everywhere.
+_Text = Annotated[str, Field(min_length=1)]
 _known = cache(lambda: read_yaml(_FILE)[0])
 
 
@@ -76,10 +78,10 @@ class Protocol(_Section):
     fewshot: FewShot | None = None
     api: Literal["chat", "completions"] = "chat"  # completions: one text without a chat template, for base models
     # Delimiters of thoughts beside those in use (`gtpo.rewards.thoughts`); stored completions have <think> instead.
-    thoughts: list[Annotated[tuple[str, str], Strict(False)]] = []  # YAML has lists for pairs
+    thoughts: list[Annotated[tuple[_Text, _Text], Strict(False)]] = []  # YAML has lists for pairs
     # Whether the model's template opens a thought. Counts if a server does not show the rendered prompt.
     begins_in_thought: bool = False
-    stop: list[str] = []  # A completion ends before the first of them behind its thoughts
+    stop: list[_Text] = []  # A completion ends before the first of them behind its thoughts
     chat_template_kwargs: dict[str, Any] | None = None
     sampling: dict[Literal[SamplingName, "max_tokens"], float] = {}  # Defaults of the flags of the same names
     scoring: Literal["strict", "lenient"] | None = None
@@ -190,7 +192,8 @@ def _extended(
     known, base = _known()[kind], values.get("extends")
     if base is None:
         return values
-    if base not in known:
+    # YAML may have a list here.
+    if str(base) not in known:
         line = f":{lines[*above, 'extends']}" if lines else ""
         raise UserError(f'{path}{line}: extends: there is no {kind[:-1]} "{base}"; known: {", ".join(known)}')
     own = {"title", "source", *(_ABOUT_DATA if _WHERE.intersection(values) else ())}
@@ -317,8 +320,8 @@ def content_checksum(problems: Sequence[Problem]) -> str | None:
 def _benchmark(path: Path, values: dict[str, Any], lines: Lines | None = None) -> Benchmark:
     """Return the benchmark of an entry. UserError that names the line of a mistake."""
     values = _extended("tasks", path, values, lines)
-    if "answers" in values:
-        values["judge"] = {"answers": values.pop("answers"), **values.get("judge", {})}
+    if "answers" in values and "judge" not in values:
+        values["judge"] = {"answers": values.pop("answers")}
     if "options" in values:
         values = {"extract": "choice", "judge": {"answers": "text"}} | values
     prompt = values.get("prompt")

@@ -82,6 +82,19 @@ def test_a_multiple_choice_set_is_one_entry(gtpo: Gtpo, choose: Path) -> None:
     assert not (choose / "results/eval/said/.eval_results/choose.yaml").exists()
 
 
+def test_results_for_the_hub_stay_in_their_folder_and_are_of_a_whole(gtpo: Gtpo, choose: Path) -> None:
+    (choose / "choose.yaml").write_text(yaml.safe_dump(CHOICE | {"name": "../choose"}))
+    said = [{"id": f"../choose/{i}", "completions": texts} for i, texts in enumerate(SAID)]
+    score = ("eval", "--completions", "said.jsonl", "--task", "choose.yaml")
+    write_lines(choose / "said.jsonl", said)
+    gtpo(*score, "--out", "run")
+    assert [path.name for path in choose.glob("run/**/*.yaml")] == ["..-choose.yaml"]
+    said[0]["completions"] = [None, "ANSWER: B"]
+    write_lines(choose / "said.jsonl", said)
+    gtpo(*score, "--out", "lacks")
+    assert [path.name for path in choose.glob("lacks/**/*.yaml")] == []
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -92,6 +105,12 @@ def test_a_multiple_choice_set_is_one_entry(gtpo: Gtpo, choose: Path) -> None:
         ({"hub": "me/other"}, "give one of file, hub and data"),
         ({"file": None, "data": "gsm8k_test"}, "fields, options would have no effect beside data"),
         ({"judge": {"answers": "txt"}}, "judge.answers: .*'mathematics' or 'text'"),
+        ({"extends": ["math"]}, r"choose\.yaml:\d+: extends: there is no task"),
+        ({"prompt": {"extends": {"a": 1}}}, "extends: there is no protocol"),
+        ({"judge": "text", "answers": "text"}, "judge: .*found 'text'"),
+        ({"judge": {"answers": "mathematics"}, "answers": "text"}, "answers: no such key"),
+        ({"prompt": {"user": "{problem}", "stop": [""]}}, r"prompt\.stop\.0: .*at least 1 character"),
+        ({"prompt": {"user": "{problem}", "thoughts": [["", "x"]]}}, r"prompt\.thoughts\.0\.0: .*at least 1"),
     ],
 )
 def test_a_mistake_in_an_entry_is_named(choose: Path, changes: dict[str, Any], sentence: str) -> None:
