@@ -407,6 +407,10 @@ def _sample(
                 tokens += sum((sample.prompt_tokens or 0) + (sample.tokens or 0) for sample in samples)
                 if tokens >= settings.budget:
                     engine.stop()
+                unknown = any(s.error is None and None in (s.tokens, s.prompt_tokens) for s in samples)
+                if unknown and settings.most_tokens is not None and stop is None:
+                    stop = Incomplete("the server does not say the tokens that --most-tokens is to count: leave it out")
+                    engine.stop()
                 new = [sample for sample in samples if sample.error is not None]
                 for sample in new[: max(0, NAMED_FAILURES - len(failed))]:
                     LOG.warning("%s %s #%d failed: %s", *sample.key, sample.error)

@@ -230,6 +230,18 @@ def test_a_budget_ends_a_run_that_goes_on_with_a_larger_one(gtpo: Gtpo, serve: A
     assert read_record(tmp_path / "results/eval/m").benchmarks["arithmetic"].pass_at_k[2].mean == 1.0
 
 
+def test_a_budget_ends_a_run_whose_tokens_nobody_counts(gtpo: Gtpo, serve: Any) -> None:
+    def answer(payload: dict[str, Any], times: int) -> Reply:
+        choice = {"message": {"content": "<answer>3</answer>"}, "finish_reason": "stop"}
+        return Reply(body={"choices": [choice], "usage": {"completion_tokens": 6}})
+
+    server = serve(answer)
+    run = ("eval", "m", "--base-url", server.url, "-b", "arithmetic", "--concurrency", "1", "--max-tokens", "9")
+    assert "does not say the tokens that --most-tokens is to count" in gtpo(*run, "--most-tokens", 50, code=3).stderr
+    assert len(server.requests) < 32
+    gtpo(*run)
+
+
 def test_runs_that_read_answers_by_other_rules_are_not_compared(gtpo: Gtpo, choose: Path) -> None:
     for name, rule in (("one", CHOICE["extract"]), ("other", "choice")):
         (choose / "choose.yaml").write_text(yaml.safe_dump(CHOICE | {"extract": rule}))
