@@ -338,12 +338,12 @@ _RULES: dict[str, Callable[[str], str | None]] = {
     "number": _last_value,
     "choice": _choice,
 }
+_NAMES = (*get_args(Scoring), *_RULES)
 
 
 def check_rule(rule: str) -> str:
     """Return a task's rule if it is one: empty, a name, or a regular expression with a group. Raises ValueError."""
-    names = [*get_args(Scoring), *_RULES]
-    if not rule or rule in names:
+    if not is_expression(rule):
         return rule
     try:
         if re.compile(rule).groups:
@@ -351,7 +351,12 @@ def check_rule(rule: str) -> str:
         why = "no group says what of it is the answer"
     except re.error as error:
         why = str(error)
-    raise ValueError(f"a name ({', '.join(names)}) or a regular expression with a group is expected; {why}")
+    raise ValueError(f"a name ({', '.join(_NAMES)}) or a regular expression with a group is expected; {why}")
+
+
+def is_expression(rule: str) -> bool:
+    """Return whether a task's rule is a regular expression: it may take for ever, and the workers bound it."""
+    return rule not in ("", *_NAMES)
 
 
 def extract_by(rule: str, text: str) -> str | None:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from itertools import count, islice
 from typing import Literal, NamedTuple, overload
 
+from gtpo.common.errors import UserError
 from gtpo.rewards.completions import AnswerText, as_text, is_no_gold, without_spaces
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.limits import MATH_VERIFY_REACH, MAX_CHARACTERS, MAX_DIGITS, MAX_NESTING, MAX_TOKENS
@@ -291,6 +292,17 @@ class Verifier:
             while len(self._cache) > self.cache_size:
                 self._cache.popitem(last=False)
         return findings | found
+
+    def extract_by_rules(self, rules: Sequence[tuple[str, str]]) -> list[str | None]:
+        """Return the answers by (regular expression, completion), in the workers. UserError for one without an end."""
+        found = self._pool.run([{"by": "rule", "rule": rule, "text": text} for rule, text in rules])
+        for (rule, text), outcome in zip(rules, found, strict=True):
+            if not outcome.startswith("="):
+                raise UserError(
+                    f"extract: the regular expression {rule} comes to no end within {self.timeout_s:g} s in the "
+                    f"completion that ends with {text[-40:]!r}: write it without a repeat inside a repeat"
+                )
+        return [outcome[1:] or None for outcome in found]
 
     def verify_golds(self, golds: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each gold against itself, by value."""

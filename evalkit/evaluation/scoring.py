@@ -16,7 +16,7 @@ from gtpo.common.log import LOG
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.extract import Scoring, extract_both
+from gtpo.rewards.extract import Scoring, extract_both, is_expression
 from gtpo.rewards.thoughts import plain, unfinished
 from gtpo.rewards.verify import Verdict, Verifier
 from gtpo.runs.eval_folder import EvalFolder
@@ -51,7 +51,11 @@ def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], ve
         sample.completion, sample.error = _storable(sample.completion), sample.error and _storable(sample.error)
     answered = [s for s in samples if s.error is None]
     asked = [problems[s.key[:2]] for s in answered]
-    extracted = [extract_both(s.completion, problem.extract) for s, problem in zip(answered, asked, strict=True)]
+    rules = [(p.extract, s.completion) for s, p in zip(answered, asked, strict=True)]
+    by_rule = iter(verifier.extract_by_rules([pair for pair in rules if is_expression(pair[0])]))
+    extracted = [
+        (one := next(by_rule), one) if is_expression(rule) else extract_both(text, rule) for rule, text in rules
+    ]
     strict, lenient = (
         verify([answers[i] for answers in extracted], asked, scoring, verifier) for i, scoring in enumerate(SCORINGS)
     )

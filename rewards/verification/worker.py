@@ -100,6 +100,7 @@ def main() -> None:
     try:
         from gtpo.rewards.equality.arithmetic import TooBig
         from gtpo.rewards.equality.comparing.decide import decide, explain
+        from gtpo.rewards.extract import extract_by
     except ImportError as error:
         _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
         os._exit(1)
@@ -124,6 +125,8 @@ def main() -> None:
                     _send(replies, "begin")
                     _arm(timeout_s)
                 outcome = _math_verify(**task)
+            elif by == "rule":
+                outcome = f"={extract_by(**task) or ''}"
             else:
                 outcome = (explain if by == "explain" else decide)(**task)
         except MemoryError:

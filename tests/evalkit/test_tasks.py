@@ -82,6 +82,17 @@ def test_a_multiple_choice_set_is_one_entry(gtpo: Gtpo, choose: Path) -> None:
     assert not (choose / "results/eval/said/.eval_results/choose.yaml").exists()
 
 
+def test_an_expression_without_an_end_is_named_and_a_better_one_goes_on(gtpo: Gtpo, choose: Path) -> None:
+    score = ("eval", "--completions", "said.jsonl", "--task", "choose.yaml")
+    write_lines(choose / "said.jsonl", [{"id": "choose/0", "completion": f"ANSWER: B{'a' * 40}!"}])
+    (choose / "choose.yaml").write_text(yaml.safe_dump(CHOICE | {"extract": "([A-Z](?:a+)+)$"}))
+    told = gtpo(*score, code=2).stderr
+    assert "the regular expression ([A-Z](?:a+)+)$ comes to no end" in told
+    (choose / "choose.yaml").write_text(yaml.safe_dump(CHOICE))
+    gtpo(*score)
+    assert read_record(choose / "results/eval/said").benchmarks["choose"].pass_at_k[1].mean == 1.0
+
+
 def test_results_for_the_hub_stay_in_their_folder_and_are_of_a_whole(gtpo: Gtpo, choose: Path) -> None:
     (choose / "choose.yaml").write_text(yaml.safe_dump(CHOICE | {"name": "../choose"}))
     said = [{"id": f"../choose/{i}", "completions": texts} for i, texts in enumerate(SAID)]
