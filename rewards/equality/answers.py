@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -89,7 +90,7 @@ class Based:
     base: int
 
 
-class Kind:
+class Kind(ABC):
     """A type of answer that is one file of `types`: how it is known, read and compared, and what work it leaves.
 
     The reader, the comparison and the count of work run over the table of types; none of them knows a type by name.
@@ -98,18 +99,18 @@ class Kind:
     marks: re.Pattern[str]  # What each text of this type has somewhere
 
     @classmethod
+    @abstractmethod
     def read(cls, text: str, part: Part) -> Answer | None:
         """Return what a cleaned text is, None if it is none of this type; `part` reads a text within it."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def same(cls, p: Answer, g: Answer, equal: Same, problem: Any) -> bool:
         """Return whether prediction `p` equals gold `g`, one of which is of this type; `equal` compares parts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parts(self) -> Sequence[Answer]:
         """Return the answers within it, whose work is its work."""
-        raise NotImplementedError
 
 
 Answer = Scalar | Listing | Union | Relation | Named | Words | Based | Kind
