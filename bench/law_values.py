@@ -2,9 +2,10 @@ r"""Texts with several values, drawn from the sentence reader's own tables: none
 
     python -m bench.law_values [--texts N] [--seed N] [--show]
 
-A text states two or three values of one type (`TYPES`), each in a frame (`The answer is <v>.`), with a joint between
+A text states one to three values of one type (`TYPES`), each in a frame (`The answer is <v>.`), with a joint between
 them: every word that the reader knows, every clause and remark that it reads away, every mark. Who writes `4, which
-equals 3` and is paid for 4 and for 3 has guessed twice.
+equals 3` and is paid for 4 and for 3 has guessed twice; a text with one value that is paid for two does not tell them
+apart.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _NAMES = ["Alba", "Bruno", "Carmen", "Dario", "Esther", "Felix", "Greta", "Hassa
 _SHAPES = ["ellipse", "parabola", "hyperbola", "circle", "rhombus", "kite", "trapezoid", "square"]
 _DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 _MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August"]
+_CASES = (r"1 & \text{{otherwise}} \\ 5 & x > {}", r"1 & x \le {} \\ 5 & \text{{otherwise}}")
 _OPTIONS = " ".join(
     rf"\textbf{{({letter})}} {number} \qquad" for letter, number in zip("ABCDE", range(11, 96, 17), strict=True)
 )
@@ -65,6 +67,13 @@ TYPES: dict[str, tuple[str | None, Callable[[Draw], list[str]]]] = {
     "word": ("Which shape is it?", lambda draw: draw.sample(_SHAPES, 3)),
     "day": ("On which day is it?", lambda draw: draw.sample(_DAYS, 3)),
     "date": ("On which date is it?", lambda draw: [f"{month} 5" for month in draw.sample(_MONTHS, 3)]),
+    "date with its year": ("On which date is it?", _some(lambda n: f"May 5, 19{n}", 10)),
+    "date with its weekday": ("When is it?", lambda draw: [f"{day}, May 5" for day in draw.sample(_DAYS, 3)]),
+    "mixed units": ("How long does it take?", _some(lambda n: f"{n} hours 30 minutes")),
+    "compound unit": ("How fast is it?", _some(lambda n: f"{n} mph")),
+    "parts": ("(a) Find $x$. (b) Find $y$.", _some(lambda n: f"(a) {n}, (b) 5")),
+    "values of cases": ("Define $f$.", _some(lambda n: rf"\begin{{cases}} {n} & x > 0 \\ 5 & x \le 0 \end{{cases}}")),
+    "bounds of cases": ("Define $f$.", _some(lambda n: rf"\begin{{cases}} {_CASES[n % 2].format(n)} \end{{cases}}")),
 }
 """Problem, and what draws three different values."""
 FRAMES = [
@@ -110,7 +119,7 @@ def joints() -> list[str]:
 
 
 class Several(NamedTuple):
-    """A text that states several values."""
+    """A text that states some of several values."""
 
     kind: str
     text: str
@@ -119,13 +128,13 @@ class Several(NamedTuple):
 
 
 def texts(count: int, seed: int) -> Iterator[Several]:
-    """Yield texts with two values, a quarter with three, of each type in turn; half of the joints are clauses."""
+    """Yield texts of each type in turn that state one to three of their values; half of the joints are clauses."""
     draw, words, clauses = random.Random(seed), joints(), [each.strip() for each in _CLAUSES.split("|")]
     for at in range(count):
         kind, (problem, make) = list(TYPES.items())[at % len(TYPES)]
         values = make(draw)[: 3 if draw.random() < 0.25 else 2]
         text = draw.choice(FRAMES).replace("<v>", values[0])
-        for value in values[1:]:
+        for value in values[1:] if draw.random() < 0.9 else ():
             joint = draw.choice(words if draw.random() < 0.5 else clauses + _MARKS)
             text += draw.choice(("", " ", " ", " ", ", ", " (")) * (joint[0] not in ",;") + joint
             text += draw.choice((" ", " ", " ", "")) + draw.choice(["<v>", "<v>", *FRAMES]).replace("<v>", value)

@@ -1,10 +1,12 @@
-"""Dates: `May 2, 1966`, `2 May 1966`, `the 2nd of May, 1966`, `1966-05-02`."""
+"""Dates: `May 2, 1966`, `Monday, 2 May 1966`, `the 2nd of May, 1966`, `1966-05-02`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from gtpo.rewards.equality.answers import Answer, Kind, Part, Same
@@ -15,11 +17,11 @@ _MONTH = (
     r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)(?![a-z])\.?"
 )
 _DAY, _YEAR = r"(?:the\s+)?(?P<day>\d{1,2})(?:st|nd|rd|th)?", r"(?:\s*,?\s*(?P<year>\d{4}))?"
-_WEEKDAY = r"^(?:on\s+)?(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,?\s+)?"
+_WEEKDAY = r"^(?:on\s+)?(?:(?P<weekday>(?:mon|tues|wednes|thurs|fri|satur|sun)day),?\s+)?"
 _FORMS = [
     re.compile(rf"{_WEEKDAY}{_MONTH}\s+{_DAY}{_YEAR}$", re.IGNORECASE),
     re.compile(rf"{_WEEKDAY}{_DAY}\s+(?:of\s+)?{_MONTH}{_YEAR}$", re.IGNORECASE),
-    re.compile(r"^(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)$"),
+    re.compile(r"^(?P<weekday>)(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)$"),
 ]
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 
@@ -31,7 +33,8 @@ class Date(Kind):
     marks = re.compile(rf"(?i)(?<![a-z]){_MONTH}|\d{{4}}-\d\d-\d\d")
     day: int
     month: int
-    year: int | None
+    year: str
+    weekday: str
 
     @classmethod
     def read(cls, text: str, part: Part) -> Answer | None:
@@ -42,14 +45,19 @@ class Date(Kind):
             return None
         word = match["month"].lower()
         month = int(word) if word.isdigit() else _MONTHS.index(word[:3]) + 1
-        return cls(int(match["day"]), month, int(match["year"]) if match["year"] else None)
+        with suppress(ValueError):  # February 30; the 29th is in some years
+            day = date(int(match["year"] or 2000), month, int(match["day"]))
+            return cls(day.day, month, match["year"] or "", (match["weekday"] or "").lower())
+        return None
 
     @classmethod
     def same(cls, p: Answer, g: Answer, equal: Same, problem: Any) -> bool:
-        """Return whether two dates are one day; a year that the gold names must not be another."""
+        """Return whether two dates are one day; only what the problem says of the gold's may be left out."""
         if not (isinstance(p, Date) and isinstance(g, Date)) or (p.day, p.month) != (g.day, g.month):
             return False
-        return p.year == g.year or p.year is None or g.year is None
+        known = {"", *problem.tokens, *problem.vocabulary}
+        parts = ((p.year, g.year), (p.weekday, g.weekday))
+        return all(wanted in ("", ours) or (not ours and wanted in known) for ours, wanted in parts)
 
     def parts(self) -> Sequence[Answer]:
         """Return nothing: a date leaves no work."""

@@ -29,7 +29,7 @@ class MixedUnits(Kind):
         numbers, spoken = zip(*re.findall(_PART, text), strict=True)
         units = [_SIGNS.get(word) or (unit.name if (unit := read_unit(word)) else "") for word in spoken]
         if not {"hour", "second"}.isdisjoint(units):  # `1h 30m`
-            units = [unit.replace("meter", "minute") for unit in units]
+            units = ["minute" if word == "m" else unit for word, unit in zip(spoken, units, strict=True)]
         amounts = _amounts(list(map(Fraction, numbers)), units)
         return cls(amounts) if amounts else None
 

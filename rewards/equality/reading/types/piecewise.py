@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gtpo.rewards.equality.answers import Answer, Kind, Part, Same, Words, one_to_one
+from gtpo.rewards.equality.answers import Answer, Kind, Named, Part, Same, Union, Words, one_to_one
 from gtpo.rewards.equality.reading.grammar import split_top
 
 _IF = "\\text{ if }"
-_TYPED = re.compile(
-    r"[,\s]*(?:\\text\s*\{\s*)?(?<![a-zA-Z])(?:(?:if|for|when)(?![a-zA-Z])|(?=otherwise|else(?![a-z])))(?:\s*\})?\s*"
-)
-_OTHERS = re.compile(r"\s*(?:otherwise|else)?\W*")
+_TYPED = re.compile(r"[,\s]*(?:\\text\s*\{\s*)?(?<![a-zA-Z])(?:if|for|when|otherwise|else)(?![a-zA-Z])(?:\s*\})?\s*")
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class Piecewise(Kind):
     """Values, each with its condition; their order says nothing."""
 
     marks = re.compile(rf"{re.escape(_IF)}|(?:{_TYPED.pattern}.*){{2}}")
-    pieces: tuple[tuple[Answer, Answer | None], ...]  # No condition is every other case
+    pieces: tuple[tuple[Answer, Answer], ...]
 
     @classmethod
     def read(cls, text: str, part: Part) -> Answer | None:
@@ -31,22 +28,25 @@ class Piecewise(Kind):
         pieces = [piece.split(_IF) for _, piece in split_top(text, re.compile(rf"[;,]|and(?=[^;,]*{re.escape(_IF)})"))]
         if len(pieces) < 2 or not all(len(piece) == 2 for piece in pieces):
             return None
-        found = tuple((part(value), None if _OTHERS.fullmatch(case) else part(case)) for value, case in pieces)
-        return None if any(isinstance(each, Words) for piece in found for each in piece) else cls(found)
+        found = [(part(value), _condition(part(case))) for value, case in pieces if re.search(r"\w", case)]
+        others = [part(value) for value, case in pieces if not re.search(r"\w", case)]
+        if len(others) > 1 or any(isinstance(each, Words) for each in [*others, *sum(found, ())]):
+            return None
+        rest = Union((("cup", part("\\reals")), *(("setminus", case) for _, case in found)))  # otherwise
+        return cls((*found, *((value, rest) for value in others)))
 
     @classmethod
     def same(cls, p: Answer, g: Answer, equal: Same, problem: Any) -> bool:
         """Return whether each piece has its own on the other side."""
         if not (isinstance(p, Piecewise) and isinstance(g, Piecewise) and len(p.pieces) == len(g.pieces)):
             return False
-        first, second = (sorted(each.pieces, key=lambda piece: piece[1] is None) for each in (p, g))
-
-        def fits(piece: tuple[Answer, Answer | None], other: tuple[Answer, Answer | None]) -> bool:
-            ours, theirs = piece[1], other[1]
-            return equal(piece[0], other[0]) and (ours is None or theirs is None or equal(ours, theirs))
-
-        return one_to_one(first, second, fits)
+        return one_to_one(p.pieces, g.pieces, lambda ours, theirs: all(map(equal, ours, theirs)))
 
     def parts(self) -> Sequence[Answer]:
         """Return the values and the conditions."""
-        return [answer for piece in self.pieces for answer in piece if answer is not None]
+        return [answer for piece in self.pieces for answer in piece]
+
+
+def _condition(answer: Answer) -> Answer:
+    """Return a condition; of `x = 3` the equation, for the letter counts too."""
+    return (answer.relation or answer) if isinstance(answer, Named) else answer
