@@ -74,6 +74,8 @@ TYPES: dict[str, tuple[str | None, Callable[[Draw], list[str]]]] = {
     "parts": ("(a) Find $x$. (b) Find $y$.", _some(lambda n: f"(a) {n}, (b) 5")),
     "values of cases": ("Define $f$.", _some(lambda n: rf"\begin{{cases}} {n} & x > 0 \\ 5 & x \le 0 \end{{cases}}")),
     "bounds of cases": ("Define $f$.", _some(lambda n: rf"\begin{{cases}} {_CASES[n % 2].format(n)} \end{{cases}}")),
+    "mixed number": ("How many hours are there?", _some(lambda n: f"{n} and 1/3")),
+    "letter": ("Write it in terms of $N$.", lambda draw: [f"{(n := draw.randint(2, 99))} N", f"{n}", f"{n + 1} N"]),
 }
 """Problem, and what draws three different values."""
 FRAMES = [

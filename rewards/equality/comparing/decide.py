@@ -42,7 +42,8 @@ from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 from gtpo.rewards.thoughts import plain, without_thoughts
 
 # `120m`: units of one letter, which anywhere else are variables.
-_UNIT_LETTER = re.compile(r"(-?[\d.,]+)([msghlL])")
+_UNIT_LETTER = re.compile(r"(-?[\d.,]+|-?\\[dt]?frac\{\d+\}\{\d+\}) ?([msghlLNJWVK])\.?")
+_MIXED_NUMBER = re.compile(r"(-?\d+) and (?=\d+ ?/ ?\d+|\\[dt]?frac\{\d+\}\{\d+\})")
 _EACH = frozenset(("each", "apiece", "per", "every", "one"))
 _OPTION_LETTER = re.compile(r"^\s*\(?[a-h]\)?\s*\.?\s*$")
 
@@ -106,6 +107,16 @@ def _commas(cleaned: str, english: bool = False) -> list[str]:
     return [cleaned]
 
 
+def _typed(texts: Sequence[str], known: ProblemText) -> tuple[str, ...]:
+    """Return texts as their problem lets them be read: `5 N` in terms of N, `3 and 1/2` as one number of hours."""
+    found = []
+    for text in texts:
+        if (unit := _UNIT_LETTER.fullmatch(text)) is not None and unit[2] in known.asked_names:
+            text = f"{unit[1]}{unit[2]}"
+        found.append(_MIXED_NUMBER.sub(r"\1 ", text) if known.counted else text)
+    return tuple(found)
+
+
 def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool = True) -> str:
     """Return what comes of two answers as written.
 
@@ -131,7 +142,8 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     # Without a space there are no words to read away, and one entry of the cache serves all problems.
     spoken = (known.speaking, known.others) if " " in prediction else ()
     texts = _texts(prediction, False, *spoken)
-    if known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])):
+    texts, golds_as_typed = (_typed(each, known) for each in (texts, _texts(gold, gold=True)))
+    if known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])) and joined[2] not in known.asked_names:
         texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, if a measure is asked for
     # A name is no mathematics: as products of their letters `Al` and `la` would be equal.
     if (name := name_in(gold, known, trusted=True)) is not None:
@@ -139,7 +151,7 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
             return "CORRECT"
         if name == gold.strip():
             return "INCORRECT"
-    golds = [reading for text in _texts(gold, gold=True) for reading in _readings(text, True, known.is_known)]
+    golds = [reading for text in golds_as_typed for reading in _readings(text, True, known.is_known)]
     chosen = [choice for reading in golds if (choice := split_choice(reading)) is not None]
     letters = bool(chosen or known.options) or not known.is_known
     if known.options and re.fullmatch(r"\(?[A-H]\)?", gold.strip()):
