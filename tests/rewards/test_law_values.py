@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import random
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gtpo.rewards import Verdict, Verifier
 from gtpo.rewards.equality.answers import Kind
 from gtpo.rewards.equality.arithmetic import FUNCTIONS
 from gtpo.rewards.equality.comparing.decide import decide
+from gtpo.rewards.equality.reading import WORDS
 from gtpo.rewards.equality.reading.types import TYPES as TYPES_OF_ANSWERS
 
 
@@ -82,6 +84,19 @@ def test_every_moved_verdict_is_approved(verifier: Verifier) -> None:
     now = judged(list(was), verifier)
     moved = [(was[answer], verdict, answer) for answer, verdict in now.items() if verdict != was[answer]]
     assert moved == [], "read them, then run: python -m bench.law_verdicts --approve"
+
+
+def test_a_noun_that_nobody_counts_is_refused(verifier: Verifier) -> None:
+    """Drawn from the table of nouns; only a general word stands for another."""
+    nouns, persons = sorted(WORDS.counted), WORDS.persons | WORDS.sorts_of_persons
+    pairs = [random.Random(seed).sample(nouns, 2) for seed in range(600)] + [
+        *itertools.permutations(sorted(persons), 2)
+    ]
+    general = [said in WORDS.countable or (said in WORDS.persons and asked in persons) for said, asked in pairs]
+    problems = [f"How many {asked}s are there?" for _, asked in pairs]
+    verdicts = verifier.verify_many([(f"5 {said}s", "5") for said, _ in pairs], problems)
+    wrong = [(*pair, fits) for pair, fits, v in zip(pairs, general, verdicts, strict=True) if fits != (v == "CORRECT")]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("kind", TYPES_OF_ANSWERS)

@@ -300,9 +300,11 @@ class Comparison:
         if p.things and not g.things and p.things <= vocabulary - counted and any(map(is_noun, counted)):
             return False  # `5 boys` if the problem asks how many girls
         spoken, asked = p.nouns | p.things, self.problem.asked_nouns
-        persons = spoken <= WORDS.persons and not asked.isdisjoint(WORDS.persons)  # `5 children` for girls
-        if self.contract.counts and spoken - g.nouns - g.things and asked.isdisjoint(spoken) and not persons:
-            return False  # `5 ladders` if it asks how many violins
+        persons = spoken <= WORDS.persons and not asked.isdisjoint(WORDS.persons | WORDS.sorts_of_persons)
+        general = persons or (spoken <= WORDS.countable and spoken.isdisjoint(vocabulary))  # `5 ways` for routes
+        wanted = self.contract.counts or (self.contract.units and not p.name)
+        if wanted and spoken - g.nouns - g.things and asked.isdisjoint(spoken) and not general:
+            return False  # `5 ladders` if it asks how many violins, or ounces
         if not g.name:
             return self.has_asked_unit(p)
         if not p.name or p.name == g.name:
