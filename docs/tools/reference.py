@@ -22,8 +22,7 @@ from gtpo.config.keys import SHORTCUTS, by_section, default_in_words
 from gtpo.config.options import TrainOptions
 from gtpo.config.published import RENAMED, REWARDS, TRAINERS, WITHOUT_EFFECT
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.report.command import CompareSettings
-from gtpo.evalkit.report.plan import PlanSettings
+from gtpo.evalkit.report.command import CompareSettings, PlanSettings
 from gtpo.runs.eval_record import (
     BenchmarkRecord,
     EvalRecord,
