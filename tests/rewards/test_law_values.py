@@ -90,9 +90,14 @@ def test_a_noun_that_nobody_counts_is_refused(verifier: Verifier) -> None:
     """Drawn from the table of nouns; only a general word stands for another."""
     nouns, persons = sorted(WORDS.counted), WORDS.persons | WORDS.sorts_of_persons
     pairs = [random.Random(seed).sample(nouns, 2) for seed in range(600)] + [
-        *itertools.permutations(sorted(persons), 2)
+        *itertools.permutations(sorted(persons), 2),
+        *itertools.permutations(sorted(WORDS.countable), 2),
     ]
-    general = [said in WORDS.countable or (said in WORDS.persons and asked in persons) for said, asked in pairs]
+    countable = WORDS.countable | WORDS.sorts_of_countable
+    general = [
+        (said in WORDS.countable and asked in countable) or (said in WORDS.persons and asked in persons)
+        for said, asked in pairs
+    ]
     problems = [f"How many {asked}s are there?" for _, asked in pairs]
     verdicts = verifier.verify_many([(f"5 {said}s", "5") for said, _ in pairs], problems)
     wrong = [(*pair, fits) for pair, fits, v in zip(pairs, general, verdicts, strict=True) if fits != (v == "CORRECT")]

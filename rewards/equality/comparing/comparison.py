@@ -301,7 +301,8 @@ class Comparison:
             return False  # `5 boys` if the problem asks how many girls
         spoken, asked = p.nouns | p.things, self.problem.asked_nouns
         persons = spoken <= WORDS.persons and not asked.isdisjoint(WORDS.persons | WORDS.sorts_of_persons)
-        general = persons or (spoken <= WORDS.countable and spoken.isdisjoint(vocabulary))  # `5 ways` for routes
+        abstract = spoken <= WORDS.countable - vocabulary and asked & (WORDS.countable | WORDS.sorts_of_countable)
+        general = persons or abstract  # `5 children` for girls, `5 ways` for routes
         wanted = self.contract.counts or (self.contract.units and not p.name)
         if wanted and spoken - g.nouns - g.things and asked.isdisjoint(spoken) and not general:
             return False  # `5 ladders` if it asks how many violins, or ounces
