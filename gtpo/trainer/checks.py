@@ -247,10 +247,12 @@ class SamplerCheck:
         )
 
     def _tell_rounding(self, mean: float) -> None:
-        self._told, name = True, "vllm_importance_sampling_correction (rollout.importance_sampling_correction)"
-        what = f"is not corrected: the loss is exactly the paper's; {name} corrects it"
+        self._told, what = True, "is not corrected: the loss is exactly the paper's"
         if self.trainer.vllm_importance_sampling_correction:
-            what = f"importance weights correct, at one forward more a round; without {name} the loss is the paper's"
+            what = (
+                "importance weights correct, at one forward more a round. The paper's exact loss is that of "
+                "rollout.importance_sampling_correction: false (a script: vllm_importance_sampling_correction=False)"
+            )
         LOG.info(
             f"vLLM's log-probabilities differ from the loss's by {mean:.2g} nats per token: rounding, which {what}"
         )

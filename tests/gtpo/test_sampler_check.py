@@ -297,7 +297,11 @@ def test_what_vllm_cuts_from_trls_own_loss_is_said_with_the_measured_difference(
 
 
 @pytest.mark.parametrize(
-    ("corrected", "words"), [(True, "which importance weights correct"), (False, "exactly the paper's")]
+    ("corrected", "words"),
+    [
+        (True, "The paper's exact loss is that of rollout.importance_sampling_correction: false (a script: vllm_"),
+        (False, "is not corrected: the loss is exactly the paper's"),
+    ],
 )
 def test_rounding_of_vllm_is_said_and_whether_it_is_corrected(corrected: bool, words: str, tmp_path: Path) -> None:
     trainer = under_vllm(tmp_path, None)
