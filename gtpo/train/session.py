@@ -42,7 +42,7 @@ from gtpo.train.trainers import (
 )
 from gtpo.train.untrained_kl import untrained_kl
 from gtpo.train.validation import ScoreHeldOut, Validation
-from gtpo.trainer import GTPOTrainer, SampledTrainer, trl_seam
+from gtpo.trainer import GTPOTrainer, SampledTrainer
 
 
 class TrainingRun:
@@ -178,9 +178,6 @@ class TrainingRun:
             LOG.info(f"vLLM is ready after {time.monotonic() - loading:.0f} s")
         if loaded.peft_config is not None:
             widen_adapters(trainer.model)
-        # Of the baselines too, so that methods differ only by their loss.
-        trl_seam.round_nothing_in_fsdp2(trainer.accelerator)
-        trainer.writes_model_card = False  # run.json says what ran
         trainer.remove_callback(PrinterCallback)
         if isinstance(trainer, GTPOTrainer):
             # The folder is one run's, also if it stopped before its first checkpoint.

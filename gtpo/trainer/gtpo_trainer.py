@@ -88,12 +88,11 @@ class RunTrainer(Trainer):
     It goes before TRL's class: `class Mine(RunTrainer, SFTTrainer)`.
     """
 
-    writes_model_card = True
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Its backward with a mask may be NaN on an H100 or H200, torch's default there (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
         super().__init__(*args, **kwargs)
+        trl_seam.round_nothing_in_fsdp2(self.accelerator)
 
     @property
     def parts(self) -> list[RunPart]:
@@ -179,11 +178,6 @@ class RunTrainer(Trainer):
         with keeper.reading(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
             keeper.restore(checkpoint)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the model card, unless the run says what it is itself (run.json)."""
-        if self.writes_model_card:
-            super().create_model_card(*args, **kwargs)
 
 
 class SampledTrainer(RunTrainer, GRPOTrainer):
@@ -272,13 +266,6 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 
 
 _TITLE = "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control"
-_CITATION = f"""\
-@article{{simoni2025gtpo,
-    title = {{{{{_TITLE}}}}}, year = 2025, eprint = {{arXiv:2508.03772}},
-    author = {{Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori}},
-}}
-
-"""
 
 
 class GTPOTrainer(SampledTrainer):
@@ -289,8 +276,7 @@ class GTPOTrainer(SampledTrainer):
 
     _tag_names = ["trl", "gtpo"]  # noqa: RUF012  # TRL declares it so
     _name = "GTPO"
-    # The model card cites GRPO too: GTPO extends it.
-    _paper = {"title": _TITLE, "id": "2508.03772", "citation": _CITATION + GRPOTrainer._paper["citation"]}  # noqa: RUF012
+    _paper = {"title": _TITLE, "id": "2508.03772"}  # noqa: RUF012
 
     def __init__(
         self,
@@ -318,7 +304,6 @@ class GTPOTrainer(SampledTrainer):
         if loss is not None:
             self.objective = with_loss(self.objective, loss)
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
-        trl_seam.round_nothing_in_fsdp2(self.accelerator)
         policy: Any = self.model
         if not any(p.requires_grad for p in policy.parameters()):
             raise ValueError(
@@ -401,10 +386,6 @@ class GTPOTrainer(SampledTrainer):
     # -- the loss ------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        return self.policy_loss(model, inputs)
-
-    def policy_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Return the loss (a scalar) of a micro-batch; what a subclass overrides."""
         # They are padded to the longest completion of the round, not of this micro-batch.
         inputs = without_empty_columns(inputs)
         mask, group = loss_mask(inputs).bool(), trl_seam.group_size(self)

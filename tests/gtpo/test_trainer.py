@@ -198,14 +198,9 @@ def test_evaluation_without_training_and_training_after_it(folder: Path, tmp_pat
     assert trainer.initial_entropy == plain.initial_entropy
 
 
-def test_model_card_cites_gtpo_and_what_it_stands_on(folder: Path, tmp_path: Path) -> None:
-    trainer = untrained(folder, tmp_path)
-    trainer.create_model_card(model_name="mine")
-    card = (tmp_path / "out/README.md").read_text()
-    assert "huggingface.co/papers/2508.03772" in card
-    assert "arXiv:2508.03772" in card
-    assert card.index("Simoni") < card.index("DeepSeekMath"), "GTPO first, then GRPO"
-    assert "Paolo Mori" in card
+def test_model_card_names_the_paper(folder: Path, tmp_path: Path) -> None:
+    untrained(folder, tmp_path).create_model_card(model_name="mine")
+    assert "huggingface.co/papers/2508.03772" in (tmp_path / "out/README.md").read_text()
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the default of a machine without a GPU")
