@@ -6,6 +6,7 @@ Unlike collapse (`gtpo.train.health`), none of this is a matter of a run's own b
 from __future__ import annotations
 
 import re
+import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -104,6 +105,13 @@ class Advice(TrainerCallback):
         )
 
 
+# What helps if a GPU's memory is used up (docs/one_gpu.md).
+_LESS_MEMORY = (
+    "Lower, in this order: training.per_device_train_batch_size, and raise training.gradient_accumulation_steps by the "
+    "same factor; training.max_completion_length (sft: model.max_seq_length); model.gpu_memory_utilization, vLLM's "
+    "share. Or set training.gradient_checkpointing: true, model.lora_rank: 64 (adapters only), model.load_in_4bit: true"
+)
+
 # Messages of weights that are not finite: from torch as it samples, and from our own checks of statistics.
 _NO_NUMBERS = re.compile("probability tensor contains either|(?:is|are) not finite")
 
@@ -113,9 +121,15 @@ def explain(error: Exception, config: TrainConfig, folder: TrainFolder, step: in
     if isinstance(error, UserError):
         return error
     if isinstance(error, torch.OutOfMemoryError):
-        return UserError(memory_advice(config, error))
+        first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
+        return UserError(f"out of GPU memory ({first}). {_LESS_MEMORY}")
     if out_of_space(error):
         return no_room(folder.checkpoints, f"in {folder.root} ({str(error).splitlines()[0]})")
+    if any("/vllm/" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+        return UserError(
+            f"rollout.engine vllm: vLLM fails: {' '.join(str(error).split())[:400]}. Set rollout.engine: transformers, "
+            "which samples with the trainer's own model"
+        )
     # Of all other errors the traceback says more than a sentence could.
     if not _NO_NUMBERS.search(str(error)):
         return None
@@ -125,21 +139,3 @@ def explain(error: Exception, config: TrainConfig, folder: TrainFolder, step: in
         why = "its weights have overflowed: lower training.learning_rate and choose another run_name"
         why += f" ({last.name} is whole)" if last else ""
     return UserError(f"step {step + 1}: the policy's probabilities are no numbers ({error}); {why}")
-
-
-def memory_advice(config: TrainConfig, error: BaseException) -> str:
-    """Return what to lower, and in which order, after the GPU ran out of memory."""
-    training, model, sft = config.training, config.model, config.method == "sft"
-    batch = training.per_device_train_batch_size
-    advice = {
-        f"training.per_device_train_batch_size {batch}, and raise training.gradient_accumulation_steps, and "
-        "training.steps_per_generation if it is set, by the same factor": batch > 1,
-        "training.gradient_checkpointing: true": not training.gradient_checkpointing,
-        "model.max_seq_length" if sft else "training.max_completion_length": True,
-        "model.gpu_memory_utilization (vLLM's share)": not sft and config.rollout.engine in ("auto", "vllm"),
-        "model.lora_rank: 64 (train adapters only)": not model.lora_rank,
-        "model.load_in_4bit: true": model.lora_rank and not model.load_in_4bit and not model.build,
-    }
-    first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
-    lower = "; ".join(text for text, helps in advice.items() if helps)
-    return f"out of GPU memory ({first}). Lower, in this order: {lower}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from gtpo.train.progress import Progress
 from gtpo.train.resume import ExactCheckpoints, check_checkpoint, provide_base
 from gtpo.train.run_log import RunLog, prompt_text
 from gtpo.train.trainers import (
-    explain_vllm_failures,
     guarded_rewards,
     require_optimizer,
     rollout_engine,
@@ -92,8 +91,7 @@ class TrainingRun:
         try:
             checkpoint = self._checkpoint()
             loaded, dataset, about = self._load(checkpoint)
-            explaining = explain_vllm_failures(loaded.model) if self.beside_vllm else nullcontext()
-            with sharing_prefixes(self.config, loaded.model), explaining:
+            with sharing_prefixes(self.config, loaded.model):
                 self._build(kind, loaded, dataset, rewards, about)
                 self.exact.checked = checkpoint
                 self._train(checkpoint)

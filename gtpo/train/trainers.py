@@ -158,22 +158,6 @@ def sharing_prefixes(config: TrainConfig, model: Any) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def explain_vllm_failures(model: Any) -> Iterator[None]:
-    """Turn what vLLM raises inside, as it starts or samples, into one UserError. Other errors pass."""
-    try:
-        yield
-    except Exception as error:
-        inside_vllm = any("/vllm/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
-        if not inside_vllm or isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise UserError(
-            f"rollout.engine vllm: vLLM fails with {model.name_or_path}: "
-            f"{' '.join(str(error).split())[:400]}. Set rollout.engine: transformers, which "
-            "samples with the trainer's own model"
-        ) from error
-
-
 # -- their arguments ---------------------------------------------------------------------------------------------------
 
 

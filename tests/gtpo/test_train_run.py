@@ -408,9 +408,7 @@ def test_out_of_gpu_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytes
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
 
     monkeypatch.setattr(GTPOTrainer, "_compute_loss", full)
-    with pytest.raises(
-        UserError, match=r"2\.00 GiB.*per_device_train_batch_size 8, and raise.*max_completion_length.*lora_rank: 64"
-    ):
+    with pytest.raises(UserError, match=r"2\.00 GiB.*Lower, in this order: .*per_device_train_batch_size, and raise"):
         run(tmp_path)
 
 

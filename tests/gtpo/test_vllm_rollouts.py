@@ -173,7 +173,7 @@ def test_what_a_cpu_cannot_do_is_refused_in_a_sentence(tmp_path: Path) -> None:
     assert "rollout.engine vllm_server sends weights over NCCL" in said
     said = gtpo(tmp_path, "--model.build.num_attention_heads", "4", code=2)
     assert "Traceback" not in said
-    assert "rollout.engine vllm: vLLM fails with" in said
+    assert "rollout.engine vllm: vLLM fails" in said
 
 
 def test_truncated_sampling_is_that_of_the_loss(tmp_path: Path) -> None:
