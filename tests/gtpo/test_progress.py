@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
+from rich.console import Console
 from step_gradients import tiny_model
-from terminal import on_a_terminal
 from test_trainer import arguments
 
 from gtpo import GTPOTrainer
@@ -21,24 +23,23 @@ from gtpo.train.progress import SHOWN, Progress, summary
 
 ROW = {name: 123.456 for name, _, _ in SHOWN}
 
-SCRIPT = """
-import sys
-from types import SimpleNamespace
-from gtpo.train.progress import Progress, SHOWN
-from gtpo.common.log import LOG, start_logging
-start_logging()
-progress = Progress(sys.argv[1], shown=True)
-state, args = SimpleNamespace(global_step=0, max_steps=100000), SimpleNamespace(gradient_accumulation_steps=1)
-progress.on_train_begin(None, state, None)
-for state.global_step in range(1, 4):
-    progress.on_log(args, state, None, {name: 123.456 for name, _, _ in SHOWN})
-progress.on_train_end()
-"""
-
 
 @pytest.mark.parametrize("title", ["demo-gtpo (gtpo)", "a" * 200 + " (gtpo)"])
-def test_bar_and_metrics_take_one_line_each_of_80_columns(title: str, tmp_path: Path) -> None:
-    lines = [line.rstrip() for line in on_a_terminal(80, "-c", SCRIPT, title, cwd=tmp_path) if line.strip()]
+def test_bar_and_metrics_take_one_line_each_of_80_columns(
+    title: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, LOG.name)
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    monkeypatch.setattr(progress, "stderr_console", lambda: console)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    state, shown = SimpleNamespace(global_step=0, max_steps=100000), Progress(title, shown=True)
+    args = SimpleNamespace(gradient_accumulation_steps=1)
+    shown.on_train_begin(None, state, None)
+    for state.global_step in range(1, 4):
+        shown.on_log(args, state, None, ROW)
+    shown.on_train_end()
+    written = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+    lines = [line.rstrip() for line in re.split(r"\r?\n|\r", written) if line.strip()]
     assert max(map(len, lines)) <= 80, lines
     assert any("3/100000" in line for line in lines)
     assert any(line.startswith("loss 123.4560  acc 123.46") for line in lines)
@@ -76,9 +77,8 @@ class Told(logging.Handler):
             assert self._came.wait_for(lambda: any(what in line for line in self.lines[before:]), 240)
 
 
-@pytest.mark.parametrize("shown", [True, False])
 def test_a_long_step_says_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shown: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress, "TELL_SECONDS", 0.01)
     model, tokenizer = tiny_model()
@@ -86,13 +86,9 @@ def test_a_long_step_says_where_it_is(
     args = arguments(tmp_path, **settings, gradient_checkpointing=False, initial_entropy=0.5)
     told = Told()
 
-    def long(what: str) -> None:
-        if shown:
-            told.long(what)
-
     def reward(completions: list[str], **columns: object) -> list[float]:
         if len(completions) > 2:  # not the call before the start
-            long("scoring")
+            told.long("scoring")
         return [float(i) for i in range(len(completions))]
 
     trainer = GTPOTrainer(
@@ -102,12 +98,12 @@ def test_a_long_step_says_where_it_is(
     loss, generate = trainer.compute_loss, type(model).generate
 
     def long_loss(*given: object, **options: object) -> object:
-        long("training")
+        told.long("training")
         return loss(*given, **options)
 
     def long_generate(*given: object, **options: object) -> object:
         made = generate(*given, **options)
-        long("sampling")
+        told.long("sampling")
         return made
 
     monkeypatch.setattr(trainer, "compute_loss", long_loss)
@@ -115,10 +111,12 @@ def test_a_long_step_says_where_it_is(
     monkeypatch.setattr(LOG, "handlers", [told])
     caplog.set_level(logging.INFO, LOG.name)
     monkeypatch.setattr(progress, "PLAIN_SECONDS", math.inf)
-    trainer.add_callback(Progress("run (gtpo)", shown=shown, clock=lambda: told.now))
+    for title, shown in (("run (gtpo)", True), ("of another process", False)):
+        trainer.add_callback(Progress(title, shown=shown, clock=lambda: told.now))
     trainer.train()
     step = ["sampling 4 completions", "scoring 4 completions"]
     step += [f"training on micro-batch {i} of 2" for i in (1, 2)]
     parts = [re.split(" for |  ", line)[1] for line in told.lines if line.startswith("run (gtpo)  ")]
     # Before the first round some tokens are sampled, and compared with the loss.
-    assert parts == (step[:1] + 2 * step if shown else [])
+    assert parts == step[:1] + 2 * step
+    assert not any("of another process" in line for line in told.lines)
