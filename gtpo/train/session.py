@@ -176,6 +176,7 @@ class TrainingRun:
             LOG.info(f"vLLM is ready after {time.monotonic() - loading:.0f} s")
         if loaded.peft_config is not None:
             widen_adapters(trainer.model)
+        trainer.writes_model_card = False  # run.json says what ran
         trainer.remove_callback(PrinterCallback)
         if isinstance(trainer, GTPOTrainer):
             # The folder is one run's, also if it stopped before its first checkpoint.

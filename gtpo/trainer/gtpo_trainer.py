@@ -88,6 +88,8 @@ class RunTrainer(Trainer):
     It goes before TRL's class: `class Mine(RunTrainer, SFTTrainer)`.
     """
 
+    writes_model_card = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Its backward with a mask may be NaN on an H100 or H200, torch's default there (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -178,6 +180,11 @@ class RunTrainer(Trainer):
         with keeper.reading(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
             keeper.restore(checkpoint)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the model card, unless the run says what it is itself (run.json)."""
+        if self.writes_model_card:
+            super().create_model_card(*args, **kwargs)
 
 
 class SampledTrainer(RunTrainer, GRPOTrainer):
