@@ -18,7 +18,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
 from gtpo.runs.train_run import TrainFolder, last_checkpoint
-from gtpo.train.resume import no_room, out_of_space
+from gtpo.train.resume import out_of_space
 
 # Logged steps that must agree before a warning.
 STEPS = 5
@@ -123,8 +123,13 @@ def explain(error: Exception, config: TrainConfig, folder: TrainFolder, step: in
     if isinstance(error, torch.OutOfMemoryError):
         first = ". ".join(str(error).split(". ", maxsplit=2)[:2])
         return UserError(f"out of GPU memory ({first}). {_LESS_MEMORY}")
+    last = last_checkpoint(folder.checkpoints)
     if out_of_space(error):
-        return no_room(folder.checkpoints, f"in {folder.root} ({str(error).splitlines()[0]})")
+        return UserError(
+            f"no room on disk in {folder.root} ({str(error).splitlines()[0]}). "
+            + (f"{last.name} is whole: " if last else "There is no checkpoint yet: ")
+            + "free some space (or raise ulimit -f, if it is set); the same command resumes the run"
+        )
     if any("/vllm/" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
         return UserError(
             f"rollout.engine vllm: vLLM fails: {' '.join(str(error).split())[:400]}. Set rollout.engine: transformers, "
@@ -133,7 +138,6 @@ def explain(error: Exception, config: TrainConfig, folder: TrainFolder, step: in
     # Of all other errors the traceback says more than a sentence could.
     if not _NO_NUMBERS.search(str(error)):
         return None
-    last = last_checkpoint(folder.checkpoints)
     why = "the weights of model.model_name hold NaN or infinity, or overflow in model.dtype"
     if step:
         why = "its weights have overflowed: lower training.learning_rate and choose another run_name"

@@ -33,7 +33,7 @@ from gtpo.common.errors import DISK_FULL, UserError
 from gtpo.common.files import read_json, write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel, not_finite
-from gtpo.runs.train_run import PARTIAL, TrainFolder, last_checkpoint
+from gtpo.runs.train_run import PARTIAL, TrainFolder
 from gtpo.train.trainers import require_trainer
 from gtpo.trainer import RunPart, SampledTrainer, trl_seam
 
@@ -120,19 +120,9 @@ def out_of_space(error: BaseException) -> bool:
     return any(
         words in text
         for words in (
-            *("no space left", "disk quota", "file too large", "failed writing", "writing file"),
+            *("no space left", "disk quota", "file too large", "failed writing", "writing file", "unexpected pos"),
             *(f"os error {number}" for number in DISK_FULL),
         )
-    )
-
-
-def no_room(checkpoints: Path, what: str) -> UserError:
-    """Return the error of a full disk, with what the run resumes from."""
-    whole = last_checkpoint(checkpoints)
-    return UserError(
-        f"no room on disk {what}. "
-        + (f"{whole.name} is whole: " if whole else "There is no checkpoint yet: ")
-        + "free some space (or raise ulimit -f, if it is set); the same command resumes the run"
     )
 
 
@@ -272,13 +262,6 @@ class ExactCheckpoints(RunPart):
                 rotate_checkpoints(
                     str(folder), save_total_limit=trainer.args.save_total_limit, best_model_checkpoint=best
                 )
-        except Exception as error:
-            # What torch and safetensors raise on a full disk does not always say so.
-            full = not isinstance(error, OSError) and shutil.disk_usage(folder).free < 1 << 20
-            if not (full or out_of_space(error)):
-                raise
-            shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-            raise no_room(folder, f"for {name} in {folder}") from error
         finally:
             self.staging = None
 
