@@ -55,10 +55,10 @@ def _difference(folder: TrainFolder, config: TrainConfig) -> str | None:
     return next((f"{key} = {before.get(key)!r}, now {after.get(key)!r}" for key in changed), None)
 
 
-def check_config(folder: TrainFolder, config: TrainConfig) -> None:
+def check_config(folder: TrainFolder, config: TrainConfig) -> str | None:
     """Refuse to resume with another config. Raises UserError naming the first key that differs.
 
-    A start that failed before its first step binds nothing: `begin` replaces it.
+    A start that failed before its first step binds nothing: why it is to be replaced is returned.
     """
     if (length := len(folder.root.name.encode())) > LONGEST_NAME:
         raise UserError(f"run_name: {length} bytes in UTF-8; the name of a folder has at most {LONGEST_NAME}")
@@ -67,14 +67,20 @@ def check_config(folder: TrainFolder, config: TrainConfig) -> None:
     if not folder.config_yaml.exists():
         if folder.root.exists() and {path.name for path in folder.root.iterdir()} - LOCK_FILES:
             raise UserError(f"{folder.root} exists and is no train run (no config.yaml); choose another run_name")
-        return
-    if not folder.has_begun():
-        return
-    if difference := _difference(folder, config):
+        return None
+    begun = folder.has_begun()
+    try:
+        difference = _difference(folder, config)
+    except UserError:
+        if begun:
+            raise
+        return "its config is of another version"
+    if difference and begun:
         raise UserError(
             f"{folder.root} holds a run with {difference}. Choose another run_name (--run-name), restore the key, or "
             "move the folder away; nothing was overwritten"
         )
+    return difference
 
 
 def check_same(folder: TrainFolder, processes: int, dtype: str | None = None) -> None:
@@ -96,18 +102,10 @@ def check_same(folder: TrainFolder, processes: int, dtype: str | None = None) ->
 
 
 def begin(folder: TrainFolder, config: TrainConfig) -> None:
-    """Write the config and remove what an interrupted write left behind.
-
-    If the folder holds another config, it must be that of a start without a step (UserError else): what
-    depends on it goes.
-    """
+    """Write the config; remove what an interrupted write left behind, and what depends on a replaced start's config."""
     # Again, under the lock: another process may have been quicker.
-    check_config(folder, config)
+    changed = check_config(folder, config)
     folder.remove_partial()
-    try:
-        changed = not folder.has_begun() and folder.config_yaml.exists() and _difference(folder, config)
-    except UserError:
-        changed = "its config is of another version"
     if changed:
         LOG.warning(f"{folder.root}: replacing a start that made no step ({changed})")
         shutil.rmtree(folder.base, ignore_errors=True)  # weights of the other model
