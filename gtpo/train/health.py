@@ -125,9 +125,8 @@ class Drift:
         shape = (self.rows, 0)
         # Values seen.
         self.count = past.shape[1]
-        self._buffer = np.empty((self.rows, 2 * KEPT))
-        self._end = min(self.count, KEPT)
-        self._buffer[:, : self._end] = past[:, self.count - self._end :]
+        # The latest of them [rows, n].
+        self.past = past[:, -KEPT:]
         self.started = 0
         # How many values each live bet had for its past.
         self.starts: list[int] = []
@@ -135,19 +134,6 @@ class Drift:
         self.tau = np.ones(self.rows)
         self.log_capital = np.empty(0)
         self.log_wealth = np.empty((len(FRACTIONS), *shape))
-
-    @property
-    def past(self) -> Floats:
-        """The latest values [rows, n], at most KEPT."""
-        return self._buffer[:, max(0, self._end - KEPT) : self._end]
-
-    def _append(self, values: Floats) -> None:
-        if self._end == 2 * KEPT:
-            self._buffer[:, :KEPT] = self._buffer[:, KEPT:]
-            self._end = KEPT
-        self._buffer[:, self._end] = values
-        self._end += 1
-        self.count += 1
 
     def _scores(self, values: Floats, bound: Floats, low: Floats) -> Floats:
         if self.limit is None:
@@ -199,7 +185,8 @@ class Drift:
             odds = (self.null - scores) / (1.0 - self.null)
             self.log_wealth += np.log(1.0 + odds * FRACTIONS)  # numpy has no fast log1p
             wealth = _log_sum(self._capital(), axis=1)
-        self._append(values)
+        self.past = np.column_stack([self.past, values])[:, -KEPT:]
+        self.count += 1
         stride = next(stride for until, stride in STRIDES if self.count <= until)
         if self.count >= FIRST and self.count % stride == 0:
             self._start()
