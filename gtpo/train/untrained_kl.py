@@ -22,7 +22,7 @@ from gtpo.inputs.model import LoadedModel, load_model
 from gtpo.inputs.model_shape import Weights
 from gtpo.train.trainers import require_trainer
 from gtpo.trainer import GTPOTrainer, RunPart, SampledTrainer, trl_seam
-from gtpo.trainer.policy_head import LMHead, add_policy_head
+from gtpo.trainer.policy_head import LMHead, add_policy_head, sequences
 
 METRIC = "kl/untrained"
 # Steps between measurements, if they cost no second copy of the weights.
@@ -80,8 +80,7 @@ class UntrainedKL(RunPart):
         if step % self.every or step == self._measured_for:
             return
         self._measured_for = step
-        ids, attention, mask = _sequences(inputs)
-        batch = {"input_ids": ids, "attention_mask": attention}
+        batch, mask = _sequences(inputs)
         temperature = getattr(trainer, "temperature", 1.0)  # of the sampling; sft has none
         with torch.no_grad(), trainer.accelerator.autocast():
             if reference is None:
@@ -126,12 +125,12 @@ def untrained_kl(trainer: Any, config: TrainConfig, loaded: LoadedModel, source:
     return UntrainedKL(trainer, every, load_model(config, source).model if copied else None) if every else None
 
 
-def _sequences(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids [B, T], attention mask [B, T] and which of the tokens from the second on are counted [B, T - 1]."""
-    if "labels" in inputs:  # sft
-        ids, labels = inputs["input_ids"][:MAX_ROWS], inputs["labels"][:MAX_ROWS]
-        attention = inputs.get("attention_mask")
-        return ids, torch.ones_like(ids) if attention is None else attention[:MAX_ROWS], labels[:, 1:] != -100
-    parts = [inputs[name][:MAX_ROWS] for name in ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")]
-    mask = torch.cat([torch.zeros_like(parts[2]), parts[3]], dim=1)[:, 1:].bool()
-    return torch.cat(parts[:2], dim=1), torch.cat(parts[2:], dim=1), mask
+def _sequences(inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
+    """Return what a model takes of the first rows, and which of their tokens from the second on count [B, T - 1]."""
+    some = {name: rows[:MAX_ROWS] for name, rows in inputs.items() if isinstance(rows, Tensor) and rows.dim()}
+    if "labels" in some:  # sft
+        ids = some["input_ids"]
+        batch = {"input_ids": ids, "attention_mask": some.get("attention_mask", torch.ones_like(ids))}
+        return batch, some["labels"][:, 1:] != -100
+    mask = torch.cat([torch.zeros_like(some["prompt_mask"]), some["completion_mask"]], dim=1)
+    return sequences(some), mask[:, 1:].bool()
