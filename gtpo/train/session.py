@@ -89,7 +89,11 @@ class TrainingRun:
             lock = lock_folder(self.folder.root)
             self.stop.forget()
         try:
-            checkpoint = self._checkpoint()
+            self.folder.metrics()  # a damaged line is refused
+            checkpoint = last_checkpoint(self.folder.checkpoints)
+            if checkpoint is not None:
+                check_same(self.folder, self.processes.num_processes)
+                check_checkpoint(checkpoint)
             loaded, dataset, about = self._load(checkpoint)
             with sharing_prefixes(self.config, loaded.model):
                 self._build(kind, loaded, dataset, rewards, about)
@@ -112,15 +116,6 @@ class TrainingRun:
             if self.processes.num_processes > 1 and not self.beside_vllm:
                 torch.distributed.destroy_process_group()
 
-    def _checkpoint(self) -> Path | None:
-        """Return what the run resumes from, checked; None: it begins."""
-        self.folder.metrics()
-        checkpoint = last_checkpoint(self.folder.checkpoints)
-        if checkpoint is not None:
-            check_same(self.folder, self.processes.num_processes)
-            check_checkpoint(checkpoint)
-        return checkpoint
-
     def _load(self, checkpoint: Path | None) -> tuple[LoadedModel, Any, dict[str, Any]]:
         """Return the model, the rows to train on, and what run.json says of both."""
         config, processes = self.config, self.processes
@@ -132,7 +127,10 @@ class TrainingRun:
                 raise UserError(f"model.dtype {config.model.dtype}: {why}")
         if checkpoint is not None:
             check_same(self.folder, processes.num_processes, loaded.dtype)
-        self.inputs.problems.clock = self._clock()
+        # What the chat template is told of the time, the same in all processes: when the run began.
+        clock = [Clock.of(self.folder.prompt() if self.folder.has_begun() else None)]
+        broadcast_object_list(clock)
+        self.inputs.problems.clock = clock[0]
         dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
         prompt = self.inputs.problems.prompt_fields(loaded.tokenizer)
         check_ids(report, loaded.tokenizer, loaded.model.get_input_embeddings().num_embeddings)
@@ -147,12 +145,6 @@ class TrainingRun:
         preset = None if config.method == "sft" else config.preset_name()
         about = {"run_name": config.run_name, "preset": preset, "base_model": loaded.base, "dtype": loaded.dtype}
         return loaded, dataset, {**about, "prompt": prompt, "notes": loaded.notes, "dataset": report.as_dict()}
-
-    def _clock(self) -> Clock:
-        """Return what the chat template is told of the time, the same in all processes: when the run began."""
-        clock = [Clock.of(self.folder.prompt() if self.folder.has_begun() else None)]
-        broadcast_object_list(clock)
-        return clock[0]
 
     def _build(self, kind: Any, loaded: LoadedModel, dataset: Any, rewards: list[Any], about: dict[str, Any]) -> None:
         config = self.config
@@ -202,13 +194,18 @@ class TrainingRun:
 
     def _parts(self, loaded: LoadedModel, about: dict[str, Any]) -> list[Any]:
         """Return the parts of the run, in the order in which they see each event."""
-        config, trainer = self.config, self.trainer
-        validation, distance = self._validation(loaded), untrained_kl(trainer, config, loaded, self.inputs.weights)
+        config, trainer, training, validation = self.config, self.trainer, self.config.training, None
+        if training.eval_steps is not None and self.score_held_out is not None:
+            problems = self.inputs.problems.validation(loaded.tokenizer)
+            prompts = [to_row(problem, config)["prompt"] for problem in problems]
+            how: Any = {"every": training.eval_steps, "samples": training.eval_samples, "prompts": prompts}
+            validation = Validation(trainer, problems, self.score_held_out, **how)
+        distance = untrained_kl(trainer, config, loaded, self.inputs.weights)
         self.watch = CollapseWatch(trainer, validation=validation, best=self.folder.best, **config.health.model_dump())
         self.log = RunLog(
             trainer,
             self.folder.root,
-            completions_steps=config.training.log_completions_steps,
+            completions_steps=training.log_completions_steps,
             watch=self.watch,
             about=about,
             stop=self.stop,
@@ -227,20 +224,6 @@ class TrainingRun:
             # The last, since the others ask for checkpoints.
             self.exact,
         ]
-
-    def _validation(self, loaded: LoadedModel) -> Validation | None:
-        every = self.config.training.eval_steps
-        if every is None or self.score_held_out is None:
-            return None
-        problems = self.inputs.problems.validation(loaded.tokenizer)
-        return Validation(
-            self.trainer,
-            problems,
-            self.score_held_out,
-            every=every,
-            samples=self.config.training.eval_samples,
-            prompts=[to_row(problem, self.config)["prompt"] for problem in problems],
-        )
 
     def _train(self, checkpoint: Path | None) -> None:
         if checkpoint is not None:
