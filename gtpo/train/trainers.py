@@ -298,10 +298,6 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str) -> Any:
     settings = {_TRLS_NAMES.get(name, name): value for name, value in settings.items()}
     if config.method == "sft":
         settings.pop("chat_template_kwargs", None)
-    idle = next((name for name in settings if name.startswith("vllm_importance_sampling_")), None)
-    if idle and config.rollout.importance_sampling_correction is False:
-        needed = "rollout.importance_sampling_correction: true"
-        raise UserError(f"{config.setting(f'training.{idle}')} does nothing without {needed}")
     for name, (package, extra) in _NEEDED.items():
         if settings.get(name):
             require(str(config.setting(f"training.{name}")), package, extra=extra)

@@ -36,6 +36,12 @@ def sampling_faults(args: Any) -> Iterator[tuple[str, str]]:
             "use_transformers_continuous_batching",
             "casts the trained weights to 16 bits for good; set bf16=False, or sample without it",
         )
+    # TRL corrects by default; a script that comes from there may say how, and lose the correction in silence.
+    for entry in fields(args) if not args.vllm_importance_sampling_correction else ():
+        how = entry.name.startswith("vllm_importance_sampling_") and entry.name != "vllm_importance_sampling_correction"
+        if how and getattr(args, entry.name) != entry.default:
+            key = "vllm_importance_sampling_correction=True (a config: rollout.importance_sampling_correction: true)"
+            yield entry.name, f"does nothing without {key}"
 
 
 @dataclass
@@ -94,21 +100,16 @@ class GTPOConfig(GRPOConfig):
             self.bf16 = False
         if self.fp16 and on_cpu:
             faults.append("fp16=True needs a GPU; on a CPU train in float32, or with bf16=True")
-        faults += [f"{name} {why}" for name, why in sampling_faults(self)]
         comparable = objective.temperature(self.temperature) == self.temperature
         if self.vllm_importance_sampling_correction is None:
             self.vllm_importance_sampling_correction = comparable
+        faults += [f"{name} {why}" for name, why in sampling_faults(self)]
         if self.use_vllm and self.vllm_importance_sampling_correction and not comparable:
             faults.append(
                 "vllm_importance_sampling_correction compares vLLM's log-probabilities, at temperature "
                 f"{self.temperature}, with the objective's at 1 (entropy_temperature 'one'): set temperature=1.0, "
                 "objective={'entropy_temperature': 'sampling'} or vllm_importance_sampling_correction=False"
             )
-        # TRL corrects by default; a script that comes from there may say how, and lose the correction in silence.
-        for name in defaults if not self.vllm_importance_sampling_correction else ():
-            how = name.startswith("vllm_importance_sampling_") and name != "vllm_importance_sampling_correction"
-            if how and getattr(self, name) != defaults[name]:
-                faults.append(f"{name} does nothing without vllm_importance_sampling_correction=True")
         if faults:
             raise ValueError(f"GTPOConfig: {'; '.join(faults)}")
         self.scale_rewards = objective.scale_rewards
