@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from accelerate import PartialState
@@ -84,8 +84,8 @@ class Progress(RunPart):
         self._bar: Any = None
         self._task: Any = None
         self._last = 0.0
-        # When what is going on began, and what is shown of it after so many seconds.
-        self._now: tuple[float, Callable[[float], str]] | None = None
+        # When what is going on began, and what it is.
+        self._now: tuple[float, str] | None = None
         self._micro_batch = self._of = 0
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -117,12 +117,6 @@ class Progress(RunPart):
             remaining = (now - self._begin) / max(step - self._first_step, 1) * (total - step)
             LOG.info(f"{self.title} {step}/{total}  {summary(row)}  ({remaining:.0f} s left)")
 
-    def _note(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, status=text)
-        elif self.shown:
-            LOG.info(f"{self.title}  {text}")
-
     def on_train_end(self, *of_the_event: Any, **kwargs: Any) -> None:
         """Take the live line down; also if the training did not come to its end."""
         if self._bar is not None:
@@ -131,21 +125,15 @@ class Progress(RunPart):
 
     # -- within a step ---------------------------------------------------------------------------------------------
 
-    def activity(self, name: str, count: int) -> AbstractContextManager[None]:
-        """Show inside how long the trainer has been at it."""
+    @contextmanager
+    def activity(self, name: str, count: int) -> Iterator[None]:
+        """Show inside now and then how long the trainer has been at it; inside another activity, in its place."""
+        what = f"{name} {count} completions"
         if name == "training":
             self._micro_batch += 1
-            which = f"micro-batch {self._micro_batch} of {self._of}"
-            return self._during(lambda seconds: f"training on {which} for {seconds:.0f} s")
-        if name in ("sampling", "scoring"):
-            return self._during(lambda seconds: f"{name} {count} completions for {seconds:.0f} s")
-        return nullcontext()
-
-    @contextmanager
-    def _during(self, tell: Callable[[float], str]) -> Iterator[None]:
-        """Show `tell(seconds since its begin)` now and then; inside another one, in its place."""
+            what = f"training on micro-batch {self._micro_batch} of {self._of}"
         outer, ended = self._now, threading.Event()
-        self._now = (self._clock(), tell)
+        self._now = (self._clock(), what)
         thread = threading.Thread(target=self._report, args=(ended,), daemon=True)
         reports = outer is None and self.shown
         if reports:
@@ -168,5 +156,9 @@ class Progress(RunPart):
             seconds, before = now - activity[0], at if activity is shown else 0.0
             # A log gets fewer lines the longer it takes: what is on a terminal is replaced.
             if seconds >= (before + TELL_SECONDS if self._bar is not None else max(TELL_SECONDS, 1.5 * before)):
-                self._note(activity[1](seconds))
+                text = f"{activity[1]} for {seconds:.0f} s"
+                if self._bar is not None:
+                    self._bar.update(self._task, status=text)
+                else:
+                    LOG.info(f"{self.title}  {text}")
                 shown, at = activity, seconds
