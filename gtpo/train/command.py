@@ -15,7 +15,6 @@ from gtpo.common.hub import check_model
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.vllm_environment import quiet_vllm
 from gtpo.config import TrainConfig
-from gtpo.config.resolve import launched_processes
 from gtpo.dry_run.preflight import preflight
 from gtpo.runs.train_run import ENDED, RESULTS, TrainFolder
 from gtpo.train.continuation import check_config
@@ -60,7 +59,7 @@ def train(
         import torch
 
         quiet_vllm(on_cpu=not torch.cuda.is_available())  # before TRL imports vLLM
-    with Stop(folder.root, _launcher_limit(folder.root)) as stop, trackers_write_to(folder.root):
+    with Stop(folder.root) as stop, trackers_write_to(folder.root):
         with libraries_aside():
             from gtpo.train.session import TrainingRun
 
@@ -89,11 +88,3 @@ def _print_result(folder: TrainFolder, json_output: bool) -> None:
         run = folder.run()
         keys = ("run_name", "status", "method", "step", "steps", "best", "wall_time_s")
         print(json.dumps({"run": str(folder.root)} | {key: run.get(key) for key in keys}))
-
-
-def _launcher_limit(root: Path) -> str:
-    """Return what to add if a launcher passes signals on, which then kills the processes."""
-    if launched_processes() == 1:
-        return ""
-    seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")  # of torch 2.13's launcher; 30 in others
-    return f". The launcher kills it {seconds} s after the signal; a longer step is stopped by: touch {root / 'stop'}"

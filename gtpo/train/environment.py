@@ -76,15 +76,13 @@ STOP_FILE = "GTPO_STOP_FILE"
 class Stop:
     """Whether a run stops after its step. As a context manager it takes SIGINT and SIGTERM: the first one asks for a
     clean stop, the second one acts as usual.
-
-    hint: what else to say when a stop is requested.
     """
 
-    def __init__(self, run_folder: Path, hint: str = "") -> None:
+    def __init__(self, run_folder: Path) -> None:
         # Whether a stop was requested: of this process; after `agree`, of any.
         self.requested = False
         self.agreed = False
-        self.hint, self.in_folder = hint, run_folder / "stop"
+        self.in_folder = run_folder / "stop"
         named = os.environ.get(STOP_FILE)
         self.files = [self.in_folder, *([Path(named)] if named else [])]
         self._before: dict[int, Any] = {}
@@ -104,7 +102,7 @@ class Stop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
-        LOG.warning(f"stopping after this step (press again to stop at once){self.hint}")
+        LOG.warning("stopping after this step (press again to stop at once)")
         signal.signal(number, self._before[number])
 
     def forget(self) -> None:
