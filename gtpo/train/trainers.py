@@ -212,15 +212,6 @@ def _rollout_arguments(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _defaults(config: TrainConfig) -> dict[str, Any]:
-    """Return what a run sets otherwise than TRL, and the user may set under `training`."""
-    defaults = {"dataloader_pin_memory": torch.cuda.is_available(), "ddp_find_unused_parameters": False}
-    dropout = {} if config.method == "sft" else {"disable_dropout": True}
-    # As in the paper; TRL's default is DAPO's.
-    loss = {"loss_type": "grpo"} if config.method == "grpo" else {}
-    return {**defaults, **dropout, **loss}
-
-
 def sampling_arguments(config: TrainConfig, engine: str) -> dict[str, Any]:
     """Return what `rollout` passes on to the sampler. Raises UserError for what the sampler does not have."""
     if engine == "transformers":
@@ -269,31 +260,31 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str) -> Any:
     machine or batch cannot do what the config asks.
     """
     kind = {"gtpo": GTPOConfig, "grpo": GRPOConfig, "sft": SFTConfig}[config.method]
-    arguments = _common(config, kind, output, dtype)
+    # Otherwise than TRL's; the user may set them. The loss is the paper's, where TRL's default is DAPO's.
+    defaults = {"dataloader_pin_memory": torch.cuda.is_available(), "ddp_find_unused_parameters": False}
+    defaults |= {"sft": {}, "gtpo": {"disable_dropout": True}, "grpo": {"disable_dropout": True, "loss_type": "grpo"}}[
+        config.method
+    ]
+    arguments, known, others = _common(config, kind, output, dtype), fields_of(kind), dict[str, str]()
     if config.method == "sft":
-        arguments["max_length"] = config.model.max_seq_length
         # Problems are shuffled once, by model.random_seed.
-        arguments["train_sampling_strategy"] = "sequential"
+        arguments |= {"max_length": config.model.max_seq_length, "train_sampling_strategy": "sequential"}
+        grpo = {entry.name for entry in fields(GRPOConfig)} - {entry.name for entry in fields(kind)}
+        others = dict.fromkeys(grpo, "a setting of GRPO, which SFT does not have")
+        # The rows are rendered with it (`gtpo.runs.prompt`), as those of the other methods are.
+        known["chat_template_kwargs"] = fields_of(GRPOConfig)["chat_template_kwargs"]
+        del others["chat_template_kwargs"]
     else:
         objective = config.resolved_objective()
         arguments |= _rollout_arguments(config)
         if config.method == "gtpo":
             arguments |= {"preset": config.preset_name(), "objective": objective}
+            others = {name: f"remove it: {why}" for name, why in DECIDED["objective"].items()}
         else:
             arguments["scale_rewards"] = objective.scale_rewards
             arguments["mask_truncated_completions"] = objective.mask_truncated
-    decided = dict.fromkeys(arguments, "gtpo train sets it") | DECIDED["run"]
-    if config.method == "gtpo":
-        decided = {name: f"remove it: {why}" for name, why in DECIDED["objective"].items()} | decided
-    if config.method == "sft":
-        grpo = {entry.name for entry in fields(GRPOConfig)} - {entry.name for entry in fields(kind)}
-        decided = dict.fromkeys(grpo, "a setting of GRPO, which SFT does not have") | decided
-    known = fields_of(kind)
     known |= {name: known[theirs] for name, theirs in _TRLS_NAMES.items()}
-    if config.method == "sft":
-        # The rows are rendered with it (`gtpo.runs.prompt`), as those of the other methods are.
-        known["chat_template_kwargs"] = fields_of(GRPOConfig)["chat_template_kwargs"]
-        del decided["chat_template_kwargs"]
+    decided = others | dict.fromkeys(arguments, "gtpo train sets it") | DECIDED["run"]
     settings = checked(config, "training", known, kind.__name__, decided)
     settings = {_TRLS_NAMES.get(name, name): value for name, value in settings.items()}
     if config.method == "sft":
@@ -303,7 +294,7 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str) -> Any:
             require(str(config.setting(f"training.{name}")), package, extra=extra)
     # TRL checks what only it knows, such as which schedules there are.
     try:
-        made = kind(**_defaults(config) | arguments | settings)
+        made = kind(**defaults | arguments | settings)
     except Exception as error:
         # transformers' own checks; TypeError: a key of a mapping among the values.
         if not (isinstance(error, ValueError | TypeError) or lacks_package(error)):
