@@ -172,14 +172,12 @@ class RunTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        keeper = self.checkpoints
         # None: there is nothing to resume.
-        if keeper is None or checkpoint is None:
+        keeper = None if checkpoint is None else self.checkpoints
+        with nullcontext() if keeper is None else keeper.reading(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        with keeper.reading(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
-            keeper.restore(checkpoint)
+            if keeper is not None:
+                keeper.restore(checkpoint)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the model card, unless the run says what it is itself (run.json)."""
