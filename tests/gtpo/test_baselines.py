@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from test_trainer import folder as folder
 from transformers import AutoModelForCausalLM
 from trl_replay import TRL_ARGUMENTS, replay
 

@@ -30,9 +30,10 @@ class Draws:
         return self.plain(probabilities, *args, **kwargs)
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize(
-    ("preset", "several"), [("gtpo-no-filter", False), ("gtpo-no-filter", True), ("gtpo-eq7", True)]
+    ("cut", "preset", "several"),
+    [*((cut, "gtpo-no-filter", True) for cut in CUTS), (CUTS[0], "gtpo-no-filter", False), (CUTS[3], "gtpo-eq7", True)],
+    ids=str,
 )
 def test_each_step_of_a_round_has_the_policy_that_sampled(
     cut: dict[str, Any], preset: str, several: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,10 +6,8 @@ alone: `launched_on_cpu.py` says what is changed for that.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -221,29 +219,11 @@ def test_two_nodes_make_one_run(tmp_path: Path) -> None:
 SBATCH = sorted((ROOT / "configs/slurm").glob("*.sbatch"))
 
 
-def sbatch_options(text: str) -> argparse.Namespace:
-    """Read the #SBATCH lines as sbatch does: before the first command, each a long option of its manual."""
-    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    for name, kind in {
-        "job-name": str, "nodes": int, "ntasks-per-node": int, "gpus-per-node": int, "cpus-per-task": int,
-        "mem": str, "time": str, "output": str, "signal": str, "requeue": None, "exclusive": None,
-    }.items():  # fmt: skip
-        parser.add_argument(f"--{name}", **({"action": "store_true"} if kind is None else {"type": kind}))  # type: ignore[arg-type]
-    lines = text.splitlines()
-    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
-    assert not any(line.startswith("#SBATCH") for line in lines[first:]), "sbatch reads no #SBATCH after a command"
-    words = [line.split("#SBATCH ", 1)[1].split(" #")[0].strip() for line in lines if line.startswith("#SBATCH")]
-    return parser.parse_args(words)
-
-
 @pytest.mark.parametrize("path", SBATCH, ids=lambda path: path.stem)
 def test_slurm_file_is_what_sbatch_and_bash_take(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("#!/bin/bash\n")
-    options = sbatch_options(text)
-    assert options.nodes >= 1
-    assert options.ntasks_per_node == 1, "accelerate starts the processes of a node"
-    assert re.fullmatch(r"(\d+-)?\d{1,2}:\d{2}:\d{2}", options.time)
+    assert "#SBATCH --ntasks-per-node=1" in text, "accelerate starts the processes of a node"
     subprocess.run(["bash", "-n", path], check=True)
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", path], check=True)
@@ -282,8 +262,7 @@ def test_slurm_training_makes_the_stop_file_before_the_end_and_waits_for_the_run
     assert job.wait() == code
     assert (tmp_path / "saved").exists()
     assert list((tmp_path / "results").iterdir()) == []
-    text = (ROOT / "configs/slurm/train.sbatch").read_text()
-    assert sbatch_options(text).signal == "B:TERM@300"
+    assert "#SBATCH --signal=B:TERM@300" in (ROOT / "configs/slurm/train.sbatch").read_text()
 
 
 GPUS = [

@@ -15,7 +15,6 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_train_run import config_of, run
 from test_trainer import PROMPTS, arguments
-from test_trainer import folder as folder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo import GTPOTrainer

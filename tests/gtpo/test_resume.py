@@ -190,11 +190,12 @@ def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
     assert_same_run(tmp_path / "cut/results/train/run", whole)
 
 
-@pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("method", "value"), [("gtpo", math.nan), ("sft", math.inf)])
 def test_a_checkpoint_with_weights_that_are_no_numbers_is_refused(method: str, value: float, tmp_path: Path) -> None:
-    crash(5, lambda: run(tmp_path, method=method))
-    weights = tmp_path / "results/train/run/checkpoints/checkpoint-4/model.safetensors"
+    weights = (
+        cut_run(tmp_path, **{} if method == "gtpo" else {"method": method})
+        / "checkpoints/checkpoint-4/model.safetensors"
+    )
     tensors = load_file(weights)
     tensors["model.norm.weight"][0] = value
     save_file(tensors, weights, {"format": "pt"})

@@ -221,26 +221,6 @@ def test_kill_9_and_the_same_command_again(tmp_path: Path) -> None:
     assert_same_run(folder, whole_run())
 
 
-def test_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = GTPOTrainer._calculate_rewards
-
-    def interrupted(self: Any, *args: Any) -> Any:
-        if self.state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return plain(self, *args)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(GTPOTrainer, "_calculate_rewards", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path)
-    folder = tmp_path / "results/train/run"
-    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
-    assert (folder / "checkpoints/checkpoint-3").is_dir()
-    run(tmp_path)
-    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
-    assert metrics(folder) == metrics(whole_run())
-
-
 def test_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = whole_run()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
@@ -419,7 +399,10 @@ def test_collapse_stops_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return Judgement("made up") if step == 4 else verdict
 
     monkeypatch.setattr(Health, "observe", collapsing)
-    stopped = run(tmp_path / "stop", **{"health.on_collapse": "stop"})
+    config_of(tmp_path / "stop")
+    done = command_line("train", "run.yaml", "--health.on_collapse", "stop", cwd=tmp_path / "stop")
+    assert (done.returncode, "collapsed at step 4 of 6" in done.stderr) == (4, True), done.stderr
+    stopped = tmp_path / "stop/results/train/run"
     about = json.loads((stopped / "run.json").read_text())
     assert (about["step"], about["status"]) == (4, "collapsed")
     assert "made up" in about["stopped_because"]
@@ -434,29 +417,6 @@ def test_collapse_stops_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert metrics(stopped) == before
     after = load_file(stopped / "final/model.safetensors")
     assert all(torch.equal(after[name], weight) for name, weight in weights.items())
-
-
-COLLAPSING = (  # the rate is reached at the end of the warm-up: the policy is well for a while
-    "--method grpo --training.max_steps 80 --training.save_steps 1000 --training.num_generations 8 "
-    "--training.learning_rate 3 --training.lr_scheduler_type constant_with_warmup --training.warmup_ratio 0.99 "
-    "--training.max_completion_length 12 --training.log_completions_steps 0 --health.on_collapse stop "
-    "--health.smoothing_steps 20 --trainer.reward_funcs my_reward.mine"
-)
-
-
-@pytest.mark.slow
-def test_a_run_that_collapses_and_stops_says_so_at_every_end(own_reward: Callable[[str], Path]) -> None:
-    """By a reward that falls where a policy repeats itself, or stops."""
-    folder = own_reward("    return [10 * len(set(ids)) / 12 for ids in completion_ids]\nmine.is_accuracy = True")
-    config_of(folder)
-    done = command_line("train", "run.yaml", *COLLAPSING.split(), cwd=folder)
-    assert done.returncode == 4, done.stderr
-    about = json.loads((folder / "results/train/run/run.json").read_text())
-    assert about["status"] == "collapsed"
-    assert about["step"] < 80
-    last = [line for line in done.stderr.splitlines() if line.strip()][-1]
-    assert f"collapsed at step {about['step']} of 80" in last
-    assert "reward fell from" in about["stopped_because"]
 
 
 # -- what a run writes besides --------------------------------------------------------------------------------------

@@ -19,9 +19,7 @@ from trl import TrlParser
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.common.log import LOG
-from gtpo.config import BuiltModel
 from gtpo.entropy import Calibration
-from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS
 from gtpo.rewards import extract_answer
 
@@ -30,16 +28,6 @@ needs_trl_kernel = pytest.mark.skipif(
     reason="TRL 1.15 scores log-probabilities with a Triton kernel, which needs a GPU",
 )
 PROMPTS = [[{"role": "user", "content": f"What is {number} + 1?"}] for number in range(8)]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A saved model, as a TRL user names one."""
-    spec = BuiltModel(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
-    model, tokenizer = build_tiny_model(spec, max_seq_length=96, seed=0)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
 
 
 SETTINGS: dict[str, Any] = {

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from test_train_run import STEPS, config_of, crash, metrics, run
+from test_train_run import config_of, metrics, run
 from torch.nn.functional import kl_div
 
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.train import untrained_kl
-from gtpo.train.untrained_kl import METRIC, UntrainedKL, summed_kl, token_kl
+from gtpo.train.untrained_kl import METRIC, summed_kl, token_kl
+from gtpo.trainer import SampledTrainer
 from gtpo.trainer.policy_head import LMHead
 
 
@@ -73,14 +75,6 @@ def test_it_is_measured_beside_bfloat16_weights_too(tmp_path: Path) -> None:
     assert found[0] == 0 < found[-1]
 
 
-def test_resumed_run_measures_from_where_the_first_session_started(tmp_path: Path) -> None:
-    every = {"training.log_kl_steps": 2, "training.log_completions_steps": 0}
-    whole = metrics(run(tmp_path / "whole", **every))
-    crash(5, lambda: run(tmp_path / "cut", **every))
-    assert metrics(run(tmp_path / "cut", **every)) == whole
-    assert [row["step"] for row in whole if METRIC in row] == [2, 4, STEPS]
-
-
 @pytest.mark.parametrize(
     ("changes", "every"),
     [
@@ -95,11 +89,9 @@ def test_an_adapter_can_be_switched_off_so_the_watch_has_the_divergence(
     changes: dict[str, Any], every: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[int] = []
-
-    def built(trainer: Any, steps: int, reference: Any) -> UntrainedKL:
-        found.append(steps)
-        return UntrainedKL(trainer, steps, reference)
-
-    monkeypatch.setattr(untrained_kl, "UntrainedKL", built)
-    run(tmp_path, **{"model.lora_rank": 2, "training.max_steps": 1, **changes})
+    monkeypatch.setattr(untrained_kl, "UntrainedKL", lambda trainer, steps, reference: found.append(steps))
+    config = config_of(tmp_path, **{"model.lora_rank": 2, **changes})
+    loaded: Any = SimpleNamespace(peft_config=config.model.lora_rank or None, weights=None)
+    # A trainer that was not built: only its class is looked at.
+    untrained_kl.untrained_kl(SampledTrainer.__new__(SampledTrainer), config, loaded, loaded.weights)
     assert found == every

@@ -51,9 +51,12 @@ def test_training_does_not_notice_its_validation(changes: dict[str, Any], tmp_pa
 
 
 def test_resumed_run_with_validation_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", **ON)
-    crash(5, lambda: run(tmp_path / "cut", **ON))
-    assert_same_run(run(tmp_path / "cut", **ON), whole)
+    """The distance from the untrained policy too: from where the first session started."""
+    changes = {**ON, "training.log_kl_steps": 2}
+    whole = run(tmp_path / "whole", **changes)
+    assert [row["step"] for row in metrics(whole) if "kl/untrained" in row] == [2, 4, STEPS]
+    crash(5, lambda: run(tmp_path / "cut", **changes))
+    assert_same_run(run(tmp_path / "cut", **changes), whole)
 
 
 def scripted(*rates: float) -> Any:

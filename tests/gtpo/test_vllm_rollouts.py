@@ -18,7 +18,6 @@ from test_train_run import metrics as logged_metrics
 from vllm_servers import VLLMServer
 
 from gtpo.config import BuiltModel
-from gtpo.config.schema import RolloutSection
 from gtpo.inputs.tiny import build_tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -183,8 +182,3 @@ def test_truncated_sampling_is_that_of_the_loss(tmp_path: Path) -> None:
     rows = metrics(tmp_path)
     assert max(row["sampling/logp_difference"] for row in rows) < ROUNDING
     assert [row["sampling/refused"] for row in rows] == [0] * len(rows)
-
-
-def test_the_correction_is_decided_by_the_objective_if_it_is_not_set() -> None:
-    assert RolloutSection().importance_sampling_correction is None
-    assert BuiltModel().num_attention_heads == 4
