@@ -12,9 +12,6 @@ from gtpo.config.document import layers, merged
 from gtpo.config.load import to_config
 from gtpo.runs.train_run import TrainFolder
 
-# Bytes in the name of a folder, on all common file systems.
-LONGEST_NAME = 255
-
 # Keys that may differ between a run and its continuation: they change no number.
 FREE_KEYS = frozenset(
     {
@@ -60,12 +57,12 @@ def check_config(folder: TrainFolder, config: TrainConfig) -> str | None:
 
     A start that failed before its first step binds nothing: why it is to be replaced is returned.
     """
-    if (length := len(folder.root.name.encode())) > LONGEST_NAME:
-        raise UserError(f"run_name: {length} bytes in UTF-8; the name of a folder has at most {LONGEST_NAME}")
-    if folder.root.exists() and not folder.root.is_dir():
-        raise UserError(f"{folder.root} is a file, where the run folder is to be; choose another run_name")
-    if not folder.config_yaml.exists():
-        if folder.root.exists() and {path.name for path in folder.root.iterdir()} - LOCK_FILES:
+    try:
+        names = {path.name for path in folder.root.iterdir()} if folder.root.exists() else set[str]()
+    except OSError as error:
+        raise UserError(f"{folder.root} cannot be a run folder ({error.strerror}); choose another run_name") from None
+    if folder.config_yaml.name not in names:
+        if names - LOCK_FILES:
             raise UserError(f"{folder.root} exists and is no train run (no config.yaml); choose another run_name")
         return None
     begun = folder.has_begun()

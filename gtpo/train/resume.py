@@ -15,6 +15,7 @@ ExactCheckpoints touches no loss and no gradient:
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -30,7 +31,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
 from gtpo.common.errors import DISK_FULL, UserError
-from gtpo.common.files import read_json, write_json
+from gtpo.common.files import write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel, not_finite
 from gtpo.runs.train_run import PARTIAL, TrainFolder
@@ -67,17 +68,9 @@ def explain_damage(checkpoint: str | Path) -> Iterator[None]:
 
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
     """Return gtpo_state.json. Raises UserError if it is missing or lacks what a run resumes from."""
-    path = Path(checkpoint) / STATE_FILE
-    if not path.is_file():
-        raise damage_error(checkpoint, f"has no {STATE_FILE}")
-    try:
-        state = read_json(path)
-    except UserError as error:
-        raise damage_error(checkpoint, f"cannot be read ({error})") from None
-    missing = [key for key in _STATE_KEYS if not isinstance(state, dict) or key not in state]
-    if missing:
-        raise damage_error(checkpoint, f"lacks {', '.join(missing)} in {STATE_FILE}")
-    return dict(state)
+    with explain_damage(checkpoint):
+        state: dict[str, Any] = json.loads((Path(checkpoint) / STATE_FILE).read_text(encoding="utf-8"))
+        return state | {key: state[key] for key in _STATE_KEYS}
 
 
 def refuse_within_round(checkpoint: Path, state: dict[str, Any]) -> None:
@@ -92,8 +85,6 @@ def check_checkpoint(checkpoint: Path) -> None:
     for name, size in state.get("bytes", {}).items():
         if (path := checkpoint / name).is_file() and path.stat().st_size != size:
             raise damage_error(checkpoint, f"holds {path.stat().st_size:,} bytes of {name}, which had {size:,}")
-    if not (checkpoint / TRAINER_STATE_NAME).is_file():
-        raise damage_error(checkpoint, f"has no {TRAINER_STATE_NAME}")
     with explain_damage(checkpoint):
         trained = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         step = trained.global_step

@@ -103,14 +103,14 @@ def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_
     damages: list[tuple[str, str | None, str]] = [
         ("optimizer.pt", None, "has no optimizer state"),
         ("scheduler.pt", None, "has no scheduler.pt"),
-        ("trainer_state.json", None, "has no trainer_state.json"),
+        ("trainer_state.json", None, "cannot be read .*No such file.*trainer_state"),
         ("trainer_state.json", "{", "cannot be read"),
         ("trainer_state.json", "[]", "cannot be read"),
         ("trainer_state.json", "{}", "is of step 0"),
-        ("gtpo_state.json", None, "has no gtpo_state.json"),
-        ("gtpo_state.json", "{", "not valid JSON"),
-        ("gtpo_state.json", "{}", "lacks micro_step, tokens_seen"),
-        ("gtpo_state.json", "null", "lacks micro_step"),
+        ("gtpo_state.json", None, "cannot be read .*No such file.*gtpo_state"),
+        ("gtpo_state.json", "{", "cannot be read .JSONDecodeError"),
+        ("gtpo_state.json", "{}", "cannot be read .KeyError: 'micro_step'"),
+        ("gtpo_state.json", "null", "cannot be read .TypeError"),
         ("model.safetensors", "no weights", "holds 10 bytes of model.safetensors, which had"),
     ]
     for name, text, words in damages:
@@ -145,15 +145,14 @@ def test_damaged_file_of_a_run_is_named(name: str, text: str, words: str, tmp_pa
 def test_name_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results/train").mkdir(parents=True)
     (tmp_path / "results/train/run").write_text("mine")
-    with pytest.raises(UserError, match="results/train/run is a file"):
+    with pytest.raises(UserError, match=r"results/train/run cannot be a run folder .Not a directory"):
         run(tmp_path)
-    with pytest.raises(UserError, match="run_name: 401 bytes in UTF-8; the name of a folder has at most 255"):
+    with pytest.raises(UserError, match=r"cannot be a run folder .File name too long.; choose another run_name"):
         run(tmp_path, run_name="r" + "数" * 133 + "x")
 
 
-@pytest.mark.parametrize("method", ["gtpo", "sft"])
-def test_run_cut_between_two_lines_of_metrics_is_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
-    changes = {"method": method, "training.logging_steps": 3, "training.save_steps": 2}
+def test_run_cut_between_two_lines_of_metrics_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    changes = {"training.logging_steps": 3, "training.save_steps": 2}
     whole = run(tmp_path / "whole", **changes)
     crash(5, lambda: run(tmp_path / "cut", **changes), "on_step_end")
     cut = tmp_path / "cut/results/train/run"
