@@ -140,6 +140,5 @@ def explain(error: Exception, config: TrainConfig, folder: TrainFolder, step: in
         return None
     why = "the weights of model.model_name hold NaN or infinity, or overflow in model.dtype"
     if step:
-        why = "its weights have overflowed: lower training.learning_rate and choose another run_name"
-        why += f" ({last.name} is whole)" if last else ""
+        why = "the weights have overflowed: lower training.learning_rate and choose another run_name"
     return UserError(f"step {step + 1}: the policy's probabilities are no numbers ({error}); {why}")

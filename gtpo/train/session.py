@@ -152,7 +152,6 @@ class TrainingRun:
         if loaded.made_here and named:
             provide_base(loaded, self.folder, self.processes)
             about["base_model"] = loaded.base
-        loading = time.monotonic()
         if self.beside_vllm:
             LOG.info(f"starting vLLM with {loaded.base}")
         with libraries_aside():
@@ -164,8 +163,6 @@ class TrainingRun:
                 peft_config=loaded.peft_config,
                 **({} if config.method == "sft" else {"reward_funcs": list(rewards)}),
             )
-        if self.beside_vllm:
-            LOG.info(f"vLLM is ready after {time.monotonic() - loading:.0f} s")
         if loaded.peft_config is not None:
             widen_adapters(trainer.model)
         trainer.writes_model_card = False  # run.json says what ran
