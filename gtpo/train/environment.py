@@ -47,13 +47,6 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", module=r"(transformers|trl|accelerate|peft|torch|vllm|triton|bitsandbytes)(\.|$)")
 
 
-def run_on_cpu() -> None:
-    """Tell accelerate and DeepSpeed, before they look, that this machine has no accelerator."""
-    # Process 1 would have the device cpu:1, onto which torch.load puts no checkpoint.
-    os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it warns on stdout that it found none
-
-
 @contextmanager
 def trackers_write_to(root: Path) -> Iterator[None]:
     """Let trackers that start inside write below `root`; a variable that is set already is left alone.

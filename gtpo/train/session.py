@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from contextlib import suppress
@@ -22,17 +23,18 @@ from gtpo.dry_run.preflight import RunInputs
 from gtpo.entropy import Calibration
 from gtpo.inputs.dataset import check_ids, held_out_benchmark, to_row
 from gtpo.inputs.model import LoadedModel, load_model, rounded_away, widen_adapters
+from gtpo.rewards.loading import load_rewards
 from gtpo.runs.prompt import Clock
 from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
 from gtpo.train.advice import Advice, explain
 from gtpo.train.collapse import CollapseWatch
 from gtpo.train.continuation import begin, check_same
-from gtpo.train.environment import Stop, quiet_libraries, run_on_cpu
+from gtpo.train.environment import Stop, quiet_libraries
 from gtpo.train.progress import Progress
 from gtpo.train.resume import ExactCheckpoints, check_checkpoint, provide_base
 from gtpo.train.run_log import RunLog, prompt_text
 from gtpo.train.trainers import (
-    guarded_rewards,
+    GuardedReward,
     require_optimizer,
     rollout_engine,
     sharing_prefixes,
@@ -61,7 +63,10 @@ class TrainingRun:
     ) -> None:
         quiet_libraries()
         if not torch.accelerator.is_available():
-            run_on_cpu()
+            # Before accelerate and DeepSpeed look: process 1 would have the device cpu:1, onto which torch.load puts no
+            # checkpoint, and DeepSpeed warns on stdout that it found no accelerator.
+            os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
         self.config, self.folder, self.inputs, self.stop = config, folder, inputs, stop
         self.score_held_out = score_held_out
         if config.training.eval_steps is not None and score_held_out is None:
@@ -83,7 +88,8 @@ class TrainingRun:
         """Train from the start or the last checkpoint to the end, or to a clean stop."""
         rewards = []
         if self.config.method != "sft":
-            rewards = guarded_rewards(self.config.trainer.reward_calls(), self.config.trainer.reward_weights)
+            functions = load_rewards(self.config.trainer.reward_calls(), self.config.trainer.reward_weights)
+            rewards = list(map(GuardedReward, functions.functions, functions.names))
         kind = trainer_class(self.config)
         if self.main:
             lock = lock_folder(self.folder.root)
