@@ -133,12 +133,6 @@ class CollapseWatch(RunPart):
         )
         return ""
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the last weights of a run that is too short for a best; an interrupted one goes on."""
-        over = state.global_step >= state.max_steps or self.stopped_because is not None
-        if over and self.best is not None and not self.best.exists() and self.health.last_is_best(state.global_step):
-            self._save_best()
-
     def _save_best(self) -> None:
         if self.best is not None:
             save_weights(self.trainer, self.best, self.health.about_best())

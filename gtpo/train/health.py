@@ -476,14 +476,6 @@ class Health:
             self.best, self.best_step = list(self.window), step
         return Judgement(alarm, broken, new_best, self._patience(step))
 
-    def last_is_best(self, step: int) -> bool:
-        """Take the last lines of a run too short for a best, unless it collapsed; return whether there are any."""
-        values = list(self.window) or (self.recent[-1] if self.recent else [])
-        if self.fallen or not values:
-            return False
-        self.best, self.best_step = list(values), step
-        return True
-
     def _beats(self, values: list[float]) -> bool:
         """Return whether a window of training lines is better than the best one beyond the noise of both."""
         if self.best is None:

@@ -99,16 +99,6 @@ def test_a_window_holds_the_steps_it_says_also_where_a_line_stands_for_several(l
     assert health.about_best()["smoothing_steps"] == logging_steps * count
 
 
-def test_a_run_too_short_for_a_best_takes_its_end_unless_it_collapsed() -> None:
-    short, broken = Health(HealthSection()), Health(HealthSection())
-    for health in (short, broken):
-        assert not health.observe(1, row()).new_best
-    assert short.last_is_best(1)
-    assert short.best_value == 5.0
-    assert broken.observe(2, row(loss=math.nan)).collapsed
-    assert not broken.last_is_best(2)
-
-
 def test_sft_is_judged_by_its_loss_lower_is_better() -> None:
     health = Health(HealthSection(smoothing_steps=1), "loss")
     best = [health.observe(step, {"loss": loss}).new_best for step, loss in enumerate([3.0, 2.0, 2.5], start=1)]

@@ -90,7 +90,8 @@ def test_metrics_of_one_method_alone_say_so(runs: dict[str, Path]) -> None:
 def test_run_json_and_best_json_are_declared(runs: dict[str, Path]) -> None:
     for file in ("run.json", "best/best.json"):
         names = RUN_REFERENCE[Path(file).name]
-        written = {name for run in runs.values() for name in dotted(json.loads((run / file).read_text()), names)}
+        paths = [path for run in runs.values() if (path := run / file).is_file()]
+        written = {name for path in paths for name in dotted(json.loads(path.read_text()), names)}
         assert_same(names, written)
 
 
