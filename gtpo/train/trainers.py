@@ -257,11 +257,11 @@ def trainer_arguments(config: TrainConfig, output: Path, dtype: str) -> Any:
     machine or batch cannot do what the config asks.
     """
     kind = {"gtpo": GTPOConfig, "grpo": GRPOConfig, "sft": SFTConfig}[config.method]
-    # Otherwise than TRL's; the user may set them. The loss is the paper's, where TRL's default is DAPO's.
-    defaults = {"dataloader_pin_memory": torch.cuda.is_available(), "ddp_find_unused_parameters": False}
-    defaults |= {"sft": {}, "gtpo": {"disable_dropout": True}, "grpo": {"disable_dropout": True, "loss_type": "grpo"}}[
-        config.method
-    ]
+    # Otherwise than TRL's; the user may set them.
+    defaults: dict[str, Any] = {"dataloader_pin_memory": torch.cuda.is_available(), "ddp_find_unused_parameters": False}
+    if config.method != "sft":
+        # As in the paper; TRL's default is DAPO's.
+        defaults |= {"disable_dropout": True, "loss_type": "grpo"}
     arguments, known, others = _common(config, kind, output, dtype), fields_of(kind), dict[str, str]()
     if config.method == "sft":
         # Problems are shuffled once, by model.random_seed.
