@@ -25,7 +25,6 @@ from commands import command_line
 from logs import logged
 from safetensors.torch import load_file
 
-import gtpo.train.run_log
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder
@@ -350,34 +349,9 @@ def test_no_room_for_a_checkpoint_leaves_the_last_one_good(tmp_path: Path) -> No
     with no_room_for("checkpoint-4"), pytest.raises(UserError, match=r"no room on disk in .*checkpoint-2 is whole"):
         run(tmp_path)
     folder = tmp_path / "results/train/run"
-    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["checkpoint-2"]
-    run(tmp_path)
-    assert_same_run(folder, whole_run())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("place", "call"), [("write_completions", 3), ("append_metrics", 4), ("save_weights", 1)])
-def test_a_full_disk_anywhere_is_one_sentence_and_the_run_goes_on(
-    place: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner: Any = gtpo.train.run_log if place == "save_weights" else TrainFolder
-    plain, calls = getattr(owner, place), []
-
-    def full(*args: Any, **kwargs: Any) -> Any:
-        calls.append(place)
-        if len(calls) == call:
-            raise FULL
-        return plain(*args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, place, full)
-        with pytest.raises(UserError, match=r"no room on disk in .*No space left.*checkpoint-\d is whole"):
-            run(tmp_path)
-    folder = tmp_path / "results/train/run"
     about = json.loads((folder / "run.json").read_text())
-    assert about["status"] == "failed"
-    assert "no room on disk" in about["stopped_because"]
+    assert (about["status"], "no room on disk" in about["stopped_because"]) == ("failed", True)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["checkpoint-2"]
     run(tmp_path)
     assert_same_run(folder, whole_run())
 
