@@ -44,7 +44,7 @@ class Validation(RunPart):
         samples: int = 4,
         prompts: Sequence[Any] | None = None,
     ) -> None:
-        self.groups, self.problems, self.score = require_trainer(self, trainer, SampledTrainer).groups, problems, score
+        self.trainer, self.problems, self.score = require_trainer(self, trainer, SampledTrainer), problems, score
         self.samples, self.every = samples, every
         rows = [chat_messages(problem.problem) for problem in problems] if prompts is None else prompts
         self.prompts = [prompt for prompt in rows for _ in range(samples)]
@@ -76,7 +76,7 @@ class Validation(RunPart):
         step, last = state.global_step, state.max_steps
         if step % self.every == 0 or (step == last and step % max(1, int(args.logging_steps)) == 0):
             for name, value in self.run(step).items():
-                trl_seam.log(self.groups.trainer, name, value, instead=True)
+                trl_seam.log(self.trainer, name, value, instead=True)
 
     def judge(self, health: Health, step: int, verdict: Judgement) -> Judgement:
         """Return what counts of a line that gave `verdict`: an alarm is a reason to ask the held-out problems.
@@ -97,7 +97,7 @@ class Validation(RunPart):
 
     def run(self, step: int) -> dict[str, float]:
         """Return the metrics of the policy as it is now. All processes must call it; the training does not notice."""
-        trainer, begin = self.groups.trainer, time.perf_counter()
+        trainer, begin = self.trainer, time.perf_counter()
         accelerator = trainer.accelerator
         # Another stream for each step, and none that a round of sampling has.
         seed = (trainer.args.seed * 1_000_003 + step) % 2**31 + 2**31
@@ -127,7 +127,7 @@ class Validation(RunPart):
 
         The trainer's own model samples as many at once as a step samples; vLLM, which bounds its memory, all of them.
         """
-        trainer, prompts = self.groups.trainer, self.prompts
+        trainer, prompts = self.trainer, self.prompts
         args = trainer.args
         batch = args.per_device_train_batch_size * args.steps_per_generation * trainer.accelerator.num_processes
         if trainer.use_vllm:
