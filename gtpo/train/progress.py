@@ -35,16 +35,10 @@ TELL_SECONDS = 10.0
 PLAIN_SECONDS = 5.0
 
 
-def summary(row: Mapping[str, Any], width: int | None = None) -> str:
-    """Return the headline metrics of a step in one line, the first ones if not all fit into `width` columns."""
-    line = ""
-    for name, label, pattern in SHOWN:
-        if isinstance(row.get(name), int | float):
-            longer = f"{line}  {label} {pattern.format(row[name])}".strip()
-            if width is not None and len(longer) > width:
-                break
-            line = longer
-    return line
+def summary(row: Mapping[str, Any]) -> str:
+    """Return the headline metrics of a step in one line."""
+    known = (shown for shown in SHOWN if isinstance(row.get(shown[0]), int | float))
+    return "  ".join(f"{label} {pattern.format(row[name])}" for name, label, pattern in known)
 
 
 def _live_line(title: str) -> Any:
@@ -108,7 +102,7 @@ class Progress(RunPart):
             return
         step, total, row = state.global_step, state.max_steps, metrics_row(state.global_step, logs, args)
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, status=summary(row, self._bar.console.width))
+            self._bar.update(self._task, completed=step, status=summary(row))
             return
         now = time.monotonic()
         due = now - self._last >= PLAIN_SECONDS or step >= total or step - 1 == self._first_step
