@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -53,56 +53,48 @@ class Advice(TrainerCallback):
         self.recent.append(row)
         if len(self.recent) < STEPS:
             return []
-        faults = dict(self._faults())
+        faults = self._faults()
         new = [text for name, text in faults.items() if name not in self.warned]
         # A cause that comes and goes is still one cause: in a log of 300 steps the same text stood six times.
         self.warned |= set(faults)
         return new
 
-    def _values(self, name: str, trls: str = "", steps: int = STEPS) -> list[float]:
-        """Return a metric of the last steps, under our name or TRL's; none if a step lacks it."""
-        values = [row.get(name, row.get(trls)) for row in list(self.recent)[-steps:]]
+    def _values(self, *names: str, steps: int = STEPS) -> list[float]:
+        """Return a metric of the last steps under the first of its names that they have; none if a step lacks it."""
+        values = [next((row[name] for name in names if name in row), None) for row in list(self.recent)[-steps:]]
         return [] if None in values else [float(value) for value in values if value is not None]
 
-    def _faults(self) -> Iterator[tuple[str, str]]:
-        since = f"in the last {STEPS} logged steps"
+    def _faults(self) -> dict[str, str]:
+        since, faults = f"in the last {STEPS} logged steps", dict[str, str]()
         if (passing := self._values("gate/kept")) and max(passing) == 0:
-            entropy = self._values("entropy/mean")
-            mean = sum(entropy) / len(entropy) if entropy else float("nan")
-            threshold = self.trainer.objective.entropy_threshold
-            yield (
-                "gate",
-                f"the entropy gate dropped every completion {since}: their entropy is {mean:.2f} nats, the threshold "
-                f"{threshold:.2f}, and nothing is learned. Raise the objective's entropy_threshold, "
-                "lower temperature, or take the preset gtpo-no-filter",
+            faults["gate"] = (
+                f"the entropy gate dropped every completion {since}: their entropy is "
+                f"{sum(self._values('entropy/mean')) / STEPS:.2f} nats, the threshold "
+                f"{self.trainer.objective.entropy_threshold:.2f}, and nothing is learned. Raise the objective's "
+                "entropy_threshold, lower temperature, or take the preset gtpo-no-filter"
             )
-        if (truncated := self._values("completions/truncated", "completions/clipped_ratio")) and sum(
-            truncated
-        ) / STEPS > TRUNCATED:
-            share, longest = sum(truncated) / STEPS, self.trainer.args.max_completion_length
-            yield (
-                "truncated",
-                f"{share:.0%} of the completions were cut off at max_completion_length {longest} {since}, so their "
-                "answers are missing. Raise it (in a config max_seq_length too), ask for shorter answers in the system "
-                "prompt, or leave them out of the loss with the objective's mask_truncated",
+        truncated = sum(self._values("completions/truncated", "completions/clipped_ratio")) / STEPS
+        if truncated > TRUNCATED:
+            faults["truncated"] = (
+                f"{truncated:.0%} of the completions were cut off at max_completion_length "
+                f"{self.trainer.args.max_completion_length} {since}, so their answers are missing. Raise it (in a "
+                "config max_seq_length too), ask for shorter answers in the system prompt, or leave them out of the "
+                "loss with the objective's mask_truncated"
             )
-        equal = self._values("groups/zero_variance", "frac_reward_zero_std", EQUAL_STEPS)
+        equal = self._values("groups/zero_variance", "frac_reward_zero_std", steps=EQUAL_STEPS)
         if sum(equal) >= EQUAL:
-            yield "equal", self._equal_rewards(sum(equal) / len(equal), len(equal))
-
-    def _equal_rewards(self, share: float, steps: int) -> str:
-        """Say in how many groups the rewards do not differ, and what their value makes likely."""
-        names = {name: name.removeprefix("reward/") for name in ("reward/format", "reward/accuracy")}
-        names |= {f"rewards/{name}/mean": name for name in self.trainer.reward_func_names}
-        means = {shown: self._values(name, steps=steps) for name, shown in names.items()}
-        shown = ", ".join(f"{name} {sum(values) / steps:.2f}" for name, values in means.items() if values)
-        return (
-            f"in {share:.0%} of the groups every completion earned the same reward in the last {steps} logged steps "
-            f"(mean: {shown or 'unknown'}), so no completion is preferred to another. Read some completions. If the "
-            "reward is low, or what a part of the task earns, start from an sft run, take easier problems, raise "
-            "num_generations or lower learning_rate. If it is high, take harder problems. Else the reward function "
-            "returns a constant"
-        )
+            names = {name: name.removeprefix("reward/") for name in ("reward/format", "reward/accuracy")}
+            names |= {f"rewards/{name}/mean": name for name in self.trainer.reward_func_names}
+            means = {shown: self._values(name, steps=EQUAL_STEPS) for name, shown in names.items()}
+            shown = ", ".join(f"{name} {sum(each) / len(each):.2f}" for name, each in means.items() if each)
+            faults["equal"] = (
+                f"in {sum(equal) / len(equal):.0%} of the groups every completion earned the same reward in the last "
+                f"{len(equal)} logged steps (mean: {shown or 'unknown'}), so no completion is preferred to another. "
+                "Read some completions. If the reward is low, or what a part of the task earns, start from an sft run, "
+                "take easier problems, raise num_generations or lower learning_rate. If it is high, take harder "
+                "problems. Else the reward function returns a constant"
+            )
+        return faults
 
 
 # What helps if a GPU's memory is used up (docs/one_gpu.md).
