@@ -96,7 +96,11 @@ class RunLog(RunPart):
         if not LOG.hasHandlers():
             start_logging()
         self.id = self.folder.run().get("id") or uuid.uuid4().hex
-        self._name_in_wandb()
+        # Let wandb, which starts before this part, go on with its run if this one is resumed; unless the user has named
+        # one, or an earlier run of this process has.
+        if os.environ.get("WANDB_RUN_ID") in (None, RunLog.in_wandb):
+            RunLog.in_wandb = self.id
+            os.environ |= {"WANDB_RUN_ID": self.id, "WANDB_RESUME": "allow"}
         # Before the trainer shards them.
         parameters = list(trainer.model.parameters())
         trained = sum(p.numel() for p in parameters if p.requires_grad)
@@ -108,13 +112,6 @@ class RunLog(RunPart):
         self._step_begin = 0.0
         # Step of the rollout that was written last.
         self._written: int | None = None
-
-    def _name_in_wandb(self) -> None:
-        """Let wandb, which starts before this part, go on with its run if this one is resumed."""
-        # Unless the user has named one, or an earlier run of this process has.
-        if os.environ.get("WANDB_RUN_ID") in (None, RunLog.in_wandb):
-            RunLog.in_wandb = self.id
-            os.environ |= {"WANDB_RUN_ID": self.id, "WANDB_RESUME": "allow"}
 
     # -- the beginning -----------------------------------------------------------------------------------------------
 

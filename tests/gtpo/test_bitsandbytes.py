@@ -105,14 +105,6 @@ def test_baselines_run_on_the_same_weights(method: str, tmp_path: Path, base: Pa
     assert all(row["grad_norm"] > 0 for row in metrics(folder))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_8bit", "lion_8bit", "paged_lion_32bit", "ademamix_8bit"])
-def test_the_other_optimizers_step(optimizer: str, tmp_path: Path, base: Path) -> None:
-    changes = {"training.optimizer": optimizer, "training.max_steps": 2, "training.learning_rate": 1e-3}
-    folder = run(tmp_path, base, **changes)
-    weights = load_file(folder / "final/adapter_model.safetensors")
-    assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
-
-
 def test_built_weights_cannot_be_packed(tmp_path: Path, base: Path) -> None:
     with pytest.raises(UserError, match=r"model\.load_in_4bit contradicts model\.build"):
         config_of(tmp_path, base, **{"model.build": {"hidden_size": 16}, "model.model_name": None})

@@ -114,12 +114,12 @@ def test_a_script_that_resumes_ends_where_the_whole_one_does(method: str, folder
     os.truncate(tmp_path / "cut" / "checkpoint-2" / "rng_state.pth", 100)
     with pytest.raises(UserError, match=r"holds 100 bytes of rng_state\.pth"):
         run("cut", resume=True)
-    # The same without the part: the round is lost, and the run another one.
-    run("plain", stop=3, exact=False)
-    with logged() as told:
-        lost = run("plain", exact=False, resume=True)
-    assert not all(map(torch.equal, lost, whole))
-    assert any("within a round of sampling" in line for line in told) == (method == "gtpo")
+    if method == "gtpo":  # without the part the round is lost, and the run another one
+        run("plain", stop=3, exact=False)
+        with logged() as told:
+            lost = run("plain", exact=False, resume=True)
+        assert not all(map(torch.equal, lost, whole))
+        assert any("within a round of sampling" in line for line in told)
 
 
 def test_a_resumed_run_is_one_run_in_wandb(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
