@@ -54,7 +54,7 @@ class Item(NamedTuple):
 def model_on_meta(config: TrainConfig, source: str) -> Any:
     """Return the model that a run trains, without memory for its weights. Raises OSError or ValueError if unknown.
 
-    source: as in `Weights`; empty for a model that is built.
+    source: from `find_weights`.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -212,7 +212,7 @@ def dry_run(
             weights = find_weights(config.model)
             tokenizer, why = _tokenizer(config, weights)
             try:
-                meta = model_on_meta(config, weights.source)
+                meta = model_on_meta(config, weights)
                 items, unknown = memory(config, meta, shard, processes), ""
                 rows = meta.get_input_embeddings().num_embeddings
             except (OSError, ValueError, AttributeError) as error:

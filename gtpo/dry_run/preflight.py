@@ -15,7 +15,7 @@ from gtpo.common.packages import installed, require
 from gtpo.common.vllm_environment import LORA_RANKS
 from gtpo.config import TrainConfig
 from gtpo.inputs.dataset import TrainingProblems, to_row
-from gtpo.inputs.model_shape import Weights, find_weights
+from gtpo.inputs.model_shape import find_weights
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import SOURCES
 from gtpo.rewards.loading import load_rewards, probe_reward
@@ -28,7 +28,8 @@ BITSANDBYTES = re.compile(r"adamw_8bit|.*(bnb|paged|lion|ademamix)")
 class RunInputs(NamedTuple):
     """What a run starts from, found once per start."""
 
-    weights: Weights
+    weights: str
+    """From `find_weights`."""
     problems: TrainingProblems
 
 

@@ -20,7 +20,7 @@ from gtpo.common.log import LOG
 from gtpo.config import ModelSection, TrainConfig
 from gtpo.config.load import checked, fields_of
 from gtpo.config.resolve import LARGEST_8BIT_BETA
-from gtpo.inputs.model_shape import Weights, router_loss_obstacle
+from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.rewards.data.problem import plain_chat_template
 
 # peft's word in model.target_modules for all linear layers but the head.
@@ -128,8 +128,8 @@ def four_bit_compute_dtype() -> torch.dtype:
     return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
-def load_tokenizer(section: ModelSection, weights: Weights) -> tuple[Any, list[str]]:
-    """Return only the tokenizer, prepared, and notes. Raises UserError if it cannot be read."""
+def load_tokenizer(section: ModelSection, source: str) -> tuple[Any, list[str]]:
+    """Return only the tokenizer, prepared, and notes. source: from `find_weights`. UserError if it cannot be read."""
     if section.build is not None:
         from gtpo.inputs.tiny import build_tokenizer
 
@@ -137,16 +137,23 @@ def load_tokenizer(section: ModelSection, weights: Weights) -> tuple[Any, list[s
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(weights.source, trust_remote_code=section.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=section.trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(
             f"model.model_name {section.model_name!r}: no tokenizer could be loaded ({_first(error)})"
         ) from None
-    return tokenizer, ([weights.note] if weights.note else []) + prepare_tokenizer(tokenizer)
+    notes = prepare_tokenizer(tokenizer)
+    if source != section.model_name:
+        run = f"model.model_name {section.model_name} is a train run"
+        notes.insert(0, f"{run}: using its {Path(source).name}/ weights")
+    return tokenizer, notes
 
 
-def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
-    """Load or build the model of `config`. Raises UserError if it cannot be read or this machine cannot hold it."""
+def load_model(config: TrainConfig, source: str) -> LoadedModel:
+    """Load or build the model of `config`. source: from `find_weights`.
+
+    Raises UserError if it cannot be read or this machine cannot hold it.
+    """
     section = config.model
     check_backend(config)
     if section.build is not None:
@@ -159,9 +166,9 @@ def load_model(config: TrainConfig, weights: Weights) -> LoadedModel:
         return LoadedModel(model, tokenizer, lora_config(config, model, notes), "built", made_here=True, notes=notes)
     assert section.model_name is not None
     if section.backend == "unsloth":
-        return _load_unsloth(config, weights)
-    tokenizer, notes = load_tokenizer(section, weights)
-    model, merged = _load_transformers(section, Path(weights.source), notes)
+        return _load_unsloth(config, source)
+    tokenizer, notes = load_tokenizer(section, source)
+    model, merged = _load_transformers(section, Path(source), notes)
     return LoadedModel(model, tokenizer, lora_config(config, model, notes), section.model_name, merged, notes)
 
 
@@ -510,13 +517,13 @@ def merge_adapter(model: Any, source: str, dtype: torch.dtype) -> tuple[Any, str
     return merged.to(dtype).requires_grad_(True), kind
 
 
-def _load_unsloth(config: TrainConfig, weights: Weights) -> LoadedModel:
+def _load_unsloth(config: TrainConfig, source: str) -> LoadedModel:
     """Load through FastLanguageModel. Not tested: it needs a GPU."""
     from unsloth import FastLanguageModel
 
     section = config.model
     model, tokenizer = FastLanguageModel.from_pretrained(
-        model_name=weights.source,
+        model_name=source,
         max_seq_length=section.max_seq_length,
         load_in_4bit=section.load_in_4bit,
         dtype=None if section.dtype == "auto" else getattr(torch, section.dtype),
@@ -532,8 +539,7 @@ def _load_unsloth(config: TrainConfig, weights: Weights) -> LoadedModel:
             use_gradient_checkpointing="unsloth" if config.training.gradient_checkpointing else False,
             random_state=section.random_seed,
         )
-    notes = ([weights.note] if weights.note else []) + prepare_tokenizer(tokenizer)
-    return LoadedModel(model, tokenizer, None, section.model_name or "", notes=notes)
+    return LoadedModel(model, tokenizer, None, section.model_name or "", notes=prepare_tokenizer(tokenizer))
 
 
 def _first(error: BaseException) -> str:

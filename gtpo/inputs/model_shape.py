@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import read_json_object
@@ -15,27 +15,20 @@ from gtpo.runs.train_run import RESULTS, find_train_run
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-class Weights(NamedTuple):
-    """Where a run's weights come from."""
+def find_weights(section: ModelSection, results: Path = RESULTS) -> str:
+    """Return the Hub name or folder of the weights of `model.model_name`; empty for a model that is built.
 
-    source: str
-    """Hub name or folder; empty for a model that is built."""
-    note: str | None = None
-    """What a train run's name was resolved to."""
-
-
-def find_weights(section: ModelSection, results: Path = RESULTS) -> Weights:
-    """Find the weights of `model.model_name`. A train run means its best weights, else its final ones.
+    A train run means its best weights, else its final ones.
 
     Raises UserError for a train run without weights, a local path that does not exist, and a broken config.json.
     """
     name = section.model_name
     if name is None:
-        return Weights("")
+        return ""
     if (run := find_train_run(name, results)) is not None:
         folder = run.weights()
         _check_config(folder)
-        return Weights(str(folder), f"model.model_name {name} is a train run: using its {folder.name}/ weights")
+        return str(folder)
     path = Path(name)
     if path.is_dir():
         if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
@@ -45,7 +38,7 @@ def find_weights(section: ModelSection, results: Path = RESULTS) -> Weights:
         raise UserError(f"model.model_name {name!r} is a file; a model is a name of the Hub, a folder or a train run")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
         raise UserError(f"model.model_name {name!r}: no such folder; a train run must be trained first")
-    return Weights(name)
+    return name
 
 
 def _check_config(folder: Path) -> None:

@@ -53,8 +53,8 @@ def train(
     inputs = preflight(config, results_dir)
     # A source that cannot be reached is reported before torch and the weights are loaded.
     inputs.problems.load()
-    if inputs.weights.source:
-        check_model(inputs.weights.source)
+    if inputs.weights:
+        check_model(inputs.weights)
     if config.rollout.engine in ("auto", "vllm", "vllm_server"):
         import torch
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from gtpo.config import TrainConfig
 from gtpo.inputs.model import LoadedModel, load_model
-from gtpo.inputs.model_shape import Weights
 from gtpo.train.trainers import require_trainer
 from gtpo.trainer import GTPOTrainer, RunPart, SampledTrainer, trl_seam
 from gtpo.trainer.policy_head import LMHead, add_policy_head, sequences
@@ -109,10 +108,10 @@ class UntrainedKL(RunPart):
         trl_seam.log(trainer, METRIC, float(total[0] / total[1].clamp(min=1)))
 
 
-def untrained_kl(trainer: Any, config: TrainConfig, loaded: LoadedModel, source: Weights) -> UntrainedKL | None:
+def untrained_kl(trainer: Any, config: TrainConfig, loaded: LoadedModel, source: str) -> UntrainedKL | None:
     """Return the part that a config asks for, or that costs no second copy of the weights; else None.
 
-    source: of the weights that the run began from, also if it resumes.
+    source: of the weights that the run began from (`find_weights`), also if it resumes.
     """
     training = config.training
     every = training.log_kl_steps

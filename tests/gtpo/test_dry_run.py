@@ -156,8 +156,8 @@ def test_model_of_a_folder_a_train_run_and_an_adapter(tmp_path: Path) -> None:
     SMALL.save_pretrained(tmp_path / "run" / "best")
     config = recipe(model__model_name=str(tmp_path / "run"))
     weights = find_weights(config.model)
-    assert model_on_meta(config, weights.source).config.hidden_size == 192
-    assert weights.source.endswith("best")
+    assert model_on_meta(config, weights).config.hidden_size == 192
+    assert weights.endswith("best")
     (tmp_path / "adapter").mkdir()
     about = {"base_model_name_or_path": str(tmp_path / "run/best")}
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(about))
