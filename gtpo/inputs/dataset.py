@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,20 +60,22 @@ class DatasetReport:
 
     def lines(self) -> list[str]:
         """Return the report as text lines."""
-        out = [f"{self.source}: {self.kept:,} of {self.available:,} problems"]
+        first = f"{self.source}: {self.kept:,} of {self.available:,} problems"
         if self.examined < self.available:
-            out[0] += f" (the first {self.kept:,} usable of the shuffle)"
-        left_out: dict[str, Collection[str]] = {
+            first += f" (the first {self.kept:,} usable of the shuffle)"
+        longest = [f"longest prompt kept: {self.longest:,} tokens"] if self.lengths_checked else []
+        return [first, *(f"  {line}" for line in (*self.left_out(), *longest))]
+
+    def left_out(self) -> list[str]:
+        """Return why rows were left out, and which."""
+        longest = max(self.too_long.values(), default=0)
+        reasons: dict[str, Collection[str]] = {
             "the gold answer cannot be verified": self.unverifiable,
             "no worked solution": self.without_solution,
-            f"too long (up to {max(self.too_long.values(), default=0):,} tokens)": self.too_long,
+            f"above training.max_prompt_length or model.max_seq_length (up to {longest:,} tokens)": self.too_long,
         }
-        out += [f"  {len(ids)} left out, {why}: {_some(ids)}" for why, ids in left_out.items() if ids]
-        if self.held_out:
-            out.append(f"  {self.held_out:,} held out for validation")
-        if self.lengths_checked:
-            out.append(f"  longest prompt kept: {self.longest:,} tokens")
-        return out
+        lines = [f"{len(ids)} left out, {why}: {_some(ids)}" for why, ids in reasons.items() if ids]
+        return lines + [f"{self.held_out:,} held out for validation"] * bool(self.held_out)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts and ids for run.json."""
@@ -148,21 +149,12 @@ class TrainingProblems:
         random.Random(self.config.model.random_seed).shuffle(order)
         return order
 
-    @contextmanager
-    def _named(self, key: str) -> Iterator[None]:
-        """Let what is wrong with a file name the key of the section dataset, or the flag, that named the file."""
-        try:
-            yield
-        except UserError as error:
-            raise UserError(f"{self.config.setting(f'dataset.{key}')}: {error}") from error.__cause__
-
     def load(self) -> list[Problem]:
         """Return all problems of the source, shuffled. Raises UserError if the source cannot be read."""
         if self._order is None:
             dataset = self.config.dataset
             fields = parse_fields(dataset.fields)
-            with self._named("name"):
-                problems = load_source(self.source, data_dir=dataset.data_dir, subsets=dataset.subsets, fields=fields)
+            problems = load_source(self.source, data_dir=dataset.data_dir, subsets=dataset.subsets, fields=fields)
             self._order = self._shuffled(problems)
         return self._order
 
@@ -176,8 +168,7 @@ class TrainingProblems:
             order, dataset = self.load(), self.config.dataset
             held_out: list[Problem] = []
             if self.config.training.eval_steps is not None and dataset.validation_file is not None:
-                with self._named("validation_file"):
-                    held_out = load_file(dataset.validation_file, fields=parse_fields(dataset.fields))
+                held_out = load_file(dataset.validation_file, fields=parse_fields(dataset.fields))
             elif self.config.training.eval_steps is not None:
                 if len(order) <= dataset.validation_problems:
                     raise UserError(
@@ -239,8 +230,16 @@ class TrainingProblems:
                 rows += self._usable(start, tokenizer, report)[: limit - len(rows)]
         report.kept = len(rows)
         if not rows:
-            raise UserError(_nothing_left(self.config, report))
-        require_a_rollout(self.config, len(rows), processes or launched_processes())
+            why = "; ".join(report.left_out()) or "it is empty"
+            raise UserError(f"dataset {self.source}: none of its {available:,} rows is usable: {why}")
+        training, processes = self.config.training, processes or launched_processes()
+        if self.config.method != "sft" and len(rows) < (needed := training.prompts_per_rollout(processes)):
+            raise UserError(
+                f"{len(rows)} usable problems do not fill one rollout, which takes {needed} "
+                f"(training.per_device_train_batch_size {training.per_device_train_batch_size} x "
+                f"{training.micro_batches_per_rollout} micro-batch(es) x {processes} process(es) / num_generations "
+                f"{training.num_generations}); lower the batch or use more problems"
+            )
         return rows, report
 
     def dataset(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, DatasetReport]:
@@ -314,39 +313,3 @@ def held_out_benchmark(dataset: DatasetSection) -> str:
     if dataset.validation_file or name is None:
         return f"--benchmarks {dataset.validation_file or 'arithmetic'}"
     return f"--benchmarks {name}" + (f" --data-dir {dataset.data_dir}" if dataset.data_dir else "")
-
-
-def require_a_rollout(config: TrainConfig, rows: int, world_size: int) -> None:
-    """Raise UserError if the usable rows do not fill one rollout."""
-    training = config.training
-    if config.method == "sft" or rows >= (needed := training.prompts_per_rollout(world_size)):
-        return
-    raise UserError(
-        f"{rows} usable problems do not fill one rollout, which takes {needed} (training.per_device_train_batch_size "
-        f"{training.per_device_train_batch_size} x {training.micro_batches_per_rollout} micro-batch(es) x {world_size} "
-        f"process(es) / num_generations {training.num_generations}); lower the batch or use more problems"
-    )
-
-
-def _nothing_left(config: TrainConfig, report: DatasetReport) -> str:
-    if not report.available:
-        return f"dataset {report.source} has no rows"
-    reasons = []
-    if report.unverifiable:
-        identifier, why = next(iter(report.unverifiable.items()))
-        reasons.append(f"{len(report.unverifiable)} with a gold answer that cannot be verified ({identifier}: {why})")
-    if report.without_solution:
-        reasons.append(f"{len(report.without_solution)} without a worked solution, which sft needs")
-    if report.held_out:
-        file = config.dataset.validation_file
-        where = (
-            f"in dataset.validation_file {file}; name one with other problems" if file else "held out for validation"
-        )
-        reasons.append(f"{report.held_out:,} {where}")
-    if report.too_long:
-        reasons.append(
-            f"{len(report.too_long)} too long (shortest {min(report.too_long.values()):,} tokens; "
-            f"training.max_prompt_length {config.training.max_prompt_length:,}, "
-            f"model.max_seq_length {config.model.max_seq_length:,})"
-        )
-    return f"dataset {report.source}: none of its {report.available:,} rows is usable: {'; '.join(reasons)}"
