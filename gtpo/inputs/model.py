@@ -121,13 +121,6 @@ def check_backend(config: TrainConfig) -> None:
         )
 
 
-def four_bit_compute_dtype() -> torch.dtype:
-    """Return the dtype that 4-bit weights are unpacked to: the fastest that this device computes in."""
-    if not torch.cuda.is_available():
-        return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-
-
 def load_tokenizer(section: ModelSection, source: str) -> tuple[Any, list[str]]:
     """Return only the tokenizer, prepared, and notes. source: from `find_weights`. UserError if it cannot be read."""
     if section.build is not None:
@@ -162,14 +155,13 @@ def load_model(config: TrainConfig, source: str) -> LoadedModel:
         model, tokenizer = build_tiny_model(
             section.build, max_seq_length=section.max_seq_length, seed=section.random_seed
         )
-        notes: list[str] = []
-        return LoadedModel(model, tokenizer, lora_config(config, model, notes), "built", made_here=True, notes=notes)
+        return LoadedModel(model, tokenizer, lora_config(config, model), "built", made_here=True)
     assert section.model_name is not None
     if section.backend == "unsloth":
         return _load_unsloth(config, source)
     tokenizer, notes = load_tokenizer(section, source)
     model, merged = _load_transformers(section, Path(source), notes)
-    return LoadedModel(model, tokenizer, lora_config(config, model, notes), section.model_name, merged, notes)
+    return LoadedModel(model, tokenizer, lora_config(config, model), section.model_name, merged, notes)
 
 
 def lora_settings(config: TrainConfig, *own: str) -> dict[str, Any]:
@@ -185,7 +177,7 @@ def lora_settings(config: TrainConfig, *own: str) -> dict[str, Any]:
     return checked(config, "lora", fields_of(LoraConfig), "LoraConfig", decided)
 
 
-def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
+def lora_config(config: TrainConfig, model: Any) -> Any:
     """Return the LoraConfig of the published setting (alpha = rank unless set) with what `lora` changes, or None.
 
     A name of `target_modules` that no layer has is reported. Raises UserError if no layer has any of them, and for a
@@ -217,10 +209,7 @@ def lora_config(config: TrainConfig, model: Any, notes: list[str]) -> Any:
         line += ", ".join(sorted(linear))
         if len(absent) == len(named):
             raise UserError(line)
-        if section.target_modules == ModelSection.model_fields["target_modules"].default:
-            notes.append(line)  # nobody named it
-        else:
-            LOG.warning(line)
+        LOG.warning(line)
     for target, matches in named.items():
         for name, layer in matches.items():
             if getattr(layer, "weight", None) is None or layer.weight.dim() < 2:
@@ -429,12 +418,15 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
     if section.load_in_4bit:
         from transformers import BitsAndBytesConfig
 
+        cuda = torch.cuda.is_available()
+        fast = cuda and torch.cuda.is_bf16_supported()
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             # QLoRA's setting (arXiv 2305.14314).
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=four_bit_compute_dtype(),
+            # What they are unpacked to: the fastest that this device computes in.
+            bnb_4bit_compute_dtype=torch.bfloat16 if fast else torch.float16 if cuda else torch.float32,
         )
     named = f"model.model_name {section.model_name!r}"
     try:
@@ -444,21 +436,14 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
         # An update of an adapter is smaller than the spacing of 16-bit weights.
         options["dtype"] = torch.float32 if merged else resolve_dtype(section, settings)
         model = AutoModelForCausalLM.from_pretrained(base, use_safetensors=True, **options)
-    except SafetensorError as error:
-        raise UserError(
-            f"{named}: a .safetensors file of {base} cannot be read ({_first(error)}); "
-            "it is damaged or was copied in part: fetch it again"
-        ) from None
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            # A device that is out of memory or order has its own message.
+    except (SafetensorError, RuntimeError, OSError, ValueError, TypeError) as error:
+        # A device that is out of memory or order has its own message.
+        if isinstance(error, RuntimeError) and "ignore_mismatched_sizes" not in str(error):
             raise
         raise UserError(
-            f"{named}: the weights in {base} have other shapes than its config.json "
-            "says (the report above lists them); put the config.json beside them that they were saved with"
+            f"{named}: no model could be loaded from {base} ({_first(error)}); are its config.json and weights whole, "
+            "and of one model?"
         ) from None
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{named}: no model could be loaded ({_first(error)})") from None
     if section.load_in_4bit and any(p.dim() > 2 and p.is_floating_point() for p in model.parameters()):
         notes.append(
             "model.load_in_4bit: the experts stay unquantised, for bitsandbytes packs linear layers and a mixture of "
@@ -488,31 +473,25 @@ def merge_adapter(model: Any, source: str, dtype: torch.dtype) -> tuple[Any, str
 
     vocabulary = model.get_input_embeddings().weight.size(0)
     ids = torch.arange(0, vocabulary, -(-vocabulary // 64))[None]
-    if not any(Path(source).glob("adapter_model.*")):
-        raise UserError(f"{source} has no adapter_model.safetensors")
     try:
         with warnings.catch_warnings():
             # Else what is missing begins at random, and peft only warns.
             warnings.filterwarnings("error", "Found missing adapter keys")
             adapted: Any = PeftModel.from_pretrained(model, source)
         kind = str(adapted.active_peft_config.peft_type.value)
-        if adapted.active_peft_config.is_prompt_learning:
-            raise UserError(f"{source}: {kind} writes into the prompt, which weights cannot hold; train its base model")
         with torch.no_grad():
             before = adapted(input_ids=ids.to(model.device)).logits
             merged = adapted.merge_and_unload()
             apart = float((merged(input_ids=ids.to(model.device)).logits - before).abs().max())
-    except (UserError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
     except Exception as error:  # each kind of adapter raises what it likes
         why = " ".join(str(error).split())[:300]
         raise UserError(f"{source}: the adapter cannot be loaded and merged ({why})") from None
     if not apart <= 1e-2 * float(before.abs().max()):
-        tied = ": the model ties its embedding to its head, and the adapter changes one of them"
         raise UserError(
-            f"{source}: merged, the model's logits differ by up to {apart:.2g} from those with the adapter"
-            f"{tied if merged.config.tie_word_embeddings else ''}. It cannot be trained on; "
-            "train it in a script (GTPOTrainer takes a PeftModel)"
+            f"{source}: merged, the model's logits differ by up to {apart:.2g} from those with the adapter (of a head "
+            "that is tied to the embedding, say). Train it in a script (GTPOTrainer takes a PeftModel)"
         )
     return merged.to(dtype).requires_grad_(True), kind
 

