@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from gtpo.common.settings import in_words
+from gtpo.common.settings import Key
 
 # The paper's entropy threshold in nats: the entropy of a fair choice between two tokens (Eq. 6).
 LN2 = math.log(2.0)
@@ -100,9 +100,7 @@ class Objective(_Switches):
             known = vars(_Switches)["__pydantic_fields__"]
             if name not in known:
                 raise ValueError(f"objective has no field {name}; its fields are {', '.join(known)}") from None
-            expected = in_words(known[name].annotation, known[name].metadata)
-            found = f"must be {expected}; found {fault['input']!r}"
-            raise ValueError(f"objective: {name} {found}") from None
+            raise ValueError(Key(name, known[name]).sentence(f"objective: {name}", fault["input"])) from None
 
     def temperature(self, sampling: float) -> float:
         """Return the temperature at which log-probabilities and entropy are taken, given that of the sampling."""

@@ -135,10 +135,7 @@ class Key:
 
     def sentence(self, place: str, value: Any) -> str:
         """Return what is wrong with a value, as one sentence that begins with the place where it was set."""
-        expects = self.expects
-        if str(value).lower().strip("+-") in ("inf", "infinity", "nan"):
-            expects = expects.replace("a number", "a finite number")
-        return f"{place} must be {expects}; found {value!r}.{_nearest_choice(value, self.choices)}"
+        return f"{place} must be {self.expects}; found {value!r}.{did_you_mean(str(value), self.choices)}"
 
     def checked(self, value: Any, place: str = "") -> Any:
         """Return a value in the key's type. UserError that begins with the place, or else with the flag."""
@@ -150,15 +147,6 @@ class Key:
             return TypeAdapter(Annotated[(kind, *self.info.metadata, None)]).validate_python(value)
         except ValueError:
             raise UserError(self.sentence(place or self.flags[0], value)) from None
-
-
-def _nearest_choice(value: Any, choices: Iterable[str]) -> str:
-    """Suggest one of the choices; YAML reads the words off, no, on and yes as booleans."""
-    if not isinstance(value, bool):
-        return did_you_mean(str(value), choices)
-    meant = next((choice for choice in choices if choice in (("always",) if value else ("never", "none"))), None)
-    read = "on and yes as true" if value else "off and no as false"
-    return f' Did you mean "{meant}"? (YAML reads {read})' if meant else ""
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

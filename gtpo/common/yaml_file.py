@@ -15,9 +15,6 @@ Model = TypeVar("Model", bound=BaseModel)
 # Line of each key, by its parts.
 Lines = dict[tuple[str, ...], int]
 
-# Mappings in mappings that a file may have.
-DEEPEST = 8
-
 
 def read_yaml(
     path: Path, what: str = "keys with values", loader: type[yaml.SafeLoader] = yaml.SafeLoader
@@ -56,8 +53,6 @@ def read_yaml(
 def _note_lines(path: Path, node: Any, above: tuple[str, ...], lines: Lines) -> None:
     if not isinstance(node, yaml.MappingNode):
         return
-    if len(above) > DEEPEST:
-        raise UserError(f"{path}:{node.start_mark.line + 1}: nested too deeply")
     for key_node, value in node.value:
         key, line = (*above, str(key_node.value)), key_node.start_mark.line + 1
         if key in lines:

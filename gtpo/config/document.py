@@ -181,8 +181,7 @@ def _exists(path: Path) -> bool:
 
 def _parse(path: Path) -> Document:
     if path.is_dir():
-        what = "a folder; expected a config file (.yaml)"
-        raise UserError(f"{path} is {_model_hint(path) if (path / 'config.json').is_file() else what}")
+        raise UserError(f"{path} is a folder; expected a config file (.yaml). A model: gtpo train --model {path} ...")
     if not path.is_file() and _exists(path):
         table = _parse(path.with_name(TABLE))
         layers = _table_names(path.with_name(TABLE))[path.name.removesuffix(".yaml")]
@@ -198,16 +197,10 @@ def _parse(path: Path) -> Document:
 def _absent(path: Path) -> str:
     near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
     typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
-    if inside := [name for name in config_names() if name.startswith(f"{typed}/")]:
-        return f"{path} is a folder of configs; name one of them: {', '.join(inside)}"
     hint = near or did_you_mean(typed, config_names()) or " `gtpo configs` lists those that come with gtpo."
     if not near and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and path.suffix not in (".yaml", ".yml"):
-        hint += f" If it is {_model_hint(path)}"
+        hint += f" If it is a model: gtpo train --model {path} --data gsm8k --method gtpo"
     return f"{path}: no such config file.{hint}"
-
-
-def _model_hint(model: Path) -> str:
-    return f"a model: gtpo train --model {model} --data gsm8k --method gtpo"
 
 
 def layers(path: Path, chain: tuple[Path, ...] = ()) -> list[Document]:

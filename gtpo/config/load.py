@@ -90,8 +90,7 @@ def _sentence(document: Document, error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden" and not within:
         return unknown_key(setting)
     if name in sections():
-        first = next((f"; its keys are flags, e.g. --{key}" for key in keys() if key.startswith(f"{name}.")), "")
-        return f"{setting} must be a mapping, found {value!r}" + first * setting.is_flag
+        return f"{setting} must be a mapping, found {value!r}"
     if key is None:
         return f"{setting}: {error['msg'].removeprefix('Value error, ')}"
     if error["type"] == "string_pattern_mismatch":

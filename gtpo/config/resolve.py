@@ -157,14 +157,11 @@ def _batch(config: TrainConfig, document: Document, world_size: int) -> Iterator
     if (batch * rounds * world_size) % group == 0:
         return
     taken = group * max(1, math.ceil(batch / group - 0.5))  # of two that are as near, the smaller
-    training.per_device_train_batch_size, how = taken, ""
-    if taken == group:
-        size = max(size for size in range(1, min(batch, group) + 1) if group % size == 0)
-        how = f"; the same gradient in less memory: batch {size}, gradient_accumulation_steps {group // size * rounds}"
+    training.per_device_train_batch_size = taken
     yield (
         f"{document.at('training.per_device_train_batch_size')} is taken as {taken}, not {batch}: {batch} x "
         f"{rounds} micro-batches x {world_size} processes cannot be divided into groups of {group} completions. A "
-        f"rollout now has {training.prompts_per_rollout(world_size)} prompts{how}"
+        f"rollout now has {training.prompts_per_rollout(world_size)} prompts"
     )
 
 

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import flatten
-from gtpo.config.keys import keys
+from gtpo.common.settings import Key
 from gtpo.config.schema import ObjectiveSection
 from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.loading import source_hash
@@ -66,10 +66,7 @@ def _message(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f'unknown key "gtpo.{key}".{did_you_mean(key, GTPOSection.model_fields)}'
-    known = keys().get(f"objective.{key}")
-    expects = known.expects if known else "a number >= 0"
-    hint = did_you_mean(str(error["input"]), known.choices) if known and known.choices else ""
-    return f"gtpo.{key} must be {expects}; found {error['input']!r}.{hint}"
+    return Key(key, GTPOSection.model_fields[key]).sentence(f"gtpo.{key}", error["input"])
 
 
 def _objective_faults(objective: Objective, config: Any) -> Iterator[str]:
