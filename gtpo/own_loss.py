@@ -59,8 +59,6 @@ def loss_function(objective: Objective, function: LossFunction | None = None) ->
         return policy_loss
     name = f'objective.loss "{objective.loss}"' if function is None else "loss"
     function = import_dotted(str(objective.loss), "objective.loss") if function is None else function
-    if not callable(function):
-        raise UserError(f"{name}: {type(function).__name__}, not a function that is called as policy_loss is")
     for completions, tokens in _batches(objective):
         _try(function, name, objective, completions, tokens)
     return function
@@ -94,17 +92,11 @@ def _try(
         "epsilon_high": 0.2,
     }
     try:
-        inspect.signature(function).bind(*arguments, **options)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{name}: {error}; it is called as policy_loss is: (objective, completions, logps, entropies, mask, "
-            "num_generations, *, gate_active, groups, epsilon_low, epsilon_high)"
-        ) from None
-    try:
         output: Any = function(*arguments, **options)
     except Exception as error:
         raise UserError(
-            f"{name} raised {type(error).__name__} on a batch of {len(mask)} completions: {error}"
+            f"{name} raised {type(error).__name__}: {error}; it is called as policy_loss is, (objective, completions, "
+            "logps, entropies, mask, num_generations, *, gate_active, groups, epsilon_low, epsilon_high)"
         ) from error
     if not isinstance(output, PolicyLoss):
         raise UserError(f"{name} returned {type(output).__name__}; return a gtpo.objective.PolicyLoss")

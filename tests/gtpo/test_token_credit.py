@@ -194,9 +194,9 @@ def without_gradient(*arguments, **options):
 
 
 FAULTS = {
-    "not_a_function": "int, not a function that is called as policy_loss is",
-    "too_few": "too many positional arguments; it is called as policy_loss is: (objective, completions, logps, ",
-    "raising": "raised KeyError on a batch of 4 completions: 'mine'",
+    "not_a_function": "'int' object is not callable; it is called as policy_loss is",
+    "too_few": "it is called as policy_loss is, (objective, completions, logps, ",
+    "raising": "raised KeyError: 'mine'",
     "of_another_type": "returned Tensor; return a gtpo.objective.PolicyLoss",
     "of_another_shape": "kept of its PolicyLoss must be a tensor [4]; found [1]",
     "not_finite": "is nan on a batch whose statistics are finite",
