@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,6 @@ from gtpo import doctor
 from gtpo.common.errors import UserError
 from gtpo.doctor import Outcome, Trained
 from gtpo.head import fold, head_statistics
-
-
-def test_the_machine_is_described_and_the_head_is_right_here(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "gtpo", "doctor", "--out", "report.json"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["packages"]["torch"] == metadata.version("torch")
-    assert [row["ok"] for row in report["checks"]] == [True] * 10
-    assert [path.name for path in tmp_path.iterdir()] == ["report.json"], "nothing else is written"
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_check(tmp_path):
@@ -85,64 +73,52 @@ def attention_with_nan(kernel, device, dtype):
     return gradient.index_fill(0, torch.tensor([7]), math.nan) if kernel == "sdpa" else gradient
 
 
-def trained(folder: Path, name: str, *flags: str, kill_at: int | None = None) -> Trained:
-    """What `gtpo train` would leave: nothing is wrong with it."""
-    weights = {"layer.lora_B.weight": torch.full((2, 2), 0.5), "layer.lora_A.weight": torch.ones(2, 2)}
-    return Trained(weights, [{"sampling/logp_difference": 1e-4 + 1e-5 * step} for step in range(10)], {})
+WEIGHTS = {"layer.lora_B.weight": torch.full((2, 2), 0.5), "layer.lora_A.weight": torch.ones(2, 2)}
+METRICS = [{"sampling/logp_difference": 1e-4 + 1e-5 * step} for step in range(10)]
 
 
-def resume_that_differs(*given: Any, kill_at: int | None = None) -> Trained:
-    found = trained(*given)
-    return found if kill_at is None else found._replace(weights={k: v + 1e-7 for k, v in found.weights.items()})
+def trained(*, resumed: bool = False, **changes: Any) -> Any:
+    """What `gtpo train` leaves, with changes; resumed: of the run that was killed only."""
 
+    def run(folder: Path, name: str, *flags: str, kill_at: int | None = None) -> Trained:
+        found = Trained(WEIGHTS, METRICS, {})
+        return found if resumed and kill_at is None else found._replace(**changes)
 
-def resume_with_nan(*given: Any, kill_at: int | None = None) -> Trained:
-    found = trained(*given)
-    return found if kill_at is None else found._replace(weights={k: v * math.nan for k, v in found.weights.items()})
-
-
-def adapters_that_are_not_there(*given: Any, **options: Any) -> Trained:
-    return trained(*given)._replace(weights={"layer.weight": torch.ones(2, 2)})
-
-
-def stale_adapter(*given: Any, **options: Any) -> Trained:
-    return trained(*given)._replace(metrics=[{"sampling/logp_difference": 0.004 * step} for step in range(10)])
-
-
-def sampler_that_says_nothing(*given: Any, **options: Any) -> Trained:
-    return trained(*given)._replace(metrics=[{}] * 10)
-
-
-def adapters_that_stay(*given: Any, **options: Any) -> Trained:
-    return trained(*given)._replace(weights={"layer.lora_B.weight": torch.zeros(2, 2)})
-
-
-def memory_that_is_forgotten(*given: Any, **options: Any) -> Trained:
-    return trained(*given)._replace(run={"peak_memory_bytes": 3 << 30})
+    return run
 
 
 def run_that_ends(*given: Any, **options: Any) -> Trained:
     raise RuntimeError("gtpo train ended with 1: no space left")
 
 
-FAULTS = [
-    (doctor.check_head, without_its_last_tile, "head float32, one visit"),
-    (doctor.check_head, a_kept_column_off_by_one, "head bfloat16, trained, columns kept"),
-    (doctor.check_head, without_its_entropy_gradient, "head float32, entropy differentiated"),
-    (doctor.check_head, without_its_soft_cap, "head float32, one visit, cap, bias"),
-    (doctor.check_fold, wrong_fold, "fold of a tile in Triton"),
-    (doctor.check_fold, fold_with_nan, "fold of a tile in Triton"),
-    (doctor.check_attention, attention_with_nan, "attention sdpa"),
-    (doctor.check_training, resume_that_differs, "ten LoRA steps, killed and resumed"),
-    (doctor.check_training, resume_with_nan, "ten LoRA steps, killed and resumed"),
-    (doctor.check_training, adapters_that_are_not_there, "ten LoRA steps, killed and resumed"),
-    (doctor.check_training, stale_adapter, "ten LoRA steps beside vLLM"),
-    (doctor.check_training, sampler_that_says_nothing, "ten LoRA steps beside vLLM"),
-    (doctor.check_training, adapters_that_stay, "LoRA over 4 bits"),
-    (doctor.check_training, adapters_that_stay, "ten LoRA steps, killed and resumed"),
-    (doctor.check_training, memory_that_is_forgotten, "memory against forecast"),
-    (doctor.check_training, run_that_ends, "training"),
-]
+RESUMED, BESIDE = "ten LoRA steps, killed and resumed", "ten LoRA steps beside vLLM"
+# Fault -> the check, what is handed in, and the outcome that is wrong.
+FAULTS = {
+    "last tile": (doctor.check_head, without_its_last_tile, "head float32, one visit"),
+    "kept column": (doctor.check_head, a_kept_column_off_by_one, "head bfloat16, trained, columns kept"),
+    "entropy": (doctor.check_head, without_its_entropy_gradient, "head float32, entropy differentiated"),
+    "soft cap": (doctor.check_head, without_its_soft_cap, "head float32, one visit, cap, bias"),
+    "fold": (doctor.check_fold, wrong_fold, "fold of a tile in Triton"),
+    "fold with NaN": (doctor.check_fold, fold_with_nan, "fold of a tile in Triton"),
+    "attention": (doctor.check_attention, attention_with_nan, "attention sdpa"),
+    "other weights": (
+        doctor.check_training, trained(resumed=True, weights={k: v + 1e-7 for k, v in WEIGHTS.items()}), RESUMED
+    ),
+    "weights of NaN": (
+        doctor.check_training, trained(resumed=True, weights={k: v * math.nan for k, v in WEIGHTS.items()}), RESUMED
+    ),
+    "no adapter": (doctor.check_training, trained(weights={"layer.weight": torch.ones(2, 2)}), RESUMED),
+    "still adapter": (doctor.check_training, trained(weights={"layer.lora_B.weight": torch.zeros(2, 2)}), RESUMED),
+    "still in 4 bits": (
+        doctor.check_training, trained(weights={"layer.lora_B.weight": torch.zeros(2, 2)}), "LoRA over 4 bits"
+    ),
+    "stale adapter": (
+        doctor.check_training, trained(metrics=[{"sampling/logp_difference": 0.004 * n} for n in range(10)]), BESIDE
+    ),
+    "silent sampler": (doctor.check_training, trained(metrics=[{}] * 10), BESIDE),
+    "memory": (doctor.check_training, trained(run={"peak_memory_bytes": 3 << 30}), "memory against forecast"),
+    "end": (doctor.check_training, run_that_ends, "training"),
+}  # fmt: skip
 
 
 def tried(check: Any, part: Any, device: str = "cpu") -> dict[str, Outcome]:
@@ -159,19 +135,20 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "installed", lambda package: True)
 
 
-@pytest.mark.parametrize(("check", "fault", "name"), FAULTS, ids=lambda part: getattr(part, "__name__", part))
-def test_a_planted_fault_is_found(check: Any, fault: Any, name: str, packages: None) -> None:
-    found = tried(check, fault, "cuda" if fault is memory_that_is_forgotten else "cpu")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str, packages: None) -> None:
+    check, part, name = FAULTS[fault]
+    found = tried(check, part, "cuda" if fault == "memory" else "cpu")
     assert found[name].ok is False, found[name].line()
     assert found[name].line().startswith(f"WRONG    {name}")
-    if fault in (resume_that_differs, memory_that_is_forgotten):
+    if fault in ("other weights", "memory"):
         assert [name for name, outcome in found.items() if outcome.ok is False] == [name]
 
 
 def test_what_is_right_is_found_right_and_what_is_not_there_is_said(packages: None) -> None:
-    for check, part in ((doctor.check_head, None), (doctor.check_fold, fold), (doctor.check_training, trained)):
+    for check, part in ((doctor.check_fold, fold), (doctor.check_training, trained())):
         assert {outcome.ok for outcome in tried(check, part).values()} <= {True, None}
-    left_out = {name: o.text for name, o in tried(doctor.check_training, trained).items() if o.ok is None}
+    left_out = {name: o.text for name, o in tried(doctor.check_training, trained()).items() if o.ok is None}
     assert left_out == {
         "memory against forecast": "the peak is known on a GPU",
         "ten LoRA steps beside vLLM, sleep mode": "needs vLLM and a GPU",
