@@ -135,10 +135,3 @@ def test_fields_of_other_names_are_trained_on_too(trained: tuple[Path, str]) -> 
     assert "--fields problem=question,answer=label" in refusal
     said = gtpo(home, "train", *words, "--fields", "problem=question,answer=label", "--dry-run")
     assert "theirs.jsonl: 40 of 40 problems" in said
-
-
-def test_help_begins_with_what_is_used(tmp_path: Path) -> None:
-    train, evaluate = gtpo(tmp_path, "train", "--help"), gtpo(tmp_path, "eval", "--help-all")
-    assert all(flag in train for flag in ("--model NAME", "--data NAME", "--method NAME"))
-    assert all(f"{title}:\n" in evaluate for title in ("What", "Sampling", "Scoring", "Servers", "Output", "Examples"))
-    assert evaluate[evaluate.index("Examples:") :].count("gtpo eval") == 3

@@ -52,9 +52,3 @@ def test_exclusions() -> None:
     assert excluded(skip_zero_variance_groups=True) == [True, True, False, False]  # one scored reward does not vary
     with pytest.raises(ValueError, match="mask_truncated needs truncated"):
         prepare_completions(replace(plain, mask_truncated=True), scored, IDS, MASK, 2)
-
-
-def test_rows_that_do_not_fit_are_named() -> None:
-    scored = group_advantages(PRESETS["gtpo"], [1.0, 0.0], 2)
-    with pytest.raises(ValueError, match=r"rewards \[2\] must have one value per row of completion_ids \[4, 3\]"):
-        prepare_completions(PRESETS["gtpo"], scored, IDS, MASK, 2)

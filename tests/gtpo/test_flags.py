@@ -10,7 +10,7 @@ import pytest
 
 from gtpo.config import load_config
 from gtpo.config.options import START, from_flags
-from gtpo.demo import COMMANDS, METHODS, RUNS, SEEDS, TRAIN, run_demo
+from gtpo.demo import COMMANDS, run_demo
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
@@ -24,11 +24,6 @@ def test_flags_alone_make_a_config_that_its_file_repeats(method: str, tmp_path: 
     assert config.run_name == f"some-model-arithmetic-{method}"
     (tmp_path / "mine.yaml").write_text(config.to_yaml())
     assert load_config(tmp_path / "mine.yaml", world_size=1).as_dict() == config.as_dict()
-
-
-def test_a_run_name_of_the_user_wins() -> None:
-    typed = {"model-name": "a/b", "dataset-name": "math", "run-name": "mine"}
-    assert load_config(START, from_flags(typed), world_size=1).run_name == "mine"
 
 
 @pytest.mark.parametrize("failing", [None, 3])
@@ -49,17 +44,3 @@ def test_demo_stops_at_the_first_command_that_fails(
     assert ran == list(COMMANDS[: None if failing is None else failing + 1])
     shown = [line.partition("] ")[2] for line in capfd.readouterr().err.splitlines() if line.startswith("[")]
     assert shown == ["gtpo " + " ".join(command) for command in ran]
-
-
-def test_demo_runs_of_a_method_differ_in_the_seed_alone_and_runs_of_a_seed_in_the_method_alone() -> None:
-    def words(run: str) -> dict[str, str]:
-        (command,) = (command for command in TRAIN if run in command)
-        return dict(zip(command[::2], command[1::2], strict=False))
-
-    assert {run for command in TRAIN for run in command if run in RUNS} == set(RUNS) - {"demo-base"}
-    for method in METHODS:
-        for seed in SEEDS:
-            found = words(f"demo-{method}-s{seed}")
-            assert found.pop("train") == f"demo/{method}"
-            assert found.pop("--run-name") == f"demo-{method}-s{seed}"
-            assert found == {"--model.random_seed": str(seed)}

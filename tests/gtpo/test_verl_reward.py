@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
-from gtpo.integrations.verl.data import SOURCES
+from gtpo.integrations.verl.data import SOURCES, main
 from gtpo.integrations.verl.reward import final_score
 from gtpo.rewards import chat_messages, final_reward
 from gtpo.rewards.data.problems import SOURCE_NAMES
@@ -33,12 +32,10 @@ def test_a_completion_that_cannot_be_scored_says_so() -> None:
     assert (found["score"], found["unscored"]) == (0, 1)
 
 
-def test_data_set_files(tmp_path: Path, root: Path) -> None:
-    command = [sys.executable, "-m", "gtpo.integrations.verl.data"]
-    done = subprocess.run(
-        [*command, "arithmetic", "--out", str(tmp_path)], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert "train.parquet: 3,000 problems" in done.stdout
+def test_data_set_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["data", "arithmetic", "--out", str(tmp_path)])
+    main()
+    assert "train.parquet: 3,000 problems" in capsys.readouterr().out
     for split in ("train", "test"):
         rows = pyarrow.parquet.read_table(tmp_path / f"{split}.parquet").to_pylist()
         assert [row["extra_info"]["index"] for row in rows] == list(range(len(rows)))
@@ -48,14 +45,10 @@ def test_data_set_files(tmp_path: Path, root: Path) -> None:
             text = RIGHT.replace(">7<", f">{gold}<")
             assert final_score(row["data_source"], text, gold, row["extra_info"])["acc"] == 1
 
-    wrong = subprocess.run(
-        [*command, "gsm8k", "--out", str(tmp_path), "--data-dir", str(tmp_path / "nowhere")],
-        cwd=root,
-        capture_output=True,
-        text=True,
-    )
-    assert wrong.returncode == 2
-    assert "nowhere is not a folder" in wrong.stderr
+    monkeypatch.setattr(sys, "argv", ["data", "gsm8k", "--out", str(tmp_path), "--data-dir", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "nowhere is not a folder" in capsys.readouterr().err
 
 
 def test_every_source_is_known() -> None:
