@@ -215,7 +215,7 @@ def dry_run(
                 meta = model_on_meta(config, weights)
                 items, unknown = memory(config, meta, shard, processes), ""
                 rows = meta.get_input_embeddings().num_embeddings
-            except (OSError, ValueError, TypeError, AttributeError) as error:
+            except (OSError, ValueError, AttributeError) as error:
                 unknown = f"not known: {str(error).splitlines()[0]}"
         except UserError as error:
             # A train run's weights may be made before this one starts.

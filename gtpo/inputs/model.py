@@ -131,7 +131,7 @@ def load_tokenizer(section: ModelSection, source: str) -> tuple[Any, list[str]]:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=section.trust_remote_code)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"model.model_name {section.model_name!r}: no tokenizer could be loaded ({_first(error)})"
         ) from None

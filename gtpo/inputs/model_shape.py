@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError
+from gtpo.common.files import read_json_object
+from gtpo.common.hub import adapter_base
 from gtpo.config.schema import ModelSection
 from gtpo.runs.train_run import RESULTS, find_train_run
 
@@ -18,22 +20,33 @@ def find_weights(section: ModelSection, results: Path = RESULTS) -> str:
 
     A train run means its best weights, else its final ones.
 
-    Raises UserError for a train run without weights and a local path that does not exist.
+    Raises UserError for a train run without weights, a local path that does not exist, and a broken config.json.
     """
     name = section.model_name
     if name is None:
         return ""
     if (run := find_train_run(name, results)) is not None:
-        return str(run.weights())
+        folder = run.weights()
+        _check_config(folder)
+        return str(folder)
     path = Path(name)
     if path.is_dir():
         if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
             raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
+        _check_config(path)
     elif path.is_file():
         raise UserError(f"model.model_name {name!r} is a file; a model is a name of the Hub, a folder or a train run")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
         raise UserError(f"model.model_name {name!r}: no such folder; a train run must be trained first")
     return name
+
+
+def _check_config(folder: Path) -> None:
+    """Raise UserError if a model's folder holds a config that its loader would choke on."""
+    if (folder / "adapter_config.json").is_file():
+        adapter_base(folder / "adapter_config.json")
+    if (folder / "config.json").is_file():
+        read_json_object(folder / "config.json")
 
 
 def router_loss_obstacle(config: Any, coefficient: float | None = None) -> str | None:
