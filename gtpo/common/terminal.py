@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 import sys
-import textwrap
 import unicodedata
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -35,26 +33,6 @@ def stdout_console(pipe: int) -> Console:
         return Console(highlight=False)
     columns = os.environ.get("COLUMNS", "")
     return Console(width=int(columns) if columns.isdecimal() else pipe, highlight=False, soft_wrap=True)
-
-
-def columns_of_stdout(pipe: int) -> int:
-    """Return the width of the terminal that stdout is, else `pipe`."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else pipe
-
-
-def folded(text: str, indent: int = 0) -> str:
-    """Return the text folded by word to the terminal's width, its later lines indented; as it is on a pipe."""
-    columns = columns_of_stdout(0)
-    if not columns:
-        return text
-    return textwrap.fill(
-        text,
-        max(columns, indent + 20),
-        subsequent_indent=" " * indent,
-        replace_whitespace=False,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:

@@ -391,8 +391,8 @@ class TrainConfig(Section):
             values["objective"] = {"preset": self.preset_name(), **asdict(self.resolved_objective())}
         return values
 
-    def to_yaml(self, width: int = 100) -> str:
-        """Return `as_dict` as YAML, broken at the first word beyond `width`. `load_config` reads the same values."""
+    def to_yaml(self) -> str:
+        """Return `as_dict` as YAML. `load_config` reads the same values."""
         import yaml
 
-        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True, width=width)
+        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True, width=100)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from gtpo.common.errors import UserError
 from gtpo.common.hub import adapter_base, cache_if_unreachable
 from gtpo.common.packages import install_command, installed
-from gtpo.common.terminal import columns_of_stdout, folded
+from gtpo.common.terminal import stdout_console
 from gtpo.config.resolve import launched_processes
 from gtpo.config.schema import TrainConfig
 from gtpo.dry_run.preflight import check_inputs, is_local, needed_packages
@@ -264,7 +264,7 @@ def dry_run(
         forecast = forecast if items else unknown
         _print_short(config, flags or {}, report, note, steps, forecast, missing)
         return
-    print(config.to_yaml(width=min(100, columns_of_stdout(120) - 20)))  # a word that crosses it still fits
+    _tell(config.to_yaml())
     checked = [] if config.method == "sft" else [f"reward {path}: called" for path, _ in config.trainer.reward_calls()]
     held = [f"{row.name:16} {scale * row.gib:8.2f} {unit}  {row.basis}" for row in [*items, Item("sum", total, "")]]
     if config.method != "sft" and config.rollout.engine == "vllm":
@@ -277,8 +277,13 @@ def dry_run(
         ("Missing in this environment", missing),
     ):
         if lines:
-            print("\n".join([title, *(folded(f"  {line.rstrip()}", 4) for line in lines), ""]))
-    print(folded("Dry run: nothing was trained or written. Without --dry-run the same command starts the run."))
+            _tell("\n".join([title, *(f"  {line.rstrip()}" for line in lines), ""]))
+    _tell("Dry run: nothing was trained or written. Without --dry-run the same command starts the run.")
+
+
+def _tell(text: str) -> None:
+    """Print a text, folded by word on a terminal."""
+    stdout_console(pipe=120).print(text, markup=False, emoji=False)
 
 
 def _print_short(
@@ -324,5 +329,5 @@ def _print_short(
     if missing:
         lines["missing"] = "; ".join(missing)
     for name, line in lines.items():
-        print(folded(f"{name:10} {line}", 11))
-    print("Dry run: nothing was trained or written. --verbose shows every key.")
+        _tell(f"{name:10} {line}")
+    _tell("Dry run: nothing was trained or written. --verbose shows every key.")

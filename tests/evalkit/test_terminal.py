@@ -7,13 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import command_line
 from rich.cells import cell_len
 from run_folders import write_eval, write_lines, write_train
 from terminal import on_a_terminal
-
-from gtpo.common import terminal
-from gtpo.dry_run import forecast
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +58,3 @@ def test_tables_fit(columns: int, home: Path) -> None:
         for before, row in itertools.pairwise(lines):  # every row of a table is as wide as the one above it
             if before[:1] in "┏┃┡│" and row[:1] in "┃┡│└" and before and row:
                 assert cell_len(before) == cell_len(row), (before, row)
-
-
-def test_the_dry_run_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large model whose tokenizer cannot be had: long notes."""
-    for module in (terminal, forecast):
-        monkeypatch.setattr(module, "columns_of_stdout", lambda pipe: 80)
-    (tmp_path / "problems.jsonl").write_text(json.dumps({"problem": "What is 2+3?", "answer": "5"}) + "\n")
-    words = ("train", "paper/llama-gsm8k-gtpo-g8", "--data", "problems.jsonl", "--dry-run", "--verbose")
-    lines = command_line(*words, cwd=tmp_path).stdout.split("\n")
-    assert [line for line in lines if cell_len(line) > 80] == []
-    text = " ".join(" ".join(lines).split())
-    assert "prompt lengths not checked: " in text
-    assert "not known: " in text
-    assert "Without --dry-run the same command starts the run." in text
