@@ -135,7 +135,9 @@ class Key:
 
     def sentence(self, place: str, value: Any) -> str:
         """Return what is wrong with a value, as one sentence that begins with the place where it was set."""
-        return f"{place} must be {self.expects}; found {value!r}.{did_you_mean(str(value), self.choices)}"
+        # No other value is near a name: YAML reads off, no, on and yes as booleans.
+        hint = did_you_mean(value, self.choices) if isinstance(value, str) else ""
+        return f"{place} must be {self.expects}; found {value!r}.{hint}"
 
     def checked(self, value: Any, place: str = "") -> Any:
         """Return a value in the key's type. UserError that begins with the place, or else with the flag."""
