@@ -52,23 +52,6 @@ __all__ = [
 LARGEST_LOG_RATIO = 20.0
 
 
-class Loss(NamedTuple):
-    """A loss and what it was made of."""
-
-    loss: Float[Tensor, ""]
-    """Scalar, to be minimised."""
-    advantages: Float[Tensor, "N"]
-    """A_i [N]."""
-    shaped_advantages: Float[Tensor, "N"]
-    """A'_i [N]."""
-    entropy: Float[Tensor, "N"]
-    """`<H>_i` [N] in nats, detached."""
-    kept: Bool[Tensor, "N"]
-    """delta_i [N] bool."""
-    weights: Float[Tensor, "N L"]
-    """lambda [N, L]."""
-
-
 class PolicyLoss(NamedTuple):
     """What `policy_loss` returns. Only `loss` and `losses` carry a gradient."""
 
@@ -86,6 +69,17 @@ class PolicyLoss(NamedTuple):
     """log pi(y_t) [N, L] that the loss was made of."""
     token_entropies: Float[Tensor, "N L"]
     """H_t [N, L] in nats."""
+
+
+class Loss(NamedTuple):
+    """The loss of whole groups, with the fields of `PolicyLoss`, A_i and lambda that it was made of."""
+
+    loss: Float[Tensor, ""]
+    advantages: Float[Tensor, "N"]
+    shaped_advantages: Float[Tensor, "N"]
+    entropy: Float[Tensor, "N"]
+    kept: Bool[Tensor, "N"]
+    weights: Float[Tensor, "N L"]
 
 
 def token_entropy(log_probabilities: Float[Tensor, "*rows V"], log_clamp: float = 0.0) -> Float[Tensor, "*rows"]:

@@ -91,15 +91,13 @@ def memory(config: TrainConfig, model: Any, shard: str | None = None, processes:
         name: layer for name, layer in model.named_modules() if hasattr(layer, "in_features") and layer is not head
     }
 
-    parts = processes if shard and not section.load_in_4bit else 1
+    parts = processes if shard else 1
 
     def item(name: str, count: float, basis: str, parts: int = 1) -> None:
         items.append(Item(name, count / parts / GIB, f"{basis}, divided by {parts}" if parts > 1 else basis))
 
     packed = sum(layer.weight.numel() for layer in linear.values()) if section.load_in_4bit else 0
     kind = f"linear layers in 4 bits, the rest in {8 * size} bits" if packed else f"{8 * size} bits"
-    if shard and section.load_in_4bit:
-        kind += f"; how {shard} divides them is not known, so all counts whole"
     item("weights", packed * NF4_BYTES + (parameters - packed) * size, f"{parameters:,} parameters, {kind}", parts)
     trained = parameters
     if frozen:
@@ -147,19 +145,6 @@ def memory(config: TrainConfig, model: Any, shard: str | None = None, processes:
     return items
 
 
-def _tokenizer(config: TrainConfig, weights: Any) -> tuple[Any, str]:
-    """Return the tokenizer that training will use, or None and why not."""
-    from transformers.utils import logging
-
-    from gtpo.inputs.model import load_tokenizer
-
-    logging.set_verbosity_error()
-    try:
-        return load_tokenizer(config.model, weights)[0], ""
-    except UserError as error:
-        return None, str(error)
-
-
 def optimizer_steps(config: TrainConfig, rows: int, world_size: int) -> int:
     """Return the optimizer steps that a run over `rows` usable rows takes."""
     training = config.training
@@ -200,9 +185,14 @@ def dry_run(
     flags: those typed, which the text repeats. verbose: the text has every key and every item of memory. processes:
     of the run, by default those that a launcher started. shard: as in `memory`.
     """
-    from gtpo.inputs.model import lora_settings
+    from transformers.utils import logging
 
+    from gtpo.inputs.model import load_tokenizer, lora_settings
+
+    logging.set_verbosity_error()
     processes = processes or launched_processes()
+    if shard and config.model.load_in_4bit:
+        raise UserError(f"--shard {shard}: it is not known how it divides 4-bit weights; leave it out")
     if config.model.lora_rank:
         lora_settings(config, "task_type")
     problems, name, runs = check_inputs(config), config.model.model_name, RESULTS / "train"
@@ -210,7 +200,10 @@ def dry_run(
     with nullcontext() if name is None or Path(name).exists() else cache_if_unreachable():
         try:
             weights = find_weights(config.model)
-            tokenizer, why = _tokenizer(config, weights)
+            try:
+                tokenizer, why = load_tokenizer(config.model, weights)[0], ""
+            except UserError as error:
+                why = str(error)
             try:
                 meta = model_on_meta(config, weights)
                 items, unknown = memory(config, meta, shard, processes), ""
@@ -259,7 +252,6 @@ def dry_run(
     unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
     if not verbose:
         divided = f", {shard} over {processes}" if shard else ""
-        divided += ", which is not known to divide 4 bits" if shard and config.model.load_in_4bit else ""
         forecast = f"{scale * total:.1f} {unit} a process on a GPU{divided} (forecast; --verbose: by item)"
         forecast = forecast if items else unknown
         _print_short(config, flags or {}, report, note, steps, forecast, missing)

@@ -71,7 +71,6 @@ def test_adapters_are_those_of_peft_and_experts_count_too() -> None:
 
 
 def test_shards_divide_what_is_held_and_gather_what_is_computed_with() -> None:
-    """And 4-bit weights, of which it is not known here, count whole."""
     whole = recipe(
         model__lora_rank=0, model__load_in_4bit=False, training__optimizer="adamw_torch", rollout__engine="transformers"
     )
@@ -85,10 +84,8 @@ def test_shards_divide_what_is_held_and_gather_what_is_computed_with() -> None:
         assert ("sampling" in found) == (shard == "zero3")
         rest = found.keys() - {"weights", "gradients", "optimizer", "gathered", "sampling"}
         assert {name: found[name] for name in rest} == {name: plain[name] for name in rest}
-    packed = recipe(model__lora_rank=4, model__load_in_4bit=True)
-    divided = memory(packed, on_meta(SMALL), "fsdp2", 4)
-    assert {item.name: item.gib for item in divided} == items(packed)
-    assert divided[0].basis.endswith("; how fsdp2 divides them is not known, so all counts whole")
+    with pytest.raises(UserError, match="not known how it divides 4-bit weights"):
+        dry_run(recipe(model__lora_rank=4, model__load_in_4bit=True), shard="fsdp2", processes=4)
 
 
 def test_more_processes_are_refused_what_they_would_be_refused(capsys: pytest.CaptureFixture[str]) -> None:
