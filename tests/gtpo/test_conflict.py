@@ -104,14 +104,6 @@ def test_what_is_2_plus_2():
     assert found.backward.tolist() == [2, 2, 2]
 
 
-def test_overlapping_spans_combine_by_switch():
-    rows, signs = [[1, 2, 3, 4], [1, 2, 9, 4], [8, 2, 3, 4]], torch.tensor([1.0, -1.0, -1.0])
-    assert conflict_weights(*padded(rows, 0), signs, 3).weights.tolist() == [[2, 2, 2, 2], [0, 0, 1, 0], [1, 0, 0, 0]]
-    product = conflict_weights(*padded(rows, 0), signs, 3, combine="product")
-    assert product.weights[0].tolist() == [4, 4, 4, 4]
-    assert product.union.tolist() == [4, 3, 3]
-
-
 def test_unscored_and_zero_advantages_take_no_part():
     ids, mask = padded([[1, 2], [1, 2], [1, 2]], 0)
     for advantages in ([0.0, 0.0, 0.0], [1.0, 0.0, float("nan")], [float("nan")] * 3):
@@ -156,9 +148,3 @@ def test_spans_longer_than_one_look(shared: int):
     assert_equal_to_brute_force([long, short], [[1, -1, -1, 1], [1, 1, -1, 0]], -100, "or")
     same = [list(range(shared + 30))] * 4
     assert_equal_to_brute_force([same, short], [[1, -1, -1, 0], [1, 1, -1, 0]], 0, "product")
-
-
-def test_an_empty_batch_is_refused_by_name():
-    ids = torch.zeros(0, 7, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"completion_ids \[0, 7\] has no rows"):
-        conflict_weights(ids, ids.bool(), torch.zeros(0), 4)
