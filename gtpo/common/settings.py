@@ -164,13 +164,11 @@ def dashed(flag: str) -> str:
     return f"-{flag}" if len(flag) == 1 else f"--{flag}"
 
 
-def read_words(
-    words: Iterable[str], find: Callable[[str], Key | None], is_argument: Callable[[str], bool] = lambda word: False
-) -> tuple[list[str], dict[str, Any]]:
+def read_words(words: Iterable[str], find: Callable[[str], Key | None]) -> tuple[list[str], dict[str, Any]]:
     """Return the words of a command line that belong to no flag, and the value of each flag as it was typed.
 
     find: the key of a flag (without its dashes); flags of no key are returned with what follows them, as text or a list
-    of words. is_argument: whether a word at the end of a list is an argument of the command.
+    of words.
 
     Flags may stand anywhere, as `--key value` or `--key=value`. A repeated flag adds to a list, and replaces any other
     value. Raises UserError if a value is missing.
@@ -189,10 +187,6 @@ def read_words(
             taken = [inline]
         else:
             taken = _words_of(key, queue, find)
-            # `--trainer.reward_funcs a b run.yaml`: the last word is the command's, if none came before.
-            fewest = 0 if key is None else 1 if key.many else len(taken)
-            if len(taken) > fewest and not arguments and is_argument(taken[-1]):
-                taken.pop()
             del queue[: len(taken)]
         value = _value(word.partition("=")[0], key, taken)
         if key is not None and (key.many or key.repeatable):
@@ -288,14 +282,11 @@ class CommandSettings(BaseModel):
 
     @classmethod
     def split(
-        cls,
-        words: Iterable[str],
-        others: Callable[[str], Key | None] = lambda flag: None,
-        is_argument: Callable[[str], bool] = lambda word: False,
+        cls, words: Iterable[str], others: Callable[[str], Key | None] = lambda flag: None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what the words of a command line set: options by name, and flags that are not this command's own.
 
-        others: the key of such a flag; is_argument: as for `read_words`.
+        others: the key of such a flag.
         """
         names = {flag.lstrip("-").replace("-", "_"): key.name for key in cls.keys().values() for flag in key.flags}
 
@@ -303,7 +294,7 @@ class CommandSettings(BaseModel):
             name = names.get(flag.replace("-", "_"))
             return others(flag) if name is None else cls.keys()[name]
 
-        arguments, typed = read_words(words, find, is_argument)
+        arguments, typed = read_words(words, find)
         further = {flag: value for flag, value in typed.items() if flag.replace("-", "_") not in names}
         values = {names[flag.replace("-", "_")]: value for flag, value in typed.items() if flag not in further}
         if cls.keys()[cls.ARGUMENT].repeatable:

@@ -56,14 +56,10 @@ def read_command(words: Iterable[str]) -> tuple[TrainOptions, dict[str, Any]]:
 
     Flags that are no key are among them: `load_config` reports them with the errors of the file.
     """
-    # Here, and not above: the help needs neither.
-    from gtpo.config.document import find_config
+    # Here, and not above: the help does not need it.
     from gtpo.config.keys import full_name, keys
 
-    def is_config(word: str) -> bool:
-        return word.endswith((".yaml", ".yml")) or Path(word).is_file() or find_config(word) is not None
-
-    options, overrides = TrainOptions.split(words, lambda flag: keys().get(full_name(flag)), is_config)
+    options, overrides = TrainOptions.split(words, lambda flag: keys().get(full_name(flag)))
     return TrainOptions(**options), overrides
 
 
