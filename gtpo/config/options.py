@@ -32,7 +32,7 @@ class TrainOptions(CommandSettings):
         None, "A YAML file, or the name of a config that comes with gtpo (gtpo configs lists them)."
     )
     dry_run: bool = option(False, "Print what would run and a memory forecast (--verbose: every key).")
-    processes: int | None = option(None, "With --dry-run: training processes, as torchrun would start them.")
+    processes: int | None = option(None, "With --dry-run: training processes, as torchrun would start them.", ge=1)
     shard: Literal["fsdp2", "zero3"] | None = option(None, "With --dry-run and --processes: what divides the model.")
     help_config: bool = option(False, "Print every key: type, range, default, meaning.")
     quiet: bool = option(False, "Only warnings and errors on stderr.")
@@ -45,8 +45,6 @@ class TrainOptions(CommandSettings):
             raise UserError("--quiet and --verbose exclude each other")
         if (self.processes is not None or self.shard) and not self.dry_run:
             raise UserError("--processes and --shard describe a run for --dry-run; torchrun starts its processes")
-        if self.processes is not None and self.processes < 1:
-            raise UserError(f"--processes must be at least 1; found {self.processes}")
         if self.shard and (self.processes or 1) < 2:
             raise UserError(f"--shard {self.shard} divides the model over --processes N, at least 2")
 

@@ -250,27 +250,17 @@ def dry_run(
         print()
         return
     unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
-    if not verbose:
-        divided = f", {shard} over {processes}" if shard else ""
-        forecast = f"{scale * total:.1f} {unit} a process on a GPU{divided} (forecast; --verbose: by item)"
-        forecast = forecast if items else unknown
-        _print_short(config, flags or {}, report, note, steps, forecast, missing)
-        return
-    _tell(config.to_yaml())
-    checked = [] if config.method == "sft" else [f"reward {path}: called" for path, _ in config.trainer.reward_calls()]
-    held = [f"{row.name:16} {scale * row.gib:8.2f} {unit}  {row.basis}" for row in [*items, Item("sum", total, "")]]
-    if config.method != "sft" and config.rollout.engine == "vllm":
-        held.append(f"vLLM takes {config.model.gpu_memory_utilization:.0%} of the GPU besides, and must hold in it its "
-                    "own 16-bit copy of the weights and a cache")  # fmt: skip
-    for title, lines in (
-        ("Checked", [*checked, *(report.lines() if report else []), *([note] if note else [])]),
-        ("Steps", [f"{key.replace('_', ' '):38} {value:>12,}" for key, value in steps.items()]),
-        ("Memory of a process on a GPU", [*held, MEASURED] if items else [unknown]),
-        ("Missing in this environment", missing),
-    ):
-        if lines:
-            _tell("\n".join([title, *(f"  {line.rstrip()}" for line in lines), ""]))
-    _tell("Dry run: nothing was trained or written. Without --dry-run the same command starts the run.")
+    if verbose:
+        _tell(config.to_yaml())
+        for row in items:
+            _tell(f"{row.name:16} {scale * row.gib:8.2f} {unit}  {row.basis}")
+        if config.method != "sft" and config.rollout.engine == "vllm":
+            share = f"vLLM takes {config.model.gpu_memory_utilization:.0%} of the GPU besides"
+            _tell(f"{share}, and must hold in it its own 16-bit copy of the weights and a cache")
+        _tell(f"{MEASURED}\n" * bool(items))
+    divided = f", {shard} over {processes}" if shard else ""
+    forecast = f"{scale * total:.1f} {unit} a process on a GPU{divided} (forecast; --verbose: by item)"
+    _print_short(config, flags or {}, report, note, steps, forecast if items else unknown, missing)
 
 
 def _tell(text: str) -> None:
