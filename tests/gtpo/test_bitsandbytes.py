@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from test_train_run import PLAIN as SHORT
 from test_train_run import STEPS, crash, flat, metrics
 
-from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel, TrainConfig, load_config
 from gtpo.inputs.model import load_model
 from gtpo.inputs.model_shape import find_weights
@@ -103,11 +102,6 @@ def test_baselines_run_on_the_same_weights(method: str, tmp_path: Path, base: Pa
     folder = train(config_of(tmp_path, base, method=method, **{"training.max_steps": 2}), results_dir=tmp_path)
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
     assert all(row["grad_norm"] > 0 for row in metrics(folder))
-
-
-def test_built_weights_cannot_be_packed(tmp_path: Path, base: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.load_in_4bit contradicts model\.build"):
-        config_of(tmp_path, base, **{"model.build": {"hidden_size": 16}, "model.model_name": None})
 
 
 def test_experts_that_stay_unquantised_are_named(tmp_path: Path) -> None:

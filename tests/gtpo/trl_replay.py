@@ -1,13 +1,7 @@
-"""A run of ours, and TRL's own GRPOTrainer on the rollouts that it sampled: losses and weights side by side.
-
-`python tests/gtpo/trl_replay.py LAYER [STEPS]` does it for a layer of configs/recipes/ on the demo, whose base must be
-trained (`gtpo train configs/demo/base.yaml`).
-"""
+"""A run of ours, and TRL's own GRPOTrainer on the rollouts that it sampled: losses and weights side by side."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from gtpo.config import TrainConfig, load_config
+from gtpo.config import TrainConfig
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards import final_reward
 from gtpo.train.command import train
 from gtpo.trainer.trl_seam import with_special_tokens
-
-ROOT = Path(__file__).resolve().parents[2]
 
 TRL_ARGUMENTS: dict[str, dict[str, Any]] = {
     "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True},
@@ -128,19 +120,3 @@ def replay(config: TrainConfig, weights: Path, results: Path, trl_arguments: dic
     trainer.train()
     trained = AutoModelForCausalLM.from_pretrained(folder / "final", dtype=torch.float32)
     return Replay(ours, theirs, trained.state_dict(), trainer.model.state_dict())
-
-
-def main(layer: str, steps: int) -> None:
-    """Replay a layer on the demo and print the largest differences."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        config = load_config(ROOT / f"configs/demo/{layer}.yaml", {"training.max_steps": steps})
-        found = replay(config, ROOT / "results/train/demo-base/best", Path(folder), TRL_ARGUMENTS[layer])
-    print(
-        f"{layer}: {len(found.ours)} losses, largest difference {found.largest_loss_difference():.1e}; "
-        f"weights {found.largest_weight_difference():.1e}"
-    )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 20)
