@@ -133,12 +133,6 @@ class PairedDifference(NamedTuple):
         return METHODS if min(self.seeds) >= SEEDS_NEEDED else WEIGHTS
 
     @property
-    def missing_seeds(self) -> tuple[int, int]:
-        """Training seeds that each of two trained sides lacks for a statement about methods."""
-        a, b = (max(SEEDS_NEEDED - count, 0) if self.known and all(self.seeds) else 0 for count in self.seeds)
-        return a, b
-
-    @property
     def judged(self) -> bool:
         """False if training is not known, or both sides were trained and one has too few seeds to speak of methods."""
         return self.scope == METHODS or (self.known and 0 in self.seeds)

@@ -58,13 +58,6 @@ def limit_text(noise: Noise, design: Design, target: float, level: float = LEVEL
     return f"{design.questions:,} questions show {shown} with any number of {what}"
 
 
-def advice(comparison: MethodComparison, table: Table, method: str) -> str:
-    """Return what would settle an undecided comparison; empty if nothing can be said."""
-    margin = comparison.margin
-    text = sees(comparison, table, method, margin or TARGET, margin=margin is not None)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
 PASSES, FAILS, UNDECIDED = "passes", "fails", "is undecided"
 
 

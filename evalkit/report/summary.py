@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gtpo.common.terminal import visible
@@ -11,8 +11,8 @@ from gtpo.evalkit.comparison.columns import METRICS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE
 from gtpo.evalkit.report.grid import covers, difference, join_names, p_text, points
-from gtpo.evalkit.report.power import advice
-from gtpo.evalkit.statistics import OUTPUTS, SEEDS_NEEDED, WEIGHTS, PairedDifference
+from gtpo.evalkit.report.power import TARGET, sees
+from gtpo.evalkit.statistics import OUTPUTS, SEEDS_NEEDED, WEIGHTS
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 # A number, or a range of numbers.
@@ -25,9 +25,9 @@ CUT_OFF = 0.1
 
 
 class Sentence(NamedTuple):
-    """The verdict on one primary comparison: `head` says it, `rest` gives the figures, `advice` what is missing.
+    """The verdict on one primary comparison: `head` says it, `rest` gives the figures.
 
-    remarks: what else bears on it.
+    advice: what would settle it. remarks: what else bears on it, first what it is about.
     """
 
     method: str
@@ -71,13 +71,20 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
 
 
 def _remarks(table: Table, method: str, baseline: str, column: Column) -> Iterator[str]:
-    """What bears on a verdict beside the figures: how checkpoints were chosen, and what the token limit cut off."""
+    """What bears on a verdict beside the figures: training, how checkpoints were chosen, what the limit cut off."""
     where, cell = visible(table.benchmark), table.cells[method, column]
-    ours, base = cell.checkpoints, table.cells[baseline, column].checkpoints
-    if cell.paired is not None and max(ours, base) > 1:
+    ours, base, d = cell.checkpoints, table.cells[baseline, column].checkpoints, cell.paired
+    assert d is not None
+    if d.scope == OUTPUTS:
+        yield f"This is about these outputs; {TRAINING_UNKNOWN} ({_DECLARE})."
+    elif not d.judged:
+        yield f"This is about these weights; a statement about methods needs {SEEDS_NEEDED} training seeds of each."
+    elif d.scope == WEIGHTS and any(d.seeds):
+        yield "This is about these weights, not about training them anew."
+    if max(ours, base) > 1:
         what = f"{ours} checkpoints of its training" if ours > 1 else f"{base} checkpoints of the baseline's"
         what += f" and {base} of the baseline's" * (ours > 1 and base > 1)
-        fails = ", and does not" * bool(cell.paired.shown(cell.missing) and not cell.direction)
+        fails = ", and does not" * bool(d.shown(cell.missing) and not cell.direction)
         yield (
             f"{what} were evaluated on {where}: the verdict must also hold for their mean{fails}. Other questions, on "
             "which only the chosen one is evaluated, need no such bound."
@@ -89,40 +96,15 @@ def _remarks(table: Table, method: str, baseline: str, column: Column) -> Iterat
         yield f"{of_us} of its answers on {where} were cut off at the token limit, and {of_base} of the baseline's."
 
 
-def _what_it_is_about(found: Iterable[tuple[str, str, PairedDifference]]) -> list[str]:
-    """Say of differences (method, baseline, difference) that are not about methods what they are about, and why."""
-    found = list(found)
-    of_outputs = dict.fromkeys(a for a, _, d in found if d.scope == OUTPUTS)
-    if of_outputs:
-        rest = [one for one in found if one[0] not in of_outputs]
-        what = f"What is said of {join_names(of_outputs)}" if rest else "This"
-        unknown = f"{what} is about these outputs; {TRAINING_UNKNOWN} ({_DECLARE})."
-        return [unknown, *_what_it_is_about(rest)]
-    of_weights = [(a, b, d) for a, b, d in found if d.scope == WEIGHTS and any(d.seeds)]
-    if not of_weights:
-        return []
-    names = dict.fromkeys(a for a, _, _ in of_weights)
-    what = "This" if len(names) == len({a for a, _, _ in found}) else f"What is said of {join_names(names)}"
-    missing = {name: n for a, b, d in of_weights for name, n in zip((a, b), d.missing_seeds, strict=True) if n}
-    if missing:
-        lacking = ", ".join(f"{n} of {name}" for name, n in missing.items())
-        needed = f"a statement about methods needs {SEEDS_NEEDED} training seeds each ({lacking} missing)"
-        return [f"{what} is about these weights; {needed}."]
-    return [f"{what} is about these weights, not about training them anew."]
-
-
 def _advice(comparison: MethodComparison, table: Table, method: str) -> str:
-    """What a verdict does not speak of, or what would settle an undecided comparison."""
-    cell = table.cells[method, comparison.metrics[0]]
-    d = cell.paired
-    assert d is not None
-    for text in _what_it_is_about([(visible(method), visible(str(table.baseline)), d)]):
-        return text
-    if cell.verdict != UNDECIDED:
+    """What would settle an undecided comparison; empty if that is more training seeds, or nothing can be said."""
+    cell, margin = table.cells[method, comparison.metrics[0]], comparison.margin
+    if cell.verdict != UNDECIDED or cell.paired is None or not cell.paired.judged:
         return ""
-    if d.shown():
-        return "Its missing samples could reverse the difference." * (not d.shown(cell.missing))
-    return advice(comparison, table, method)
+    if cell.paired.shown():
+        return "Its missing samples could reverse the difference." * (not cell.paired.shown(cell.missing))
+    text = sees(comparison, table, method, margin or TARGET, margin=margin is not None)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def sentences(comparison: MethodComparison) -> list[Sentence]:
@@ -155,12 +137,7 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
             every = len(comparison.benchmarks) if len(where) == len(comparison.benchmarks) > 1 else 0
             place = join_names(where) if not every else "both benchmarks" if every == 2 else f"all {every} benchmarks"
             lines.append((verdict, f"{join_names(names)} {'is' if len(names) == 1 else 'are'} {what} on {place}."))
-    cells = [(method, table.cells[method, comparison.metrics[0]].paired) for table in comparison.benchmarks
-             for method in table.methods if (method, comparison.metrics[0]) in table.cells]  # fmt: skip
-    about = _what_it_is_about([(visible(method), base, d) for method, d in cells if d is not None])
-    lines += [("", text) for text in about]
-    texts = [(one, text) for one in found for text in one.remarks]
-    texts += [(one, one.advice) for one in found if not re.search(" is about these (weights|outputs)", one.advice)]
+    texts = [(one, text) for one in found for text in one.remarks] + [(one, one.advice) for one in found]
     lines += [("", text) for text in _one_line_each(texts)]
     if len(comparison.methods) > 2:
         lines.append(("", "The others are not compared with each other (--baseline NAME)."))
