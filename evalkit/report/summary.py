@@ -78,7 +78,8 @@ def _remarks(table: Table, method: str, baseline: str, column: Column) -> Iterat
     if d.scope == OUTPUTS:
         yield f"This is about these outputs; {TRAINING_UNKNOWN} ({_DECLARE})."
     elif not d.judged:
-        yield f"This is about these weights; a statement about methods needs {SEEDS_NEEDED} training seeds of each."
+        needed = f"a statement about methods needs {SEEDS_NEEDED} training seeds of each"
+        yield f"This is about these weights; {needed} (there are {d.seeds[0]} and {d.seeds[1]})."
     elif d.scope == WEIGHTS and any(d.seeds):
         yield "This is about these weights, not about training them anew."
     if max(ours, base) > 1:
