@@ -16,7 +16,7 @@ import secrets
 import socket
 import webbrowser
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -236,20 +236,17 @@ def application(runs: Runs, token: str) -> web.Application:
         response.headers.update(HEADERS)
         return response
 
-    def data(act: Callable[[Query], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def answer(request: web.Request) -> web.Response:
-            # One reader at a time; the server stays able to answer.
-            async with turn:
-                return web.json_response(await asyncio.to_thread(act, request.query))
+    def data(name: str, query: Query) -> dict[str, Any]:
+        if name == "state":
+            return runs.state(query)
+        folder = runs.folders().get(query.get("run", ""))
+        act = rollout if name == "rollout" else samples
+        return {"error": "no such run"} if folder is None else _readable(act, folder, query)
 
-        return answer
-
-    def of_run(act: Callable[[Path, Query], dict[str, Any]]) -> Callable[[Query], dict[str, Any]]:
-        def found(query: Query) -> dict[str, Any]:
-            folder = runs.folders().get(query.get("run", ""))
-            return {"error": "no such run"} if folder is None else _readable(act, folder, query)
-
-        return found
+    async def answer(request: web.Request) -> web.Response:
+        # One reader at a time; the server stays able to answer.
+        async with turn:
+            return web.json_response(await asyncio.to_thread(data, request.match_info["name"], request.query))
 
     async def page(request: web.Request) -> web.Response:
         core = {"methods": [], "training": [], "benchmarks": [], "groups": [], "baselines": [], "baseline": None,
@@ -259,9 +256,7 @@ def application(runs: Runs, token: str) -> web.Application:
 
     app = web.Application(middlewares=[guarded])
     app.router.add_get(f"/{token}/", page)
-    app.router.add_get(f"/{token}/state", data(runs.state))
-    for act in (rollout, samples):
-        app.router.add_get(f"/{token}/{act.__name__}", data(of_run(act)))
+    app.router.add_get(f"/{token}/{{name:state|rollout|samples}}", answer)
     return app
 
 

@@ -119,14 +119,12 @@ def _is_off(key: str, values: Mapping[str, Any], runs: list[EvalRun]) -> bool:
 
 
 def _mending_command(runs: list[EvalRun], problems: list[str]) -> str:
-    """Return the commands that score older runs again, or else evaluate the last run as the first.
+    """Return the commands that score the runs again, or else evaluate the last run as the first.
 
     Nothing for completions that were recorded, and by one judge.
     """
     if all(problem.startswith("verifier ") for problem in problems):
-        newest = max(map(_rules_version, runs))
-        older = [run for run in runs if _rules_version(run) < newest] or runs
-        return f". To mend it: {' && '.join(f'gtpo eval {shlex.quote(str(run.folder))} --rescore' for run in older)}"
+        return f". To mend it: {' && '.join(f'gtpo eval {shlex.quote(str(run.folder))} --rescore' for run in runs)}"
     first, last = runs[0], runs[-1]
     if last.record.engine.name == "recorded":  # nobody can sample them again
         return ""
@@ -138,12 +136,6 @@ def _mending_command(runs: list[EvalRun], problems: list[str]) -> str:
     out = shlex.quote(str(RESULTS / "eval" / f"{last.name}-like-{first.name}"))
     words = " ".join([shlex.quote(str(model)), *server, f"--like {shlex.quote(like)}"])
     return f". To mend it: gtpo eval {words} --out {out}"
-
-
-def _rules_version(run: EvalRun) -> int:
-    """Return the version of the rules that judged a run; -1 for another judge, and if it is not known."""
-    version = str(settings(run)["verifier"])
-    return int(version) if version.isascii() and version.isdigit() else -1
 
 
 def _other_differences(runs: list[EvalRun]) -> list[str]:

@@ -37,7 +37,7 @@ WHERE_KEYS = ("env.CUDA_VISIBLE_DEVICES", "rollout.server_host", "rollout.server
 # Rows of one preset are called alike, and why they stay apart is said, up to so many settings that differ.
 NEAR = 3
 # Who says which runs are one method. LABEL names outputs, DECLARED independent trainings of one recipe.
-CONFIG, KEYS, SINGLE, LABEL, DECLARED = "config", "keys", "run", "label", "seeds"
+CONFIG, PRESET, SINGLE, LABEL, DECLARED = "config", "method", "run", "label", "seeds"
 
 
 @dataclass(frozen=True)
@@ -239,16 +239,15 @@ def group(
 ) -> list[Method]:
     """The methods, in the order of their first runs. Adds to `notes` what a reader must know. Raises UserError.
 
-    group_by: `config`, `none`, or config keys (and `method`) separated by commas; labels, declared: NAME=RUN[,RUN...].
+    group_by: `config`, `method` (the preset) or `none`; labels, declared: NAME=RUN[,RUN...].
     """
     named = _read_names(members, {LABEL: labels, DECLARED: declared})
     rest = [member for member in members if member.name not in named]
-    wanted = [key.strip() for key in group_by.split(",") if key.strip()]
 
     def key_of(member: Member) -> tuple[str, str]:
-        if group_by == CONFIG:
-            return _config_group(member, rest)
-        return (SINGLE, member.name) if group_by == "none" else _key_group(member, wanted, rest)
+        if group_by == PRESET and member.preset:
+            return PRESET, member.preset
+        return _config_group(member, rest) if group_by == CONFIG else (SINGLE, member.name)
 
     keys = {member.name: key_of(member) for member in rest} | named
     groups: dict[tuple[str, str], list[Member]] = {}
@@ -308,35 +307,17 @@ def _config_group(member: Member, members: list[Member]) -> tuple[str, str]:
     return alone if member.seed in seeds else (CONFIG, alike[0].name)
 
 
-def _key_group(member: Member, wanted: list[str], members: list[Member]) -> tuple[str, str]:
-    values = []
-    known = {"method"} | {key for other in members for key in other.config or {}}
-    for key in wanted:
-        if key not in known:
-            raise UserError(
-                f'--group-by "{key}": expected config, none, or config keys of the runs, e.g. '
-                f"method,training.num_generations.{did_you_mean(key, known)}"
-            )
-        value = member.preset if key == "method" else (member.config or {}).get(key)
-        if value in (None, ""):
-            return (SINGLE, member.name)
-        values.append(str(value) if key == "method" else f"{key.rpartition('.')[2]} {value}")
-    return (KEYS, ", ".join(values))
-
-
 def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str], str]:
     """A name for each group: as told, else the run's own, else what its runs' names begin with, else the preset."""
     names: dict[tuple[str, str], str] = {}
     for key, group in groups.items():
         first = group[0]
-        told = key[0] in (LABEL, DECLARED, KEYS)
+        told = key[0] in (LABEL, DECLARED, PRESET)
         name = key[1] if told else first.name
         if len(group) > 1 and not told:
-            stem = os.path.commonprefix([member.name for member in group]).rstrip("0123456789")  # noqa: RUF071  # by letters
-            for ending in ("seed", "s"):
-                cut = stem.removesuffix(ending)
-                # `gtpo-s1`, `gtpo-s2` are seeds of `gtpo`; in `gtpo-seeds` the ending belongs to the name.
-                stem = cut if not cut or cut[-1] in "-_. /" else stem
+            stem = os.path.commonprefix([member.name for member in group])  # noqa: RUF071  # by letters
+            # `gtpo-s1`, `gtpo-s2` are seeds of `gtpo`; in `gtpo-seeds` the ending belongs to the name.
+            stem = re.sub(r"((^|(?<=[-_. /]))(seed|s))?\d*$", "", stem)
             name = stem.rstrip("-_. /") or first.preset or first.name
         names[key] = name if name not in names.values() else f"{name} ({first.name})"
     return names
@@ -371,9 +352,6 @@ def _notes_inside(method: Method) -> Iterator[str]:
         if not method.doubt and (why := one_training(one, other)):
             yield f"{name}: {one.name} and {other.name} are one training ({why}): their mean counts as one seed"
             break
-    seeds = [member.seed for member in members if member.seed is not None]
-    if method.chosen_by != CONFIG and len(set(seeds)) < len(seeds):
-        yield f"{name}: a training seed occurs twice ({', '.join(seeds)})"
 
 
 def _notes_near(methods: list[Method]) -> Iterator[str]:

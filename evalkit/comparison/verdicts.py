@@ -161,21 +161,17 @@ def correct_family(family: list[Cell], margin: float | None, looks: int = 1) -> 
 
     looks: planned in all as seeds are added; each has its share of ALPHA.
     """
-    judged = [i for i, cell in enumerate(family) if cell.paired is not None and cell.paired.judged]
+    judged = {i: cell.paired for i, cell in enumerate(family) if cell.paired is not None and cell.paired.judged}
     out = [replace(cell, primary=True) for cell in family]
-    p = [float(found.p_value) for i in judged if (found := family[i].paired)]
-    alike = [
-        float(found.equivalence_p(margin, family[i].moved)) for i in judged if margin and (found := family[i].paired)
-    ]
-    values = np.array(p + alike)
-    if not values.size:
+    p = [float(d.p_value) for d in judged.values()]
+    p += [float(d.equivalence_p(margin, family[i].moved)) for i, d in judged.items()] if margin else []
+    if not p:
         return out
     # Of one comparison only one hypothesis can be true, so its two p-values share an owner (Shaffer 1986).
-    factors = holm_factors(values, judged * 2 if alike else judged) * looks
-    adjusted = np.minimum(values * factors, 1.0)
-    for place, i in enumerate(judged):
-        cell, equal = out[i], float(adjusted[len(judged) + place]) if alike else None
-        assert cell.paired is not None
-        at_level = cell.paired._replace(level=float(1 - ALPHA / factors[place]))
-        out[i] = replace(cell, paired=at_level, p_corrected=float(adjusted[place]), p_equivalent=equal)
+    factors = holm_factors(np.array(p), [*judged] * (len(p) // len(judged))) * looks
+    adjusted = np.minimum(np.array(p) * factors, 1.0).tolist()
+    for place, (i, d) in enumerate(judged.items()):
+        equal = adjusted[len(judged) + place] if margin else None
+        at_level = d._replace(level=float(1 - ALPHA / factors[place]))
+        out[i] = replace(out[i], paired=at_level, p_corrected=adjusted[place], p_equivalent=equal)
     return out

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import check_writable
-from gtpo.common.packages import require
 from gtpo.common.settings import CommandSettings, option
 from gtpo.common.terminal import stdout_console, visible
 
@@ -34,10 +33,8 @@ class CompareSettings(CommandSettings):
     baseline: str | None = option(
         None, "Method or run to compare with. Default: GRPO, else SFT, else a model not trained here."
     )
-    group_by: str = option(
-        "config",
-        "What makes runs one method: config (equal but for the seed), none, or config keys, e.g. "
-        "method,training.num_generations.",
+    group_by: Literal["config", "method", "none"] = option(
+        "config", "What makes runs one method: config (equal but for the seed), method (one preset), or none."
     )
     seeds: Sequence[str] | None = option(
         None, "NAME=RUN[,RUN...]: these runs are independent trainings of one recipe, wherever they were trained "
@@ -164,13 +161,9 @@ def parse_ks(text: str | None) -> list[int] | None:
     """`1,8,64` as numbers. Raises UserError."""
     if text is None:
         return None
-    try:
-        ks = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        ks = []
-    if not ks or min(ks) < 1:
+    if not re.fullmatch(r" *[1-9]\d*( *, *[1-9]\d*)* *", text):
         raise UserError(f'--k "{text}": expected whole numbers from 1 on, e.g. --k 1,8,64')
-    return ks
+    return [int(part) for part in text.split(",")]
 
 
 def names_of(text: str) -> tuple[str, list[str]]:
@@ -252,7 +245,6 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         print(f"page: {settings.html} ({size / 1e6:.1f} MB), open it in any browser", file=sys.stderr)
     # After the page: figures that fail do not cost it.
     if settings.figures is not None:
-        require("--figures", "matplotlib", extra="report")
         try:
             from gtpo.evalkit.report.figures import write_figures
 

@@ -8,7 +8,6 @@ Of a question and run it holds all completions if everything fits, and otherwise
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +34,6 @@ ANSWERS = 8
 _SAMPLE = ("index", "verdict", "answer", "format", "tokens", "finish", "text", "cut", "run")
 
 
-@dataclass
-class Excerpt:
-    """The completions shown of one benchmark."""
-
-    # Questions by their places.
-    shown: list[int]
-    # What the page holds of them, by question and, inside, by method: problems (text, gold, formulas), prompts (as the
-    # first run's model read them, with their tokens), answers (classes of all samples, not only of those shown),
-    # samples.
-    block: dict[str, dict[str, Any]] = field(repr=False)
-    # Completions of a question and run: at most.
-    each: int
-    # Whether every completion of every question is shown.
-    complete: bool
-
-
 def rank_questions(rates: NDArray[np.float64], seed: int = 0) -> list[int]:
     """Order questions [Q]: most disagreement first, then half solved. rates: [R, Q] of right samples of each run."""
     spread, mean = rates.max(axis=0) - rates.min(axis=0), rates.mean(axis=0)
@@ -74,11 +57,15 @@ def choose_samples(
     scoring: str,
     samples: int,
     budget: int,
-) -> Excerpt:
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Choose and read the completions of one benchmark within `budget` bytes of text.
 
     methods: name -> its runs; ids [Q] and rates [R, Q] as in `rank_questions`; samples: completions per question of
     each run.
+
+    Returns which are `shown` (questions by their places), how many at most of `each` question and run, whether that is
+    `complete`; and by question and, inside, by method: problems (text, gold, formulas), prompts (as the first run's
+    model read them, with their tokens), answers (classes of all samples, not only of those shown), samples.
     """
     runs = [run for found in methods.values() for run in found]
     problems: dict[str, Problem] = {}
@@ -131,7 +118,7 @@ def choose_samples(
             block["prompts"][key] = prompt
         block["answers"][key] = {method: _classes(counted) for method, counted in answers[question].items()}
         block["samples"][key] = {m: [list(s.values()) for s in kept] for m, kept in found[question].items()}
-    return Excerpt(shown, block, each, len(shown) == len(ids) and each >= samples)
+    return {"shown": shown, "each": each, "complete": len(shown) == len(ids) and each >= samples}, block
 
 
 def _classes(counted: Counter[tuple[str | None, str]]) -> list[list[Any]]:

@@ -158,7 +158,6 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
     papers = zip(comparison.metrics, paper_grids(comparison), strict=False)
     core = {
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "scoring": comparison.scoring,
         "settings": {k: visible(str(v)) for k, v in comparison.shared_settings.items() if v is not None},
         "notes": [visible(note) for note in comparison.all_notes],
         "legend": legend(comparison) if tables else [],
@@ -233,7 +232,7 @@ def _explorer(comparison: MethodComparison, table: Table, budget: int) -> tuple[
     ids = [str(i) for i in first.ids]
     n, correct = totals(lambda part: part.n), totals(lambda part: part.correct)
     rates = np.stack([correct[name] / n[name] for name in table.methods])
-    excerpt = choose_samples(
+    excerpt, block = choose_samples(
         table.runs, table.benchmark, ids, rates, scoring=comparison.scoring, samples=table.samples, budget=budget
     )
     subjects = [subject for subject in sorted(set(first.subject)) if any(first.subject)]
@@ -241,5 +240,5 @@ def _explorer(comparison: MethodComparison, table: Table, budget: int) -> tuple[
         "ids": ids, "n": constants(n), "correct": {name: counts.tolist() for name, counts in correct.items()},
         "truncated": constants(totals(lambda part: part.truncated)),
         "subjects": subjects, "subject": [subjects.index(one) for one in first.subject] if subjects else [],
-        "shown": excerpt.shown, "each": excerpt.each, "complete": excerpt.complete,
-    }, excerpt.block  # fmt: skip
+        **excerpt,
+    }, block  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 from gtpo.common.errors import UserError
@@ -55,6 +55,12 @@ class BenchmarkPlan:
     seeds: Sequence[int]
     tokens: float | None
 
+    @cached_property
+    def strengths(self) -> dict[Design, Strength]:
+        """What each design can show, by seeds, then questions, then samples."""
+        every = (Design(q, n, s) for s, q, n in itertools.product(self.seeds, self.questions, self.samples))
+        return {design: strength(self.noise, design) for design in every}
+
     def completions(self, design: Design) -> int:
         """Return what both methods generate in the evaluation."""
         return 2 * design.questions * design.samples * max(design.seeds, 1)
@@ -75,7 +81,7 @@ class BenchmarkPlan:
         best = min(designs, key=lambda design: (design.seeds, self.completions(design)))
         ends = [float(best.seeds)]
         if best.seeds:
-            ends += [fewest(best, "seeds", functools.partial(enough, end=end)) or math.inf for end in ENDS]
+            ends += [fewest(best, "seeds", partial(enough, end=end)) or math.inf for end in ENDS]
         return best, Estimate(best.seeds, min(ends), max(ends))
 
 
@@ -106,14 +112,12 @@ def run_plan(settings: PlanSettings) -> int:
 
 
 def _grid(plan: BenchmarkPlan, title: str, chance: Chance) -> Grid:
-    rows = []
-    for seeds, questions in itertools.product(plan.seeds, plan.questions):
-        strengths = [strength(plan.noise, Design(questions, samples, seeds)) for samples in plan.samples]
-        seen = [points_text(Estimate.exactly(one.detectable())) for one in strengths]
-        cells = [f"{100 * chance(one):.0f} % ({points})" for one, points in zip(strengths, seen, strict=True)]
-        rows.append([str(seeds) if seeds else "models", f"{questions:,}", *cells])
+    rows: dict[tuple[int, int], list[str]] = {}
+    for (questions, _, seeds), of in plan.strengths.items():
+        row = rows.setdefault((seeds, questions), [str(seeds) if seeds else "models", f"{questions:,}"])
+        row.append(f"{100 * chance(of):.0f} % ({points_text(Estimate.exactly(of.detectable()))})")
     head = ["seeds of each", "questions", *(f"{n} sample{'s' * (n > 1)}" for n in plan.samples)]
-    return Grid("plan", f"Chance {title} (in brackets: points that are seen with 80 %)", head, rows)
+    return Grid("plan", f"Chance {title} (in brackets: points that are seen with 80 %)", head, list(rows.values()))
 
 
 def _cost(plan: BenchmarkPlan, chance: Chance) -> str:
@@ -131,12 +135,11 @@ def _cost(plan: BenchmarkPlan, chance: Chance) -> str:
 
 def _document(plan: BenchmarkPlan, settings: PlanSettings, goals: dict[str, Chance]) -> dict[str, Any]:
     designs = []
-    for seeds, questions, samples in itertools.product(plan.seeds, plan.questions, plan.samples):
-        design = Design(questions, samples, seeds)
-        test, completions = strength(plan.noise, design), plan.completions(design)
-        chances = zip(("power", "equivalence"), (chance(test) for chance in goals.values()), strict=False)
+    for design, of in plan.strengths.items():
+        chances = zip(("power", "equivalence"), (chance(of) for chance in goals.values()), strict=False)
+        completions = plan.completions(design)
         designs.append({
-            **design._asdict(), "sees": plain(test.detectable()), **dict(chances),
+            **design._asdict(), "sees": plain(of.detectable()), **dict(chances),
             "completions": completions, "tokens": completions * plan.tokens if plan.tokens else None,
         })  # fmt: skip
     best = [one and {**one[0]._asdict(), "seeds_range": [plain(end) for end in one[1][1:]]}

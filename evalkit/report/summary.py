@@ -221,7 +221,4 @@ def legend(comparison: MethodComparison) -> list[str]:
     )
     if comparison.looks > 1:
         lines[-1] += f" Each of {comparison.looks} planned looks has its share of the 5 %."
-    base = next(method for method in comparison.methods if method.name == comparison.baseline)
-    if any(base.is_base_of(method) for method in comparison.methods if method is not base):
-        lines[-1] += " For runs that began from the baseline, its own training seed does not matter."
     return lines

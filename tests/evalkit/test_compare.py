@@ -28,7 +28,6 @@ from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.comparison.verdicts import BETTER, UNDECIDED
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION
 from gtpo.evalkit.report import grid
-from gtpo.evalkit.report.summary import legend
 from gtpo.evalkit.statistics import (
     METHODS,
     OUTPUTS,
@@ -328,23 +327,12 @@ def test_weights_of_another_kind_are_no_seed(tmp_path: Path) -> None:
 # --- what cannot be compared, and what is wrong with the input -------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("one", "two", "older"),
-    [
-        ({"version": 15}, {"version": RULES_VERSION}, ["one"]),
-        ({"version": str(RULES_VERSION)}, {"version": "9"}, ["two"]),
-        ({"version": RULES_VERSION}, {"version": None}, ["two"]),
-        ({"version": 15, "math_verify": "0.9.0"}, {"version": RULES_VERSION}, ["one"]),
-        ({"version": 15, "math_verify": "0.9.0"}, {"version": 15, "math_verify": "0.8.0"}, ["one", "two"]),
-    ],
-)
-def test_runs_of_two_judges_are_mended_by_the_line_that_is_named(
-    one: dict[str, Any], two: dict[str, Any], older: list[str], tmp_path: Path
-) -> None:
-    """The refusal names the commands for the older runs; they are typed as they stand, and then it compares."""
+@pytest.mark.parametrize("two", [{"version": "9"}, {"version": None}, {"version": 15, "math_verify": "0.8.0"}])
+def test_runs_of_two_judges_are_mended_by_the_line_that_is_named(two: dict[str, Any], tmp_path: Path) -> None:
+    """The commands of the refusal are typed as they stand, and then it compares."""
     home = tmp_path / "a folder"
     home.mkdir()
-    for right, (name, verifier) in enumerate((("one", one), ("two", two))):
+    for right, (name, verifier) in enumerate((("one", {"version": RULES_VERSION}), ("two", two))):
         rows = [{"id": str(i), "gold": "4", "completion": f"<answer>{4 * (i < 3 + right)}</answer>"} for i in range(6)]
         write_lines(home / f"{name}.jsonl", rows)
         made = gtpo("eval", "--completions", f"{name}.jsonl", "--out", home / name, cwd=home)
@@ -354,9 +342,7 @@ def test_runs_of_two_judges_are_mended_by_the_line_that_is_named(
     refused = gtpo("compare", home / "one", home / "two", cwd=home)
     assert_refused(refused, "verifier differs")
     line = refused.stderr.partition("To mend it: ")[2].strip()
-    commands = [shlex.split(command) for command in line.split(" && ")]
-    assert [Path(words[2]).name for words in commands] == older
-    for words in commands:
+    for words in map(shlex.split, line.split(" && ")):
         assert (words[:2], words[3:]) == (["gtpo", "eval"], ["--rescore"])
         ran = gtpo(*words[1:], cwd=home)
         assert ran.returncode == 0, ran.stderr
@@ -580,7 +566,6 @@ def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
             names.append(name)
     found = compared(tmp_path, *names, baseline="base")
     assert [found.methods[0].is_base_of(method) for method in found.methods] == [False, True, True]
-    assert "For runs that began from the baseline" in legend(found)[-1]
     column = Column(PASS, 1)
     given = found.tables[0].cells["gtpo", column].paired
     assert (given.seeds, given.scope, given.judged) == ((3, 0), WEIGHTS, True)

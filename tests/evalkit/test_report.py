@@ -228,24 +228,24 @@ def test_sample_is_bounded_and_shows_each_verdict(home: Path) -> None:
     ids = [str(i) for i in parts[0].ids]
     rates = np.stack([part.correct / part.n for part in parts])
     methods = {run.name: [run] for run in runs}
-    few = choose_samples(methods, "arithmetic", ids, rates, scoring="strict", samples=8, budget=8_000)
-    assert 1 <= len(few.shown) < 30
-    assert not few.complete
-    samples, answers = few.block["samples"], few.block["answers"]
+    few, held = choose_samples(methods, "arithmetic", ids, rates, scoring="strict", samples=8, budget=8_000)
+    assert 1 <= len(few["shown"]) < 30
+    assert not few["complete"]
+    samples, answers = held["samples"], held["answers"]
     size = sum(len(s[6]) for q in samples.values() for run in q.values() for s in run)
     assert size <= 8_000
-    for q in few.shown:
+    for q in few["shown"]:
         for r in range(len(runs)):
             verdicts = [s[1] for s in samples[str(q)][str(r)]]
             assert len(verdicts) == 4
             right = parts[r].correct[q]
             assert ("CORRECT" in verdicts) == (right > 0)
             assert any(verdict != "CORRECT" for verdict in verdicts) == (right < 8)
-    votes = answers[str(few.shown[0])]["0"]
+    votes = answers[str(few["shown"][0])]["0"]
     assert sum(count for *_, count in votes) == 8  # of all samples, not of those shown
-    every = choose_samples(methods, "arithmetic", ids, rates, scoring="strict", samples=8, budget=10**7)
-    assert every.complete
-    assert all(len(every.block["samples"][str(q)][str(r)]) == 8 for q in range(len(ids)) for r in range(len(runs)))
+    every, all_held = choose_samples(methods, "arithmetic", ids, rates, scoring="strict", samples=8, budget=10**7)
+    assert every["complete"]
+    assert all(len(all_held["samples"][str(q)][str(r)]) == 8 for q in range(len(ids)) for r in range(len(runs)))
 
 
 def test_runs_without_their_samples_still_make_a_page(tmp_path: Path) -> None:
