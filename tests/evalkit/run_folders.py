@@ -133,6 +133,15 @@ def write_eval(
     return folder
 
 
+# Metric of a train run -> where it begins, what training adds to it, and how far its steps lie apart.
+COURSE = {
+    "loss": (0, 0, 0.04), "reward/accuracy": (3, 4, 0.4), "reward/format": (7, 2, 0.1),
+    "entropy/mean": (0.52, -0.25, 0.02), "entropy/above_ln2": (0.1, -0.05, 0.01), "gate/kept": (0.9, 0.06, 0.01),
+    "conflict/fraction": (0.3, 0.2, 0.02), "groups/zero_variance": (0.2, 0.3, 0.02),
+    "completions/length": (24, -4, 0.4),
+}  # fmt: skip
+
+
 def write_train(
     folder: Path,
     *,
@@ -158,33 +167,15 @@ def write_train(
     (folder / "run.json").write_text(json.dumps(run))
     config = {"run_name": folder.name, "method": method, "model": {"random_seed": seed}, "training": training or {}}
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-    with (folder / "metrics.jsonl").open("w") as out:
-        for step in range(1, steps + 1):
-            t = step / steps
-            noise = rng.normal(0, 0.4, size=4)
-            row: dict[str, Any] = {
-                "step": step,
-                "loss": float(0.1 * noise[0]),
-                "grad_norm": float(abs(noise[1]) + 0.3),
-                "lr": 1e-4,
-            }
-            if method != "sft":
-                collapse = 1.0 if method != "grpo" else 1 - 0.35 * max(0.0, t - 0.6)
-                row |= {
-                    "reward/accuracy": float(np.clip(10 * (0.3 + 0.4 * t) * collapse + noise[0], 0, 10)),
-                    "reward/format": float(np.clip(10 * (0.75 + 0.25 * t) * collapse + 0.3 * noise[1], 0, 10)),
-                    "entropy/mean": float(
-                        0.52 - 0.25 * t + (0.7 * max(0, t - 0.55) if method == "grpo" else 0) + 0.04 * noise[2]
-                    ),
-                    "entropy/above_ln2": float(np.clip(0.1 - 0.08 * t + 0.05 * noise[2], 0, 1)),
-                    "conflict/fraction": float(np.clip(0.3 + 0.2 * t + 0.05 * noise[3], 0, 1)),
-                    "groups/zero_variance": float(np.clip(0.2 + 0.3 * t + 0.1 * noise[3], 0, 1)),
-                    "completions/length": float(24 - 4 * t + noise[0]),
-                    "completions/truncated": 0.0,
-                }
-                if method.startswith("gtpo"):
-                    row["gate/kept"] = float(np.clip(0.93 + 0.06 * t + 0.05 * noise[2], 0, 1))
-            out.write(json.dumps(row) + "\n")
+    logged = {
+        name: start + gain * np.arange(1, steps + 1) / steps + spread * rng.normal(size=steps)
+        for name, (start, gain, spread) in COURSE.items()
+        if name == "loss" or (method != "sft" and (name != "gate/kept" or method.startswith("gtpo")))
+    }
+    rows = zip(*logged.values(), strict=True)
+    write_lines(
+        folder / "metrics.jsonl", ({"step": i, **dict(zip(logged, row, strict=True))} for i, row in enumerate(rows, 1))
+    )
     if method != "sft":
         (folder / "completions").mkdir()
         for step in range(50, steps + 1, 50):

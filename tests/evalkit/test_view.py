@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -10,8 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -21,10 +24,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiohttp.test_utils import TestServer
 from run_folders import HOSTILE, write_eval, write_train
 from test_compare import gtpo
 
 from gtpo.evalkit.comparison.training_curves import Curve
+from gtpo.evalkit.view import Runs, application
 
 IN_A_PROCESS = ("evalkit/view.py",)
 
@@ -43,19 +48,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def start(home: Path, *words: str) -> tuple[subprocess.Popen[str], str]:
-    """Start the program; return its process and the address that it printed."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "gtpo", "view", *words]
-    process = subprocess.Popen(command, cwd=home, env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, process.stdout.readline().strip()
-
-
 @pytest.fixture(scope="module")
 def address(home: Path) -> Iterator[str]:
-    process, address = start(home)
-    yield address
+    """The address that the program prints, in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "gtpo", "view"]
+    process = subprocess.Popen(command, cwd=home, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process.stdout.readline().strip()
     process.send_signal(signal.SIGINT)
     assert process.wait() == 0
 
@@ -78,6 +78,20 @@ def opened(driver: Any, address: str, width: int = 1280, theme: str = "light") -
     yield driver.execute_script
     assert driver.get_log("browser") == []
     assert driver.execute_script("return window.hostile === undefined")
+
+
+@contextmanager
+def served(home: Path, driver: Any, name: str) -> Iterator[Callable[[str], Any]]:
+    """Open the page of a run that a thread of this process serves."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        server = TestServer(application(Runs([name]), "token"))
+        asyncio.run_coroutine_threadsafe(server.start_server(), loop).result()
+        yield from opened(driver, str(server.make_url("/token/")))
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
 
 
 def until(driver: Any, script: str) -> Any:
@@ -151,25 +165,21 @@ def test_a_run_is_followed_while_it_goes(driver: Any, home: Path) -> None:
     (folder / "run.json").unlink()
     lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_bytes(b"")
-    process, address = start(home, "live")
-    view = opened(driver, address)
-    page = next(view)
-    step = "return document.querySelector('#list tbody tr td:nth-child(4)').textContent"
-    assert page(step) == "–"
-    assert "starting" in page("return document.querySelector('#list').textContent")
-    assert "Waiting for the first step" in page("return document.querySelector('#training').textContent")
-    with (folder / "metrics.jsonl").open("ab") as file:
-        file.write(b"".join(lines[:10]) + lines[10][:20])  # the eleventh line is being written
-    until(driver, f"{step} === '10'")
-    (folder / "run.json").write_text(json.dumps(document | {"status": "running", "steps": 20}))
-    with (folder / "metrics.jsonl").open("ab") as file:
-        file.write(lines[10][20:] + lines[11])
-    until(driver, f"{step} === '12 of 20'")
-    (folder / "run.json").write_text(json.dumps(document | {"status": "collapsed", "stopped_because": "accuracy fell"}))
-    until(driver, "return document.querySelector('#list').textContent.includes('live collapsed: accuracy fell')")
-    next(view, None)
-    process.terminate()
-    assert process.wait() == 0
+    with served(home, driver, "live") as page:
+        step = "return document.querySelector('#list tbody tr td:nth-child(4)').textContent"
+        assert page(step) == "–"
+        assert "starting" in page("return document.querySelector('#list').textContent")
+        assert "Waiting for the first step" in page("return document.querySelector('#training').textContent")
+        with (folder / "metrics.jsonl").open("ab") as file:
+            file.write(b"".join(lines[:10]) + lines[10][:20])  # the eleventh line is being written
+        until(driver, f"{step} === '10'")
+        (folder / "run.json").write_text(json.dumps(document | {"status": "running", "steps": 20}))
+        with (folder / "metrics.jsonl").open("ab") as file:
+            file.write(lines[10][20:] + lines[11])
+        until(driver, f"{step} === '12 of 20'")
+        document |= {"status": "collapsed", "stopped_because": "accuracy fell"}
+        (folder / "run.json").write_text(json.dumps(document))
+        until(driver, "return document.querySelector('#list').textContent.includes('live collapsed: accuracy fell')")
     until(driver, "return !document.querySelector('#lost').hidden")
     shutil.rmtree(folder)
 
@@ -186,16 +196,14 @@ def test_only_the_printed_address_opens_it(address: str) -> None:
     assert get(address, "samples?run=/etc&benchmark=x&verdict=any&page=-1")[1] == b'{"error": "no such run"}'
 
 
-def test_a_run_that_cannot_be_read_says_so_and_the_others_are_shown(home: Path) -> None:
+def test_a_run_that_cannot_be_read_says_so_and_the_others_are_shown(home: Path, monkeypatch: Any) -> None:
     broken = home / "results/train/broken"
     broken.mkdir()
     (broken / "run.json").write_text("{")
-    process, address = start(home)
-    runs = json.loads(get(address, "state")[1])["runs"]
+    monkeypatch.chdir(home)
+    runs = Runs([]).state({})["runs"]
     assert "run.json" in runs["results/train/broken"]["error"]
     assert runs["results/train/gtpo"]["curves"]
-    process.terminate()
-    assert process.wait() == 0
     shutil.rmtree(broken)
 
 
@@ -213,23 +221,18 @@ def test_samples_of_one_question_and_texts_that_do_harm(driver: Any, home: Path)
     texts = table["completion"].to_pylist()
     texts[1:3] = ["abc\u202egpj.exe", "y" * 1_000_000]
     pq.write_table(table.set_column(table.column_names.index("completion"), "completion", pa.array(texts)), path)
-    process, address = start(home, "odd")
-    view = opened(driver, address)
-    page = next(view)
-    status = "document.querySelector('#evaluations [role=status]').textContent"
-    assert page(f"return {status}") == "1 to 50 of 96"
-    assert page("return document.querySelector('#evaluations .problem math mfrac') !== null")
-    page("""const node = document.querySelector('#evaluations [aria-label="Question"]');
-      node.value = "arithmetic/00000"; node.dispatchEvent(new Event("input"));""")
-    until(driver, f"return {status} === '1 to 8 of 8'")
-    shown = page("return [...document.querySelectorAll('#evaluations .completion pre')].map((n) => n.textContent)")
-    assert any(text.startswith(HOSTILE) for text in shown)
-    assert "abc\\u202egpj.exe" in shown
-    assert "940,000 characters left out" in page("return document.querySelector('#evaluations').textContent")
-    assert page("return document.documentElement.scrollWidth <= innerWidth")
-    next(view, None)
-    process.terminate()
-    assert process.wait() == 0
+    with served(home, driver, "odd") as page:
+        status = "document.querySelector('#evaluations [role=status]').textContent"
+        assert page(f"return {status}") == "1 to 50 of 96"
+        assert page("return document.querySelector('#evaluations .problem math mfrac') !== null")
+        page("""const node = document.querySelector('#evaluations [aria-label="Question"]');
+          node.value = "arithmetic/00000"; node.dispatchEvent(new Event("input"));""")
+        until(driver, f"return {status} === '1 to 8 of 8'")
+        shown = page("return [...document.querySelectorAll('#evaluations .completion pre')].map((n) => n.textContent)")
+        assert any(text.startswith(HOSTILE) for text in shown)
+        assert "abc\\u202egpj.exe" in shown
+        assert "940,000 characters left out" in page("return document.querySelector('#evaluations').textContent")
+        assert page("return document.documentElement.scrollWidth <= innerWidth")
     shutil.rmtree(run)
 
 
@@ -242,27 +245,22 @@ def test_a_train_run_brings_its_evaluations_its_warnings_and_earlier_rollouts(dr
             out.write(json.dumps(row) + "\n")
     write_eval(home / "results/eval/of-warned", benchmarks={"arithmetic": 8}, train_run="warned")
     os.utime(folder / "metrics.jsonl", (1e9, 1e9))
-    process, address = start(home, "warned")
-    view = opened(driver, address)
-    page = next(view)
-    told = page("return document.querySelector('#list').textContent")
-    assert "of-warned" in told
-    assert "warned: values that were not finite at 30 steps, the last at step 1230 (loss)" in told
-    assert "warned: no step for more than 10 minutes" in told
-    titles = page("return [...document.querySelectorAll('#training h3')].map((n) => n.textContent)")
-    assert titles[:2] == ["Accuracy reward", "Mean token entropy"]
-    assert titles[titles.index("All other metrics") + 1] == "Reward: mine"
-    assert page("return document.querySelectorAll('#training path.band').length") == 3
-    node = """const node = document.querySelector('#tokens [aria-label="Rollout"]');"""
-    assert page(node + "return node.options.length") == 24
-    page(node + "node.value = 'step-000050'; node.dispatchEvent(new Event('change'));")
-    until(driver, "return document.querySelector('#tokens').textContent.includes('step 50, group 0')")
-    asked = page("return performance.getEntriesByType('resource').map((e) => e.name)")
-    assert len(asked) > 2
-    assert all(one.startswith(address) or one.endswith("/favicon.ico") for one in asked)
-    next(view, None)
-    process.terminate()
-    assert process.wait() == 0
+    with served(home, driver, "warned") as page:
+        told = page("return document.querySelector('#list').textContent")
+        assert "of-warned" in told
+        assert "warned: values that were not finite at 30 steps, the last at step 1230 (loss)" in told
+        assert "warned: no step for more than 10 minutes" in told
+        titles = page("return [...document.querySelectorAll('#training h3')].map((n) => n.textContent)")
+        assert titles[:2] == ["Accuracy reward", "Mean token entropy"]
+        assert titles[titles.index("All other metrics") + 1] == "Reward: mine"
+        assert page("return document.querySelectorAll('#training path.band').length") == 3
+        node = """const node = document.querySelector('#tokens [aria-label="Rollout"]');"""
+        assert page(node + "return node.options.length") == 24
+        page(node + "node.value = 'step-000050'; node.dispatchEvent(new Event('change'));")
+        until(driver, "return document.querySelector('#tokens').textContent.includes('step 50, group 0')")
+        origin, *asked = page("return [origin, ...performance.getEntriesByType('resource').map((e) => e.name)]")
+        assert len(asked) > 2
+        assert all(one.startswith((f"{origin}/token/", f"{origin}/favicon.ico")) for one in asked)
     shutil.rmtree(folder)
     shutil.rmtree(home / "results/eval/of-warned")
 
