@@ -53,19 +53,6 @@ def test_recorded_pairs_reproduce(shared_dir: Path) -> None:
         assert got.p_value == pytest.approx(row["mcnemar_exact_p"], abs=0.1)  # exact: more cautious
 
 
-@pytest.mark.shared
-def test_unscored_questions_are_left_out_of_the_pair(shared_dir: Path) -> None:
-    rows = {row["model"]: row["labels"] for row in recorded_labels(shared_dir)}
-    gaps = rows["gemini-1.5-flash-exp-0827"]
-    other = rows["gemini-1.5-flash"]
-    kept = [(int(x), int(y)) for x, y in zip(gaps, other, strict=True) if x != "-"]
-    got = paired_difference(
-        [math.nan if mark == "-" else float(mark) for mark in gaps], [float(mark) for mark in other]
-    )
-    assert got.questions == len(kept) == 681
-    assert got.difference == pytest.approx(sum(x - y for x, y in kept) / 681)
-
-
 # --- the mean -------------------------------------------------------------------------------------------------------
 
 

@@ -166,6 +166,7 @@ def test_a_run_is_followed_while_it_goes(driver: Any, home: Path) -> None:
     lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_bytes(b"")
     with served(home, driver, "live") as page:
+        page("const later = setTimeout; window.setTimeout = (act) => later(act, 20)")  # it asks often
         step = "return document.querySelector('#list tbody tr td:nth-child(4)').textContent"
         assert page(step) == "–"
         assert "starting" in page("return document.querySelector('#list').textContent")
