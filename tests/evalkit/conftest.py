@@ -39,6 +39,26 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def page_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four runs of two benchmarks, two of them trained, and the page and the figures of their comparison."""
+    from run_folders import RUNS, write_eval, write_train
+
+    home = tmp_path_factory.mktemp("page")
+    for i, name in enumerate(RUNS):
+        method = name if name in ("grpo", "gtpo") else None
+        if method:
+            write_train(home / f"results/train/{name}", method=name, steps=120)
+        write_eval(home / f"results/eval/{name}-1", name=name, skill=0.7 * i, seed=i, method=method, hostile=True,
+                   benchmarks={"arithmetic": 80, "hard": 25}, train_run=method)  # fmt: skip
+    runs = [f"{name}-1" for name in RUNS]
+    ran = command_line("compare", *runs, "--html", "page.html", "--figures", "figures", cwd=home)
+    assert ran.returncode == 0, ran.stderr
+    assert "page: page.html" in ran.stderr
+    assert "figures: 12 files in figures" in ran.stderr
+    return home
+
+
+@pytest.fixture(scope="session")
 def environment(root: Path) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "160"}
 

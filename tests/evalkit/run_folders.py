@@ -37,6 +37,8 @@ def samples(run: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
     return found
 
 
+# Those of the fixture `page_home`.
+RUNS = ("base", "grpo", "gtpo", "<b>x</b>")
 HOSTILE = "</script><script>window.hostile = true</script><img src=x onerror='window.hostile = true'>"
 
 

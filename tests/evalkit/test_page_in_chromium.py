@@ -13,35 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import HOSTILE, write_eval, write_train
-from test_compare import gtpo
+from run_folders import HOSTILE, RUNS
 from test_view import until
 
 from gtpo.runs.find import find_runs
 
 pytestmark = pytest.mark.chromium
-RUNS = ("base", "grpo", "gtpo", "<b>x</b>")
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("browser")
-    sizes = {"arithmetic": 80, "hard": 25}
-    for i, name in enumerate(RUNS):
-        method = name if name in ("grpo", "gtpo") else None
-        if method:
-            write_train(home / f"results/train/{name}", method=name, steps=120)
-        write_eval(home / f"results/eval/{name}-1", name=name, skill=0.7 * i, seed=i, method=method, benchmarks=sizes,
-                   hostile=True, train_run=method)  # fmt: skip
-    ran = gtpo("compare", *(f"{name}-1" for name in RUNS), "--html", "page.html", cwd=home)
-    assert ran.returncode == 0, ran.stderr
-    return home
 
 
 @pytest.fixture
-def page(driver: Any, home: Path) -> Iterator[Callable[[str], Any]]:
+def page(driver: Any, page_home: Path) -> Iterator[Callable[[str], Any]]:
     """Opens the page afresh; called with JavaScript, returns its value. No console message may appear."""
-    driver.get(f"file://{home}/page.html")
+    driver.get(f"file://{page_home}/page.html")
     run: Callable[[str], Any] = driver.execute_script
     until(driver, COMPLETE)
     yield run
@@ -95,8 +78,8 @@ def test_hostile_text_is_shown_as_text(page: Any) -> None:
     assert "<b>x</b>" in page("return document.querySelector('#tables').textContent")
 
 
-def test_filters_count_what_the_files_hold(page: Any, home: Path) -> None:
-    runs, _, _ = find_runs([str(home / f"results/eval/{name}-1") for name in RUNS])
+def test_filters_count_what_the_files_hold(page: Any, page_home: Path) -> None:
+    runs, _, _ = find_runs([str(page_home / f"results/eval/{name}-1") for name in RUNS])
     parts = [run.questions("arithmetic", "strict") for run in runs]
     rates = [part.correct / part.n for part in parts]
     by_question = list(zip(*rates, strict=True))
@@ -203,7 +186,7 @@ def test_theme_button(page: Any) -> None:
     page("localStorage.clear()")
 
 
-def test_a_view_has_an_address(page: Any, driver: Any, home: Path) -> None:
+def test_a_view_has_an_address(page: Any, driver: Any, page_home: Path) -> None:
     """Choosing changes the URL, and opening that URL shows the same question, filters and baseline."""
     page("const s = document.querySelector('#answer select'); s.value = 'base'; s.dispatchEvent(new Event('change'))")
     page(SET + "set('Benchmark', '1'); set('Order', 'id'); set('Right in', 'gtpo')")
@@ -237,7 +220,7 @@ def test_mathematics_is_set(page: Any) -> None:
     assert size > 15
 
 
-def test_printed_pages_are_full(driver: Any, page: Any, home: Path, tmp_path: Path) -> None:
+def test_printed_pages_are_full(driver: Any, page: Any, page_home: Path, tmp_path: Path) -> None:
     """A4, at most five: the first page has the answer on it, the tables for a paper are in, nothing interactive is."""
     made = driver.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})
     assert 1 < len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(made["data"]))) <= 5

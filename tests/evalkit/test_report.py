@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from run_folders import HOSTILE, write_eval, write_train
+from run_folders import HOSTILE, RUNS, write_eval, write_train
 from test_compare import gtpo
 
 from gtpo.common.errors import UserError
@@ -27,32 +27,6 @@ from gtpo.evalkit.report.page import inert_json, render
 from gtpo.runs.find import find_runs
 from gtpo.runs.train_run import TrainFolder
 
-TRAINED = ("train/sft", "train/grpo", "train/gtpo")
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three train runs, their eval runs and an untrained model's, and the page and figures made of them."""
-    home = tmp_path_factory.mktemp("page")
-    sizes = {"arithmetic": 60, "hard": 20}
-    write_eval(home / "results/eval/base", skill=-1, seed=9, method=None, benchmarks=sizes)
-    for i, method in enumerate(("sft", "grpo", "gtpo")):
-        write_train(home / "results/train" / method, method=method, steps=120, seed=i)
-        write_eval(
-            home / f"results/eval/{method}-eval",
-            skill=i,
-            seed=i,
-            method=method,
-            benchmarks=sizes,
-            train_run=f"results/train/{method}",
-            hostile=True,
-        )
-    ran = gtpo("compare", "base", "sft", "grpo", "gtpo", "--html", "page.html", "--figures", "figures", cwd=home)
-    assert ran.returncode == 0, ran.stderr
-    assert "page: page.html" in ran.stderr
-    assert "figures: 12 files in figures" in ran.stderr
-    return home
-
 
 def scripts(page: str) -> dict[str, Any]:
     """What the data blocks of a page hold, by id; its code is another script."""
@@ -61,11 +35,11 @@ def scripts(page: str) -> dict[str, Any]:
     return {name: json.loads(text) for name, text in found}
 
 
-def test_hostile_text_stays_data(home: Path) -> None:
-    page = (home / "page.html").read_text()
+def test_hostile_text_stays_data(page_home: Path) -> None:
+    page = (page_home / "page.html").read_text()
     blocks = [block for block in scripts(page).values() if "samples" in block]
     texts = [s[6] for b in blocks for q in b["samples"].values() for run in q.values() for s in run]
-    assert sum(HOSTILE in text for text in texts) == 6  # one a benchmark and hostile run
+    assert sum(HOSTILE in text for text in texts) == 8  # one a benchmark and run
     assert "<img" not in page
 
 
@@ -94,13 +68,13 @@ def test_mathematics_becomes_mathml_trees() -> None:
     assert "href" not in json.dumps(segments(r"$\href{javascript:alert(1)}{x}$")[0][1:2])
 
 
-def test_train_run_stands_for_its_eval_run(home: Path) -> None:
-    runs, trains, notes = find_runs([str(home / "results/train/gtpo"), str(home / "results/eval/base")])
-    assert [(run.name, run.folder.name) for run in runs] == [("gtpo", "gtpo-eval"), ("base", "base")]
+def test_train_run_stands_for_its_eval_run(page_home: Path) -> None:
+    runs, trains, notes = find_runs([str(page_home / "results/train/gtpo"), str(page_home / "results/eval/base-1")])
+    assert [(run.name, run.folder.name) for run in runs] == [("gtpo", "gtpo-1"), ("base", "base-1")]
     assert [train.name for train in trains] == ["gtpo"]
     assert notes == []
-    runs, trains, _ = find_runs([str(home / "results/eval/gtpo-eval")])
-    assert (runs[0].name, trains[0].name) == ("gtpo-eval", "gtpo")
+    runs, trains, _ = find_runs([str(page_home / "results/eval/gtpo-1")])
+    assert (runs[0].name, trains[0].name) == ("gtpo", "gtpo")
 
 
 def test_a_train_run_of_the_same_name_in_another_project_is_another(
@@ -156,23 +130,23 @@ def test_weights_that_changed_since_are_noted(tmp_path: Path, monkeypatch: pytes
     assert noted("run") == noted("lora") == []
 
 
-def test_figures_are_written_and_repeat(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {path.name for path in (home / "figures").iterdir()}
+def test_figures_are_written_and_repeat(page_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {path.name for path in (page_home / "figures").iterdir()}
     stems = ("curves-arithmetic", "curves-hard", "differences", "training")
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "pdf")}
-    assert (home / "figures/training.pdf").read_bytes().startswith(b"%PDF")
-    assert (home / "figures/training.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (home / "figures/training.svg").read_text()
+    assert (page_home / "figures/training.pdf").read_bytes().startswith(b"%PDF")
+    assert (page_home / "figures/training.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (page_home / "figures/training.svg").read_text()
     # Drawn again: the same bytes, so that committed figures do not change without a reason. One of four is enough.
     every = figures._figures
     monkeypatch.setattr(figures, "_figures", lambda comparison: itertools.islice(every(comparison), 1))
-    runs, trains, notes = find_runs([str(home / "results" / place) for place in ("eval/base", *TRAINED)])
-    for path in figures.write_figures(compare(runs, trains, notes=notes), home / "again"):
-        assert path.read_bytes() == (home / "figures" / path.name).read_bytes(), path
+    runs, trains, notes = find_runs([str(page_home / f"results/eval/{name}-1") for name in RUNS])
+    for path in figures.write_figures(compare(runs, trains, notes=notes), page_home / "again"):
+        assert path.read_bytes() == (page_home / "figures" / path.name).read_bytes(), path
 
 
-def test_sample_is_bounded_and_shows_each_verdict(home: Path) -> None:
-    runs, _, _ = find_runs([str(home / "results/eval" / name) for name in ("grpo-eval", "gtpo-eval")])
+def test_sample_is_bounded_and_shows_each_verdict(page_home: Path) -> None:
+    runs, _, _ = find_runs([str(page_home / "results/eval" / name) for name in ("grpo-1", "gtpo-1")])
 
     parts = [run.questions("arithmetic", "strict") for run in runs]
     ids = [str(i) for i in parts[0].ids]
@@ -218,8 +192,8 @@ def test_figures_that_fail_do_not_cost_the_page(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "page.html").is_file()
 
 
-def test_groups_prefer_mixed_rewards(home: Path) -> None:
-    train = TrainFolder(home / "results/train/gtpo")
+def test_groups_prefer_mixed_rewards(page_home: Path) -> None:
+    train = TrainFolder(page_home / "results/train/gtpo")
     files = train.completions_files()
     groups = choose_groups(files, 10**6)
     assert [g["step"] for g in groups] == [50, 100]
