@@ -168,12 +168,9 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
         matching = [m.name for m in methods if m.name == asked] or [m.name for m in methods if m.is_named(asked)]
         if len(matching) == 1:
             return matching[0], "chosen with --baseline"
-        names = ", ".join(matching or [method.name for method in methods])
-        if matching:
-            mend = "or make them one method with --group-by method or --seeds"
-            raise UserError(f'--baseline "{asked}" matches several methods: name one of {names}; {mend}')
-        near = did_you_mean(asked, [method.name for method in methods])
-        raise UserError(f'--baseline "{asked}" is not among the methods compared: {names}.{near}')
+        names = matching or [method.name for method in methods]
+        which = f"{len(matching) or 'none'} of the methods compared: name one of {', '.join(names)}"
+        raise UserError(f'--baseline "{asked}" is {which}.{did_you_mean(asked, names)}')
     if len(methods) < 2:
         return None, "fewer than two methods with an eval run: nothing to compare with"
     # By preset before by order: the answer does not depend on how a shell sorts `results/eval/*`.
@@ -200,8 +197,9 @@ def _table(shared: Shared, columns: list[Column], baseline: str | None, primary:
             of = pair if column == primary else shared
             one, other = (cells[s, column] if of is shared else mean_cell(of, s, column) for s in (name, baseline))
             cells[name, column] = replace(
-                cells[name, column], paired=differ(of, name, baseline, column), missing=_missing_shift(one, other),
-                selected=one.to_mean - other.to_mean,
+                cells[name, column], paired=differ(of, name, baseline, column), selected=one.to_mean - other.to_mean,
+                # The worst case of one side meets the best case of the other.
+                missing=(one.unknown[0] - other.unknown[1], one.unknown[1] - other.unknown[0]),
             )  # fmt: skip
         if not shared.group and (note := pairing_note(pair, name, baseline)):
             notes.append(note)
@@ -211,16 +209,6 @@ def _table(shared: Shared, columns: list[Column], baseline: str | None, primary:
             )
     of_shared = {f.name: getattr(shared, f.name) for f in fields(Shared)} | {"notes": notes}
     return Table(**of_shared, columns=columns, cells=cells, baseline=baseline)
-
-
-def _missing_shift(cell: Cell, baseline: Cell) -> tuple[float, float]:
-    """How far missing samples could move the difference of two cells, down and up."""
-    (down, up), (lower, higher) = (
-        (0.0, 0.0) if one.bounds is None else (one.bounds[0] - one.value.mean, one.bounds[1] - one.value.mean)
-        for one in (cell, baseline)
-    )
-    # The worst case of one side meets the best case of the other.
-    return down - higher, up - lower
 
 
 def mean_cell(shared: Shared, name: str, column: Column) -> Cell:

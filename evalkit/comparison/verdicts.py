@@ -58,6 +58,12 @@ class Cell:
     p_equivalent: float | None = None
 
     @property
+    def unknown(self) -> tuple[float, float]:
+        """How far missing samples could move the mean, down and up."""
+        low, high = self.bounds or (self.value.mean, self.value.mean)
+        return low - self.value.mean, high - self.value.mean
+
+    @property
     def moved(self) -> tuple[float, float]:
         """How far the difference could move, down and up: a verdict holds at both ends."""
         return self.missing[0] + min(self.selected, 0.0), self.missing[1] + max(self.selected, 0.0)

@@ -94,16 +94,11 @@ class CompareSettings(CommandSettings):
         if self.figures is not None:
             check_writable("--figures", self.figures, folder=True)
 
-    @property
-    def words(self) -> list[str]:
-        """Every word that names a run to compare: the arguments, and what only --seeds names."""
-        declared = (word for text in self.seeds or () for word in names_of(text)[1])
-        return [*self.runs, *(word for word in declared if word not in self.runs)]
-
     def recorded(self) -> dict[str, tuple[str, Path]]:
         """Return the files of completions among the runs: word -> (name of its run, file). UserError on a mistake."""
         found: dict[str, tuple[str, Path]] = {}
-        for word in self.words:
+        declared = [word for text in self.seeds or () for word in names_of(text)[1]]
+        for word in (*self.runs, *(word for word in declared if word not in self.runs)):
             before, equals, file = word.partition("=")
             name, file = ("", word) if not equals or Path(word).is_file() else (before, file)
             match = re.fullmatch(r"(.+?)(\.jsonl(\.gz)?|\.csv|\.parquet|\.eval)", Path(file).name)

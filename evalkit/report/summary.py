@@ -43,11 +43,6 @@ class Sentence(NamedTuple):
         """The remarks and the advice."""
         return " ".join(filter(None, (*self.remarks, self.advice)))
 
-    @property
-    def text(self) -> str:
-        """The whole sentence."""
-        return f"{self.head}: {self.rest}. {self.further}".rstrip()
-
 
 def verdict_sentence(comparison: MethodComparison, table: Table, method: str) -> Sentence | None:
     """Return the verdict on a method in the primary metric of one benchmark; None if there is none."""

@@ -199,7 +199,7 @@ def as_latex(comparison: MethodComparison, *, details: bool = False) -> str:
     """Return the tables for a paper, and with `details` those of every test and k."""
     lines = [r"% \usepackage{booktabs,graphicx,textcomp}"]
     lines += [f"% note: {visible(note)}" for note in comparison.all_notes]
-    lines += [f"% verdict: {one.text}" for one in sentences(comparison)]
+    lines += [f"% verdict: {one.head}: {one.rest}. {one.further}".rstrip() for one in sentences(comparison)]
     lines += [f"% {line.replace('▲ better or ▼ worse', '* better or † worse')}" for line in legend(comparison)]
     stars = ""
     if is_judged(comparison):

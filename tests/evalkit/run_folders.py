@@ -150,7 +150,6 @@ def write_train(
     method: str = "gtpo",
     steps: int = 300,
     seed: int = 0,
-    training: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Path:
     """Write a finished train run: run.json, config.yaml, metrics.jsonl, a logged group every 50 steps (not for sft)."""
@@ -167,7 +166,7 @@ def write_train(
         "gate": {"filter": "auto", "active": True, "scope": "all"},
     } | fields
     (folder / "run.json").write_text(json.dumps(run))
-    config = {"run_name": folder.name, "method": method, "model": {"random_seed": seed}, "training": training or {}}
+    config = {"run_name": folder.name, "method": method, "model": {"random_seed": seed}, "training": {}}
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     logged = {
         name: start + gain * np.arange(1, steps + 1) / steps + spread * rng.normal(size=steps)
