@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from gtpo.common.terminal import visible
@@ -84,20 +85,17 @@ def choose_samples(
     wanted = {ids[q] for q in order}
     found: dict[str, dict[str, list[dict[str, Any]]]] = {question: {} for question in wanted}
     answers: dict[str, dict[str, Counter[tuple[str | None, str]]]] = {question: {} for question in wanted}
-    light = ["benchmark", "question_id"]
-    heavy = ["sample_index", f"verdict_{scoring}", f"answer_{scoring}", "format_ok", "tokens", "finish_reason"]
-    heavy.append("completion")
+    names = ["question_id", "sample_index", f"verdict_{scoring}", f"answer_{scoring}", "format_ok", "tokens"]
+    names += ["finish_reason", "completion"]
     for method, run in ((str(m), run) for m, its_runs in enumerate(methods.values()) for run in its_runs):
-        for batch in (read_table(path, light + heavy) for path in sample_parts(run.folder)):
-            names = zip(batch["benchmark"].to_pylist(), batch["question_id"].to_pylist(), strict=True)
-            for row, (b, question) in enumerate(names):
-                if b == run.stored_name(benchmark) and question in wanted:
-                    index, verdict, answer, form, *ending, text = (batch[name][row].as_py() for name in heavy)
-                    verdict = verdict or "UNSCORED"
-                    answers[question].setdefault(method, Counter())[answer, verdict] += 1
-                    values = index, verdict, answer, int(bool(form)), *ending, *shorten(text or ""), visible(run.name)
-                    sample = dict(zip(_SAMPLE, values, strict=True))
-                    _keep(found[question].setdefault(method, []), sample, each)
+        asked = (pc.field("benchmark") == run.stored_name(benchmark)) & pc.field("question_id").isin(wanted)
+        for table in (read_table(path, ["benchmark", *names]).filter(asked) for path in sample_parts(run.folder)):
+            for row in table.select(names).to_pylist():
+                question, index, verdict, answer, form, *ending, text = row.values()
+                verdict = verdict or "UNSCORED"
+                answers[question].setdefault(method, Counter())[answer, verdict] += 1
+                values = index, verdict, answer, int(bool(form)), *ending, *shorten(text or ""), visible(run.name)
+                _keep(found[question].setdefault(method, []), dict(zip(_SAMPLE, values, strict=True)), each)
     shown: list[int] = []
     block: dict[str, dict[str, Any]] = {name: {} for name in ("problems", "prompts", "answers", "samples")}
     spent = 0
