@@ -214,8 +214,8 @@ def equal_methods(home: Path, rng: np.random.Generator, case: str) -> tuple[str,
 
 # What is said of methods that are equal: draws, the scope, and how many may be marked.
 NULL = {
-    "declared": (40, METHODS, 4), "files": (10, OUTPUTS, 0), "grouped": (10, WEIGHTS, 0),
-    "checkpoints": (10, OUTPUTS, 0), "chosen": (30, WEIGHTS, 4), "families": (40, WEIGHTS, 6),
+    "declared": (25, METHODS, 2), "files": (5, OUTPUTS, 0), "grouped": (5, WEIGHTS, 0),
+    "checkpoints": (5, OUTPUTS, 0), "chosen": (25, WEIGHTS, 3), "families": (40, WEIGHTS, 6),
 }  # fmt: skip
 
 
