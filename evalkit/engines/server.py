@@ -459,11 +459,13 @@ class ServerEngine(Engine):
         self._waiting = deque(_Request(task, index) for task in tasks for index in task.missing)
         self._left = len(self._waiting)
         self._in_flight.clear()
+        self._end = asyncio.Event()
         async with self._connect() as self._session, asyncio.TaskGroup() as group:
             places = [(server, place) for server in self._in() for place in range(self._concurrency)]
             workers = [group.create_task(self._work(server, place)) for server, place in places]
             while self._left and (self._stop_at is None or (self._in_flight and time.monotonic() < self._stop_at)):
-                await asyncio.sleep(TICK_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._end.wait(), TICK_S)
                 # Until then, failures may be one mistake of the command's.
                 if self._completed:
                     self._hand_over()
@@ -536,6 +538,8 @@ class ServerEngine(Engine):
             sample.finish_reason = sample.finish_reason if error.passing else "refused"
         self._lot.append(sample)
         self._left -= 1
+        if not self._left:
+            self._end.set()
 
     def _settle_failure(self, server: Server, request: _Request, error: RequestError) -> None:
         """Decide from an error: the sample is asked for again, or has failed, or the server is left out."""
@@ -571,7 +575,11 @@ class ServerEngine(Engine):
             if error.overload or len(server.failures) > FEW_FAILED:
                 pause = max(pause, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (request.attempts - 1)))
             self.retried += 1
-            asyncio.get_running_loop().call_later(pause, self._waiting.appendleft, request)
+            if pause:
+                asyncio.get_running_loop().call_later(pause, self._waiting.appendleft, request)
+            else:
+                # At once: a worker that has nothing to ask for looks again only after a tick.
+                self._waiting.appendleft(request)
         elif self._stop_at is None or not error.passing:
             self._hand_on(request, error)
         if len(server.failures) >= max(ALL_FAILED, self._concurrency):

@@ -477,7 +477,7 @@ class Rounds:
     """A server that answers each request after a round, and a share of them with a failure; time jumps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, share: float, error: Callable[[], RequestError]) -> None:
-        self.now, self.share, self.error, self.rng = 0.0, share, error, random.Random(3)
+        self.now, self.share, self.error, self.rng = 0.0, share, error, random.Random(7)
         self.in_flight, self.seen, outer = 0, list[int](), self
 
         class Selector(selectors.DefaultSelector):
@@ -522,7 +522,7 @@ class Rounds:
 
 @pytest.mark.parametrize(("share", "most"), [(0.0, 1.1), (0.01, 1.2), (0.03, 1.3), (0.1, 1.7)])
 def test_random_failures_cost_little(monkeypatch: pytest.MonkeyPatch, share: float, most: float) -> None:
-    """640 samples, 64 at a time: ten rounds without failures."""
+    """640 samples, 64 at a time: ten rounds without failures. Of 1 % one fails again in the eleventh round."""
     server = Rounds(monkeypatch, share, lambda: refusal(502, {}, "bad gateway"))
     assert server.rounds(640) <= most * 10
     assert max(server.seen) == 64
