@@ -58,8 +58,8 @@ class FewShot(_Section):
     data: str  # A source as in --data-dir (gsm8k_train), or a file with problem, answer and solution
     count: int = Field(ge=1)
     # random: drawn anew for each question of the benchmark in its order, by Python's random.Random(seed).sample. A
-    # list: the ids of the examples.
-    choice: Literal["first", "random"] | list[str] = "first"
+    # mapping: the ids of the examples; below each what is spelled otherwise there, as {in the data: in the example}.
+    choice: Literal["first", "random"] | dict[str, dict[str, str]] = "first"
     seed: int = 1234
     answer: str = "{solution}"
     between: str = "\n\n"  # Between examples, if they are one text; in a chat each is a turn of user and assistant
@@ -131,8 +131,9 @@ class Protocol(_Section):
         if self.fewshot is None:
             return {p.id: [] for p in problems}
         pool, choice = load_source(self.fewshot.data, data_dir=data_dir), self.fewshot.choice
-        if isinstance(choice, list):
-            pool = sorted((p for p in pool if p.id in choice), key=lambda p: choice.index(p.id))
+        if isinstance(choice, dict):
+            by_id = {p.id: p for p in pool}
+            pool = [by_id[identifier] for identifier in choice if identifier in by_id]
         if len(pool) < self.fewshot.count:
             raise UserError(f"protocol {self.name}: {self.fewshot.data} has only {len(pool)} examples")
         if "{solution}" in self._answer and not all(p.solution for p in pool):
@@ -143,7 +144,9 @@ class Protocol(_Section):
                 f"{self.fewshot.data}; take a training split"
             )
         if choice != "random":
-            return {p.id: pool[: self.fewshot.count] for p in problems}
+            changes = choice if isinstance(choice, dict) else {}
+            pool = [_respelled(p, changes.get(p.id, {})) for p in pool[: self.fewshot.count]]
+            return {p.id: pool for p in problems}
         # One generator for all questions in their order, as lm-eval draws.
         draw = random.Random(self.fewshot.seed)
         return {p.id: draw.sample(pool, self.fewshot.count) for p in problems}
@@ -152,6 +155,13 @@ class Protocol(_Section):
 def _fill(template: str, problem: Problem) -> str:
     # In one pass: the text of a field may hold the braces of another.
     return re.sub(r"\{(problem|answer|solution)\}", lambda found: str(getattr(problem, found[1])), template)
+
+
+def _respelled(example: Problem, changes: Mapping[str, str]) -> Problem:
+    for here, there in changes.items():
+        texts = {name: getattr(example, name).replace(here, there) for name in ("problem", "solution")}
+        example = replace(example, **texts)
+    return example
 
 
 @cache
