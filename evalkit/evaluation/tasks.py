@@ -216,7 +216,8 @@ def _extended(
 _WHERE = frozenset(("data", "file", "hub"))
 # What rows need that are not a named source's.
 _OF_ROWS = frozenset(("config", "split", "fields", "gold", "options"))
-_ABOUT_DATA = (*_WHERE, *_OF_ROWS, "count", "checksum", "ids")
+# What is of one set. How its rows are read holds for another one too.
+_ABOUT_DATA = (*_WHERE, "config", "split", "count", "checksum", "ids")
 _Name = Literal["id", "problem", "answer", "solution", "subject", "level", "cluster", "choices"]
 
 

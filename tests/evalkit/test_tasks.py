@@ -151,6 +151,26 @@ def test_one_run_asks_in_one_way(choose: Path) -> None:
     assert way_of_asking(settings.filled({"protocol": "boxed"}), [own, plain]) == presets()["boxed"]
 
 
+def test_mmlus_own_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As they lie on the Hub, and in a file of the same shape: a list of choices, the number of the right one."""
+    import datasets
+
+    asked = {"question": ["1 + 1?", "2 + 1?"], "subject": ["sums"] * 2, "choices": [list("0123"), list("3120")]}
+    features = datasets.Features({
+        "question": datasets.Value("string"), "subject": datasets.Value("string"),
+        "choices": datasets.Sequence(datasets.Value("string")), "answer": datasets.ClassLabel(names=list("ABCD")),
+    })  # fmt: skip
+    rows = datasets.Dataset.from_dict(asked | {"answer": [2, 0]}, features=features)
+    monkeypatch.setattr(datasets, "load_dataset", lambda repository, config, split: rows)
+    pq.write_table(rows.data.table, tmp_path / "own.parquet")
+    (tmp_path / "own.yaml").write_text("extends: mmlu_math\nfile: own.parquet\n")
+    for task in (BENCHMARKS["mmlu_math"], find_benchmark(str(tmp_path / "own.yaml"))):
+        first, second, *others = load_problems(task, None)
+        assert (first.problem, first.answer) == ("1 + 1?\nA. 0\nB. 1\nC. 2\nD. 3", "C")
+        assert (second.answer, second.subject, second.answers, second.extract) == ("A", "sums", "text", "choice")
+        assert len(others) == (6 if task.hub else 0), "four configs of the Hub"
+
+
 # (protocol, benchmark) -> questions, hash of all their prompts.
 ASKED_AS_ELSEWHERE = {
     ("lm-eval-gsm8k", "gsm8k"): (1319, "84119a05b6c77e92"),
