@@ -109,8 +109,6 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
         with safe_open(path, framework="np") as tensors:
             return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        if isinstance(error, SafetensorError) and path.stat().st_size < 1024 and b"git-lfs" in path.read_bytes():
-            raise UserError(f"{path}: a pointer of git-LFS, not the weights; git lfs pull fetches them") from None
         raise UserError(f"{path}: not a readable .safetensors file ({error}); copy or download it again") from None
 
 

@@ -126,7 +126,7 @@ def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
     chosen = run.weights(checkpoint)
     max_tokens, whole = config.get("training.max_completion_length"), config.get("model.max_seq_length")
     if max_tokens is None and whole is not None and "training.max_prompt_length" in config:
-        # The authors' own configs say it so.
+        # A run of method sft need not say it, and the authors' own configs say it so.
         max_tokens = whole - config["training.max_prompt_length"]
     name = run.root.name
     own = None if checkpoint is not None else chosen

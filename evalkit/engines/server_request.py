@@ -87,7 +87,7 @@ def apart(coroutine: Coroutine[Any, Any, _T]) -> _T:
         return pool.submit(asyncio.run, coroutine).result()
 
 
-def server_urls(ref: ModelRef, given: Sequence[str], key_name: str) -> list[str]:
+def server_urls(given: Sequence[str], key_name: str) -> list[str]:
     """Return the servers' base URLs, checked; given: the values of --base-url, else OPENAI_BASE_URL counts.
 
     Each value is a URL, or several with commas between them. UserError says what is wrong with which.
@@ -95,15 +95,8 @@ def server_urls(ref: ModelRef, given: Sequence[str], key_name: str) -> list[str]
     values = ",".join(given or [os.environ.get("OPENAI_BASE_URL", "")]).split(",")
     urls = [_check_url(value.strip(), key_name) for value in values if value.strip()]
     if not urls:
-        raise UserError(
-            f"--engine openai needs --base-url (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1{_own(ref)}"
-        )
+        raise UserError("--engine openai needs --base-url (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1")
     return list(dict.fromkeys(urls))
-
-
-def _own(ref: ModelRef) -> str:
-    """Say how to get a server for a train run; empty for a model that may not be here."""
-    return ". Without --engine and with --serve '' vLLM's server is started for this run" if ref.train_run else ""
 
 
 def _check_url(url: str, key_name: str) -> str:
@@ -195,7 +188,7 @@ class Server:
         if not served or self.card():
             return ""
         listed = ", ".join(map(one_line, served[:8]))
-        return f'{self.url} does not list "{name}".{did_you_mean(name, served)} It lists: {listed}{_own(self.ref)}'
+        return f'{self.url} does not list "{name}".{did_you_mean(name, served)} It lists: {listed}'
 
     def mistake(self, status: int | None, text: str) -> str:
         """Return what to tell of an HTTP status that no other request can change; empty if another may."""
@@ -348,7 +341,7 @@ def find_servers(ref: ModelRef, given: Sequence[str], access: Access) -> list[Se
 
     Raises UserError if no server answers, or one refuses the key.
     """
-    servers = [Server(url, ref, access) for url in server_urls(ref, given, access.variable)]
+    servers = [Server(url, ref, access) for url in server_urls(given, access.variable)]
 
     async def ask_all() -> None:
         async with access.session() as session:

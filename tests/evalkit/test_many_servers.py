@@ -16,7 +16,6 @@ from servers import Reply, Server, collect, completion, make, tasks
 import gtpo.evalkit.engines.server as engine_module
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Task
-from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.server_request import server_urls
 from gtpo.runs.tables import Sample
 
@@ -172,9 +171,8 @@ def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog) -> None: 
 
 
 def test_every_way_to_name_servers(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    ref = resolve_model("m", served=True)
-    assert server_urls(ref, ["http://a/v1", "https://b:1/v1/,http://c/v1, http://d/v1,"], "K") == [
+    assert server_urls(["http://a/v1", "https://b:1/v1/,http://c/v1, http://d/v1,"], "K") == [
         "http://a/v1", "https://b:1/v1", "http://c/v1", "http://d/v1",
     ]  # fmt: skip
     monkeypatch.setenv("OPENAI_BASE_URL", "http://e/v1,http://f/v1")
-    assert server_urls(ref, [], "K") == ["http://e/v1", "http://f/v1"]
+    assert server_urls([], "K") == ["http://e/v1", "http://f/v1"]

@@ -440,8 +440,7 @@ def test_a_key_that_fits_no_header(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in str(error.value)
 
 
-def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """The server is asked for the run's name; where it does not have it, what serves it is said."""
+def test_a_train_run_by_its_own_name(gtpo, serve: Serve, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     import shutil
 
     run = tmp_path / "results/train/my-run"
@@ -449,17 +448,10 @@ def test_a_train_run_by_its_own_name(gtpo, tiny_model: Path, tmp_path: Path) -> 
     (run / "run.json").write_text(json.dumps({"schema_version": 1, "method": "gtpo", "status": "finished"}))
     (run / "config.yaml").write_text("dataset: {system_instruction: Solve.}\ntraining: {max_completion_length: 24}\n")
     command = ("eval", "my-run", "--engine", "openai", "--benchmarks", "arithmetic", "--limit", "2")
-    start = ". Without --engine and with --serve '' vLLM's server is started for this run"
-    assert start in gtpo(*command, code=2).stderr
-    other, server = Server(), Server(model="my-run")
-    try:
-        other.behaviour = lambda payload, times: Reply(404, {"error": "no such model"})
-        done = gtpo(*command, "--base-url", other.url, code=2)
-        assert f'does not list "my-run". It lists: m{start}' in done.stderr
-        gtpo(*command, "--base-url", server.url)
-    finally:
-        other.close()
-        server.close()
+    other, server = serve(lambda payload, times: Reply(404, {"error": "no such model"})), serve(model="my-run")
+    done = gtpo(*command, "--base-url", other.url, code=2)
+    assert 'does not list "my-run". It lists: m' in done.stderr
+    gtpo(*command, "--base-url", server.url)
     assert {(r["model"], r["max_tokens"], r["messages"][0]["content"]) for r in server.requests} == {
         ("my-run", 24, "Solve.")
     }
