@@ -54,16 +54,8 @@ class Rendering:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt, about as many if a server tokenises."""
-        return max(len(p.ids) if p.ids is not None else _about(p) for p in self.prompts.values())
-
-
-def _about(prompt: Prompt) -> int:
-    """Return about how many tokens a prompt has: three bytes of Latin text make one, as does another character."""
-    texts = [message["content"] for message in prompt.messages] or [prompt.text or ""]
-    ascii_only = sum(len(text.encode("ascii", "ignore")) for text in texts)
-    # 16 for what a template adds to a message.
-    return ascii_only // 3 + sum(map(len, texts)) - ascii_only + 16 * len(texts)
+        """Tokens of the longest prompt; if a server tokenises, three bytes for one, and what a template adds."""
+        return max(len(p.ids) if p.ids is not None else p.size // 3 + 32 for p in self.prompts.values())
 
 
 @dataclass(frozen=True, slots=True)
