@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from run_folders import write_lines
 
 from gtpo.evalkit.evaluation.caveats import misfit
+from gtpo.rewards.__main__ import main
 from gtpo.rewards.adapters import correct
 from gtpo.runs.eval_record import EvalRecord, read_record
 
@@ -40,7 +40,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_all_doors_say_the_same_of_a_file(gtpo, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_all_doors_say_the_same_of_a_file(gtpo, tmp_path: Path, capsys, monkeypatch, name: str) -> None:  # type: ignore[no-untyped-def]
     texts, scoring, right = FILES[name]
     rows = write(tmp_path / "c.jsonl", texts)
     gtpo("eval", "--completions", "c.jsonl", "--out", "run")
@@ -48,9 +48,9 @@ def test_all_doors_say_the_same_of_a_file(gtpo, tmp_path: Path, name: str) -> No
     assert (record.scoring, record.scoring_by) == (scoring, "completions")
     found = 100 * record.benchmarks["c"].pass_at_k[1].mean
     assert right is None or found == pytest.approx(right)
-    command = [sys.executable, "-m", "gtpo.rewards", str(tmp_path / "c.jsonl"), "--workers", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    judged = [json.loads(line)["verdict"] for line in done.stdout.splitlines()]
+    monkeypatch.setattr(sys, "argv", ["gtpo.rewards", "c.jsonl", "--workers", "1"])
+    main()
+    judged = [json.loads(line)["verdict"] for line in capsys.readouterr().out.splitlines()]
     assert 100 * judged.count("CORRECT") / len(rows) == pytest.approx(found)
     assert sum(correct(row["completion"], "7", row["problem"]) for row in rows) / len(rows) * 100 == pytest.approx(
         found

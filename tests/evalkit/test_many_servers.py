@@ -6,24 +6,27 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from servers import Reply, Server, collect, completion, make, tasks
+from servers import Reply, Server, collect, completion, make, tasks, text_of
 
 import gtpo.evalkit.engines.server as engine_module
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import EngineStopped, Task
+from gtpo.evalkit.engines.base import EngineStopped, Task, sample_seed
 from gtpo.evalkit.engines.server_request import server_urls
 from gtpo.runs.tables import Sample
 
 GONE = Reply(503, {"error": "down"})
 
 
-def undisturbed(serve: Callable[..., Server], wanted: list[Task]) -> dict[int | None, Sample]:
-    return collect(make(serve()), wanted)
+def undisturbed(wanted: list[Task]) -> dict[int | None, Sample]:
+    """What one healthy server gives."""
+    asked = [(task.benchmark, task.question_id, index) for task in wanted for index in task.missing]
+    seeds = {sample_seed(5, *key): key for key in asked}
+    known: dict[str, Any] = {"tokens": 7, "finish_reason": "stop", "outcome": "complete"}
+    return {seed: Sample(*key, text_of(seed), seed=seed, **known) for seed, key in seeds.items()}
 
 
 def held_until(server: Server, event: threading.Event) -> None:
@@ -41,15 +44,13 @@ def test_servers_share_one_queue(serve) -> None:  # type: ignore[no-untyped-def]
             hold=next(first, lambda: None)
         )
     source, wanted = make(*servers), tasks(30, 5)
-    assert collect(source, wanted) == undisturbed(serve, wanted)
+    assert collect(source, wanted) == undisturbed(wanted)
     assert all(server.requests for server in servers), "each server gets some"
     assert sum(len(server.requests) for server in servers) == 150, "no sample is asked for twice"
 
 
 FAULTS = {
     "503 and no answer at all": (GONE, GONE),
-    "500 for completions alone": (Reply(500, {"error": "CUDA error"}), None),
-    "malformed completions": (Reply(body={"choices": []}), None),
     "the key refused": (Reply(401, {"error": "no"}), None),
     "reset, then gone": (Reply(body=b"x" * 100, send=0.0), GONE),
 }
@@ -72,7 +73,7 @@ def test_a_server_that_fails_is_left_out(serve, caplog, name: str) -> None:  # t
     held_until(healthy, failed)
     with caplog.at_level("WARNING", logger="gtpo"):
         found = collect(make(broken, healthy, retries=1), wanted)
-    assert found == undisturbed(serve, wanted)
+    assert found == undisturbed(wanted)
     assert "left out" in caplog.text
     assert broken.url in caplog.text
 
@@ -81,7 +82,7 @@ def test_a_server_that_accepts_nothing_holds_nothing_up(serve) -> None:  # type:
     """What one refuses for its rate is done by the other, before the pauses end."""
     server, other = serve(lambda payload, times: Reply(429, {}, {"Retry-After": "100"})), serve()
     wanted = tasks(8, 4)
-    assert collect(make(server, other), wanted) == undisturbed(serve, wanted)
+    assert collect(make(server, other), wanted) == undisturbed(wanted)
 
 
 def test_a_busy_server_that_was_waited_for(serve, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -90,12 +91,12 @@ def test_a_busy_server_that_was_waited_for(serve, monkeypatch) -> None:  # type:
     source, wanted = make(server), tasks(4, 4)
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2 * source.access.timeout_s)
     monkeypatch.setattr(engine_module, "time", later)
-    assert collect(source, wanted) == undisturbed(serve, wanted)
+    assert collect(source, wanted) == undisturbed(wanted)
 
 
 def test_a_sample_that_fails_everywhere_fails_alone(serve) -> None:  # type: ignore[no-untyped-def]
     wanted = tasks(10, 4)
-    seed = next(iter(undisturbed(serve, wanted)))
+    seed = next(iter(undisturbed(wanted)))
 
     def behaviour(payload: dict[str, Any], times: int) -> Reply:
         return Reply(500, {"error": "too odd"}) if payload["seed"] == seed else completion(payload)
@@ -131,10 +132,10 @@ def test_the_last_server_ends_the_run(serve) -> None:  # type: ignore[no-untyped
     assert len(first.served - done) < 4
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_deaths_at_random_requests(serve, seed: int) -> None:  # type: ignore[no-untyped-def]
     """Two of three servers are down for some requests, dozens of times in all: the samples of one healthy server."""
-    rng, wanted = random.Random(seed), tasks(60, 4)
+    rng, wanted = random.Random(seed), tasks(40, 4)
     servers = [serve() for _ in range(3)]
 
     def dies(server: Server) -> None:
@@ -154,7 +155,7 @@ def test_deaths_at_random_requests(serve, seed: int) -> None:  # type: ignore[no
 
     for server in servers[1:]:
         dies(server)
-    assert collect(make(*servers, retries=8), wanted) == undisturbed(serve, wanted)
+    assert collect(make(*servers, retries=8), wanted) == undisturbed(wanted)
 
 
 def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog) -> None:  # type: ignore[no-untyped-def]

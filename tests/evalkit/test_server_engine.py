@@ -4,7 +4,6 @@ vLLM: test_vllm_engine.py)."""
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import random
 import selectors
@@ -48,8 +47,10 @@ SAMPLED = {
 }
 
 
-@pytest.mark.parametrize("owner", ["vllm", "llamacpp", "library", "organization_owner", None, ("a", "list")])
-@pytest.mark.parametrize("given", [{}, SAMPLED])
+OWNERS = ("vllm", "llamacpp", "library", "organization_owner", None, ("a", "list"))
+
+
+@pytest.mark.parametrize(("owner", "given"), [*((owner, SAMPLED) for owner in OWNERS), ("vllm", {}), ("library", {})])
 def test_what_is_recorded_is_what_was_sent(gtpo, serve: Serve, tmp_path: Path, owner: Any, given: dict) -> None:  # type: ignore[no-untyped-def]
     """Every field of the record's sampling, read back from the requests; null is what the server does by itself."""
     server = serve()
@@ -150,7 +151,7 @@ def answer(message: Any = None, finish: Any = "stop", **beside: Any) -> Reply:
 
 
 def events(*pieces: bytes) -> Reply:
-    return Reply(pieces=pieces, headers={"Content-Type": "text/event-stream"})
+    return Reply(pieces=pieces)
 
 
 WHOLE = stream(ASKED)
@@ -158,7 +159,6 @@ THOUGHT = f"<think>is it 5?</think>{TEXT}"
 COMPLETIONS: dict[str, tuple[Reply, str, int | None, str | None]] = {
     "a body": (answer(), TEXT, 7, "stop"),
     "a stream": (events(*WHOLE), TEXT, 7, "stop"),
-    "a stream under another type": (Reply(pieces=WHOLE, headers={"Content-Type": "application/json"}), TEXT, 7, "stop"),
     "a stream in odd pieces": (events(*(bytes([byte]) for byte in b"".join(WHOLE))), TEXT, 7, "stop"),
     "CR": (events(*(piece.replace(b"\n", b"\r") for piece in WHOLE)), TEXT, 7, "stop"),
     "a BOM": (events(b"\xef\xbb\xbf", *WHOLE), TEXT, 7, "stop"),
@@ -172,10 +172,6 @@ COMPLETIONS: dict[str, tuple[Reply, str, int | None, str | None]] = {
     "comments": (events(*[b": PROCESSING\n\n"] * 3, *WHOLE), TEXT, 7, "stop"),
     "CRLF": (events(*(piece.replace(b"\n", b"\r\n") for piece in WHOLE)), TEXT, 7, "stop"),
     "no [DONE]": (events(*WHOLE[:-1]), TEXT, 7, "stop"),
-    "gzip": (
-        Reply(body=gzip.compress(json.dumps(answer().body).encode()), headers={"Content-Encoding": "gzip"}),
-        TEXT, 7, "stop",
-    ),
     "content in parts": (events(delta([{"type": "text", "text": TEXT}], "stop"), DONE), TEXT, None, "stop"),
     "thoughts": (answer({"content": TEXT, "reasoning_content": "is it 5?"}), THOUGHT, 7, "stop"),
     "thoughts, streamed": (
@@ -220,12 +216,27 @@ COMPLETIONS: dict[str, tuple[Reply, str, int | None, str | None]] = {
 }  # fmt: skip
 
 
+def received(reply: Reply) -> tuple[Answer, RequestError | None]:
+    """The answer of a reply, and what is wrong with it."""
+    found = Answer()
+    body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+    if reply.status != 200:
+        return found, refusal(reply.status, reply.headers, body.decode())
+    try:
+        for piece in reply.pieces or [body]:
+            found.feed(piece)
+        found.end(33, 4096)
+    except RequestError as error:
+        return found, error
+    return found, None
+
+
 @pytest.mark.parametrize("name", COMPLETIONS)
-def test_what_is_a_completion(serve: Serve, name: str) -> None:
+def test_what_is_a_completion(name: str) -> None:
     reply, *expected = COMPLETIONS[name]
-    (found,) = collect(make(serve(lambda payload, times: reply), retries=0), tasks(1, 1)).values()
-    assert [found.completion, found.tokens, found.finish_reason] == expected, found.error
-    assert found.error is None
+    found, error = received(reply)
+    assert error is None
+    assert [found.text(), found.tokens.completion, found.ending.finish_reason] == expected
 
 
 CARDS = [
@@ -248,7 +259,6 @@ HALF = "".join(TEXT[:16])
 PASSING: dict[str, tuple[Reply, str]] = {
     "500": (Reply(500, {"error": "oops"}), "HTTP 500: oops"),
     "503 with a page": (Reply(503, b"<html>busy</html>"), "HTTP 503: <html>busy</html>"),
-    "reset before the answer": (Reply(body=b"x" * 100, send=0.0), "ClientPayloadError"),
     "broken JSON": (Reply(body=b'{"choices": ['), "malformed answer"),
     "no JSON": (Reply(body=b"\xff\x00 not json"), "malformed answer"),
     "a page": (Reply(body=b"<html>a proxy's page</html>"), "malformed answer"),
@@ -299,10 +309,27 @@ PARTIAL = {"a broken event", "an error as an event", "an error beside the text",
 
 
 @pytest.mark.parametrize("name", [*PASSING, *STAYING])
-def test_what_is_none(serve: Serve, name: str) -> None:
-    """It costs its own sample; what may pass is asked once more, the rest is not."""
+def test_what_is_none(name: str) -> None:
     reply, message = (PASSING | STAYING)[name]
-    passes = name in PASSING
+    found, error = received(reply)
+    assert error is not None
+    assert message in str(error)
+    assert error.passing == (name in PASSING)
+    assert (error.ending.outcome == "blocked") == (name in BLOCKED or "filter" in name)
+    assert (error.ending.outcome == "empty") == ("is empty" in message)
+    assert found.text() == (HALF if name in PARTIAL else "")
+
+
+RESET = {"reset before the answer": (Reply(body=b"x" * 100, send=0.0), "ClientPayloadError")}
+
+
+@pytest.mark.parametrize(
+    "name", ["500", *RESET, "no content", "abort", "a refusal in words", "400", "a prompt that a filter refuses"]
+)
+def test_what_it_costs(serve: Serve, name: str) -> None:
+    """Its own sample; what may pass is asked once more, the rest is not."""
+    reply, message = (PASSING | STAYING | RESET)[name]
+    passes = name not in STAYING
     server = serve(lambda payload, times: reply if times == 1 else completion(payload))
     (found,) = collect(make(server, retries=0), tasks(1, 1)).values()
     assert message in str(found.error)

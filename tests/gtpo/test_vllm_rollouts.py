@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from test_train_run import KILLED, STEPS
 from test_train_run import PLAIN as SHORT
 from test_train_run import metrics as logged_metrics
-from vllm_servers import VLLMServer
+from vllm_servers import vllm_server
 
 from gtpo.config import BuiltModel
 from gtpo.inputs.tiny import build_tiny_model
@@ -141,17 +142,13 @@ def test_adapters_over_a_server(tmp_path: Path) -> None:
     """A server loads each step's adapter from the run's folder, and samples with it."""
     for part in build_tiny_model(BuiltModel(**PLAIN["model"]["build"]), max_seq_length=96, seed=0):
         part.save_pretrained(tmp_path / "model")
-    arguments = ["--model", str(tmp_path / "model"), "--enable-lora", "--max-lora-rank", "8"]
-    arguments += ["--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill"]
+    flags = ("--enable-lora", "--max-lora-rank", "8", "--logprobs-mode", "processed_logprobs",
+             "--no-enable-chunked-prefill")  # fmt: skip
     environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
     environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    server = VLLMServer(arguments, tmp_path / "server.log", os.environ | environment)
-    try:
-        server.wait()
+    with vllm_server(tmp_path / "model", tmp_path / "server.log", *flags, **environment) as server:
         gtpo(tmp_path, "--model.model_name", str(tmp_path / "model"), "--model.lora_rank", "4", "--rollout.engine",
-             "vllm_server", "--rollout.server_port", str(server.port))  # fmt: skip
-    finally:
-        server.kill()
+             "vllm_server", "--rollout.server_port", str(urlsplit(server.url).port))  # fmt: skip
     rows = metrics(tmp_path)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert all(0 < row["sampling/logp_difference"] < 1e-4 for row in rows), "both compute in float32"
