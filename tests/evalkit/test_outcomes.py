@@ -21,48 +21,24 @@ from gtpo.runs.outcomes import Tokens, cut_prompts, read_usage
 from gtpo.runs.tables import Sample
 
 MOST = 64
-WORDS = {
-    "stop": (
-        "stop",
-        "STOP",
-        "eos_token",
-        "end_turn",
-        "stop_sequence",
-        "endTurn",
-        "complete",
-        "finished_stopped",
-        "generation_complete",
-        "reached_eos",
-        "<|im_end|>",
-        "EOS token found.",
-    ),
-    "limit": (
-        "length",
-        "FinishReason.MAX_TOKENS",
-        "max-tokens",
-        "model_context_window_exceeded",
-        "num_predict",
-        "token_limit_reached",
-        "hit_max_ctx",
-        "token_budget",
-        "maxPredictedTokensReached",
-        "Reached max tokens.",
-    ),
-    "filter": ("content_filter", "FinishReason.PROHIBITED_CONTENT", "SAFETY", "policy_violation", "refusal"),
-    "failure": (
-        "error",
-        "abort",
-        "rate_limit",
-        "malformed_function_call",
-        "insufficient_system_resource",
-        "userStopped",
-        "not_complete",
-        "modelUnloaded",
-    ),
-    "none": (None, "null", "unknown"),
-    "other": ("repetition", "loop_detected", "load", "OTHER", "zqx"),
-    "tool": ("tool_calls", "FUNCTION_CALL"),
-}
+WORDS: dict[str, list[str | None]] = {
+    "stop": [
+        "stop", "STOP", "eos_token", "end_turn", "stop_sequence", "endTurn", "complete", "finished_stopped",
+        "generation_complete", "reached_eos", "<|im_end|>", "EOS token found.",
+    ],
+    "limit": [
+        "length", "FinishReason.MAX_TOKENS", "max-tokens", "model_context_window_exceeded", "num_predict",
+        "token_limit_reached", "hit_max_ctx", "token_budget", "maxPredictedTokensReached", "Reached max tokens.",
+    ],
+    "filter": ["content_filter", "FinishReason.PROHIBITED_CONTENT", "SAFETY", "policy_violation", "refusal"],
+    "failure": [
+        "error", "abort", "rate_limit", "malformed_function_call", "insufficient_system_resource", "userStopped",
+        "not_complete", "modelUnloaded",
+    ],
+    "none": [None, "null", "unknown"],
+    "other": ["repetition", "loop_detected", "load", "OTHER", "zqx"],
+    "tool": ["tool_calls", "FUNCTION_CALL"],
+}  # fmt: skip
 TEXTS = {
     "no": ("", None, " \n", "<|im_end|>", "/think>"),
     "yes": ("It is \\boxed{8}.", "<think>7?</think>8", "no idea"),
@@ -137,11 +113,8 @@ def test_samples_of_0_2_end_as_they_would_now() -> None:
         old.finish_reason, old.tokens, old.verdict_lenient = said, usage.get("completion_tokens"), "INCORRECT"
         own = replace(old)
         old.settle_as_stored(MOST, own=False)
-        assert (old.outcome, old.finish_reason, old.error is None) == (
-            now.outcome,
-            now.finish_reason,
-            now.error is None,
-        )
+        ends = [(sample.outcome, sample.finish_reason, sample.error is None) for sample in (old, now)]
+        assert ends[0] == ends[1]
         assert old.verdict_lenient == (None if old.error else "INCORRECT")
         # What an engine of this process sampled is what the model wrote.
         own.settle_as_stored(MOST, own=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from commands import command_line
 from run_folders import samples
 from vllm_servers import EVAL
 
@@ -45,11 +46,12 @@ def processes(pids: Path) -> list[psutil.Process]:
     return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.fixture
-def whole(gtpo: Gtpo, tiny_model: Path, tmp_path: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
+@pytest.fixture(scope="module")
+def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, int], dict[str, Any]]:
     """The samples of a run that nothing disturbs."""
-    gtpo("eval", tiny_model, *COMMON, "--out", "whole")
-    return samples(tmp_path / "whole")
+    folder = tmp_path_factory.mktemp("whole")
+    command_line("eval", tiny_model, *COMMON, "--out", "whole", cwd=folder)
+    return samples(folder / "whole")
 
 
 def test_a_run(gtpo: Gtpo, tiny_model: Path, tmp_path: Path, pids: Path) -> None:

@@ -60,10 +60,9 @@ def test_a_multiple_choice_set_is_one_entry(gtpo: Gtpo, choose: Path) -> None:
     assert (entry.pass_at_k[1].mean, entry.strict and entry.strict.pass_at_k[1].mean) == (0.5, 0.5)
     assert entry.task is not None
     assert entry.task["extract"] == CHOICE["extract"]
-    assert (entry.tokens_right and entry.tokens_right.median, entry.tokens_wrong and entry.tokens_wrong.high) == (
-        10,
-        30,
-    )
+    assert entry.tokens_right
+    assert entry.tokens_wrong
+    assert (entry.tokens_right.median, entry.tokens_wrong.high) == (10, 30)
     assert "choose by subject" in done.stdout
     assert "at least $120.00: 0 prompt and 120 completion tokens" in done.stdout  # the prompts' are not known
     assert "page: gtpo compare" in done.stdout.splitlines()[-1]
@@ -185,8 +184,9 @@ def test_lm_evals_prompts_to_the_last_byte(shared_dir: Path) -> None:
     """Of GSM8K bench/agreement.py compares them with lm-eval's own. Minerva's are the text of its paper, which
     lm-eval's first minerva_math had; the other is that of its version 3."""
     folder, found = shared_dir / "data", {}
+    loaded = {name: load_problems(BENCHMARKS[name], folder) for name in ("gsm8k", "math")}
     for protocol, name in ASKED_AS_ELSEWHERE:
-        problems = load_problems(BENCHMARKS[name], folder)
+        problems = loaded[name]
         examples = presets()[protocol].examples(problems, folder)
         texts = [presets()[protocol].conversation(p, examples[p.id], "").text or "" for p in problems]
         found[protocol, name] = len(texts), text_hash(*texts)
