@@ -94,11 +94,8 @@ def _row(where: str, row: dict[str, Any], counts: Counter[str]) -> Row:
     if ("completion" in row) == ("completions" in row):
         raise UserError(f'{where}: expected either "completion" or "completions"; {_here(row)}')
     texts = row["completions"] if "completions" in row else [row["completion"]]
-    if not isinstance(texts, list) or not all(isinstance(text, str | None) for text in texts):
-        hint = '; several go under "completions"' if isinstance(row.get("completion"), list) else ""
-        raise UserError(f"{where}: a completion must be text, or null if it failed{hint}")
-    if not texts:
-        raise UserError(f"{where}: completions is empty")
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str | None) for text in texts):
+        raise UserError(f'{where}: a completion is text, or null if it failed; "completions" is a list of some')
     names = ("error", "finish_reason", "tokens", "reasoning_content", "label")
     *columns, labels = (_each(where, row, name, len(texts)) for name in names)
     question = str(row["id"])
