@@ -206,8 +206,11 @@ class Answer:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return text
 
-    def end(self, max_tokens: int | None = None, context: int | None = None) -> None:
-        """Take the end of the body, and settle whether this is a completion (`check_reply`)."""
+    def end(self, max_tokens: int | None = None, context: int | None = None, *, own: bool = False) -> None:
+        """Take the end of the body, and settle whether this is a completion (`check_reply`).
+
+        own: of a server that was started for the run and is sent tokens: no text is what the model wrote.
+        """
         self._line(self._rest)
         self._line(b"")
         if not self._streamed:
@@ -223,7 +226,7 @@ class Answer:
         text, thought = "".join(self._texts), "".join(self._thoughts)
         reply = Reply(text, thought, self._word, self._tool_call, self._withheld, self.tokens)
         self.ending = check_reply(reply, max_tokens, context)
-        if self.ending.why:
+        if self.ending.why and not (own and self.ending.outcome == "empty"):
             raise RequestError(self.ending.why, passing=True, ending=self.ending)
 
 
@@ -531,7 +534,7 @@ class ServerEngine(Engine):
         sample = Sample(task.benchmark, task.question_id, request.index, self.access.redact(answer.text()))
         sample.seed, tokens = request.seed, answer.tokens
         if error is None:
-            sample.settle(answer.ending)
+            sample.settle(answer.ending, own=self._process is not None)
             sample.tokens, sample.prompt_tokens = tokens.completion or None, tokens.prompt
         else:
             sample.settle(error.ending._replace(why=self.access.redact(str(error))))
@@ -636,7 +639,7 @@ class ServerEngine(Engine):
                 raise RequestError(one_line(why), passing=True, overload=late) from None
             if status in (401, 403, 404, 429) or not server.learn(sent, text):
                 raise refusal(status, headers, text)
-        answer.end(s.max_tokens, self._contexts[server.url])
+        answer.end(s.max_tokens, self._contexts[server.url], own=self._process is not None)
         model = one_line(answer.model or "")
         if model and server.model is not None and not same_model(model, server.model):
             raise RequestError(f'another model answers: "{model}", no longer "{server.model}"', passing=True)

@@ -61,8 +61,12 @@ def test_a_run(gtpo: Gtpo, tiny_model: Path, tmp_path: Path, pids: Path) -> None
     rows = samples(tmp_path / "run")
     assert len(rows) == 4 * K
     assert len({row["seed"] for row in rows.values()}) == 4 * K
-    assert all(row["answer_strict"] == str(row["seed"] % 7) for row in rows.values())
-    assert all(f"{row['prompt_tokens']} tokens" in row["completion"] for row in rows.values())
+    for row in rows.values():
+        answer = row["seed"] % 7
+        assert row["answer_strict"] == (str(answer) if answer else None)
+        assert answer == 0 or f"{row['prompt_tokens']} tokens" in row["completion"]
+        # As of an engine in this process: no text is what the model wrote.
+        assert (row["error"], row["verdict_strict"] == "NO_ANSWER") == (None, answer == 0)
     engine = json.loads((tmp_path / "run/eval.json").read_text())["engine"]
     assert (engine["name"], engine["serve"]) == ("openai", SMALL)
     assert "base_urls" not in engine
