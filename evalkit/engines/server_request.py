@@ -280,6 +280,8 @@ class Server:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             code = (error.os_error.errno or 0) if isinstance(error, aiohttp.ClientConnectorError) else 0
             why = os.strerror(code).lower() if code > 0 else f"{type(error).__name__}: {one_line(error)}"
+            if isinstance(error, aiohttp.ClientProxyConnectionError):
+                why += f" by the proxy {error.host}:{error.port}; no_proxy names hosts to ask without one"
             self.out = self.access.redact(why)
             return
         # What a proxy says of a server that is not there.

@@ -158,7 +158,7 @@ def test_deaths_at_random_requests(serve, seed: int) -> None:  # type: ignore[no
     assert collect(make(*servers, retries=8), wanted) == undisturbed(wanted)
 
 
-def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog) -> None:  # type: ignore[no-untyped-def]
+def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     down, healthy = serve(), serve()
     down.close()
     with caplog.at_level("WARNING", logger="gtpo"):
@@ -167,6 +167,11 @@ def test_a_server_that_is_down_at_the_start_is_left_out(serve, caplog) -> None: 
     assert "left out" in caplog.text
     with pytest.raises(UserError, match=f"no server answers at {down.url}"):
         make(down)
+    for name in ("http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, down.url if name == "http_proxy" else "")
+    with pytest.raises(UserError, match=r"connection refused by the proxy 127\.0\.0\.1:\d+; no_proxy names"):
+        make(healthy)
+    monkeypatch.undo()
     make(healthy, serve(model="other"))
     assert 'does not list "m". It lists: other. It is asked all the same' in caplog.text
 
