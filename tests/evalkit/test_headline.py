@@ -102,14 +102,3 @@ MISFITS = [
 def test_what_was_seen_and_which_flag_helps(fields: Any, shares: dict[str, float], seen: str, remedy: str) -> None:
     told = misfit(EvalRecord.model_validate(fields), NONE | shares)
     assert (seen in told and remedy in told) if seen else told is None
-
-
-def test_a_part_of_a_benchmark_is_called_one(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    from gtpo.rewards.data.arithmetic import arithmetic_problems
-
-    rows = [{"id": p.id, "completion": f"\\boxed{{{p.answer}}}"} for p in arithmetic_problems("test")[:12]]
-    write_lines(tmp_path / "c.jsonl", rows)
-    done = gtpo("eval", "--completions", "c.jsonl", "--out", "run")
-    entry = read_record(tmp_path / "run").benchmarks["arithmetic"]
-    assert f"{entry.absent} of the benchmark's {12 + (entry.absent or 0)} questions are not in the file" in done.stderr
-    assert "not in the file" not in gtpo("eval", "--completions", "c.jsonl", "--limit", "3", "--out", "few").stderr

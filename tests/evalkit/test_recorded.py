@@ -91,9 +91,14 @@ def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: igno
 
     problems = arithmetic_problems("test")[:3]
     rows = [{"id": p.id, "completion": f"<answer>{p.answer}</answer>"} for p in problems]
-    gtpo("eval", "--completions", write_lines(tmp_path / "plain.jsonl", rows), "--quiet")
+    command = ("eval", "--completions", write_lines(tmp_path / "plain.jsonl", rows), "--quiet")
+    part = "61 of the benchmark's 64 questions are not in the file: these numbers are of a part"
+    assert part in gtpo(*command).stderr
+    assert "not in the file" not in gtpo(*command, "--limit", "2", "--out", "few").stderr, (
+        "of a part that was asked for"
+    )
     name, entry = benchmark(tmp_path / "results/eval/plain")
-    assert (name, entry["questions"], entry["pass@k"]["1"]["mean"]) == ("arithmetic", 3, 1.0)
+    assert (name, entry["questions"], entry["absent"], entry["pass@k"]["1"]["mean"]) == ("arithmetic", 3, 61, 1.0)
     rows.append({"id": "arithmetic/test/9999", "completion": "1"})
     done = gtpo("eval", "--completions", write_lines(tmp_path / "more.jsonl", rows), code=2)
     assert 'benchmark arithmetic has no question "arithmetic/test/9999"' in done.stderr

@@ -1,5 +1,5 @@
-"""Real vLLM on a CPU, several times: servers that `gtpo eval` starts, and others. Whatever is killed, the samples are
-those of one process that was left alone."""
+"""Real vLLM on a CPU, several times: servers that `gtpo eval` starts. Whatever is killed, the samples are those of one
+process that was left alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 from run_folders import samples
 from vllm_servers import EVAL as PROGRAM
-from vllm_servers import vllm_server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -162,21 +160,3 @@ def test_what_cannot_start_is_said_in_a_sentence(start, tiny_model: Path, flags:
     run.end(code=2)
     assert message in run.stderr
     assert run.stderr.count("\n") == 1, run.stderr
-
-
-def test_a_server_that_is_killed(start, tiny_model: Path, whole, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Two real servers, one killed: nothing lost, every row as in one process."""
-    flags = ("--served-model-name", "m", "--no-enable-chunked-prefill")
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(vllm_server(tiny_model, tmp_path / f"server{number}.log", *flags))
-            for number in range(2)
-        ]
-        urls = ",".join(server.url for server in servers)
-        run = start("m", *COMMON, "--engine", "openai", "--base-url", urls, "--concurrency", "16")
-        run.wait_for_a_part()
-        for process in psutil.Process(servers[0]._guard.pid).children(recursive=True):
-            process.kill()
-        run.end()
-    assert samples(run.run) == whole
-    assert f"{servers[0].url} is left out: " in run.stderr
