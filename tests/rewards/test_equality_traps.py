@@ -1,6 +1,6 @@
-"""Answers beside their golds, one table (answers.txt): sentences, units, names, sets, copies, contracts, choices.
+"""Answers beside their golds, two tables: verdicts (answers.txt), and what is equal in value (pairs.txt).
 
-Verdicts of the real verifier in strict scoring. All invented.
+All invented or commonplace.
 """
 
 import itertools
@@ -46,6 +46,17 @@ def test_the_table(verifier: Verifier) -> None:
     table += tagged
     verdicts = verifier.verify_many([(case[2], case[1]) for case in table], [case[0] or None for case in table])
     assert [(*c, str(v)) for c, v in zip(table, verdicts, strict=True) if v is not c[3]] == []
+
+
+def test_pairs_are_equal_as_the_table_says() -> None:
+    lines = Path(__file__).with_name("pairs.txt").read_text(encoding="utf-8").splitlines()
+    wrong = []
+    for mark, line in ((line[0], line[2:]) for line in lines if line[0] != "#"):
+        first, second = line.rsplit(" | ", 1)
+        ways = [(first, second), (second, first)] if mark in "=!" else [(first, second)]
+        wrong += [(*way, mark) for way in ways if (decide(*way) in ("CORRECT", "UNEVALUATED")) != (mark in "=>")]
+    assert len(lines) > 390
+    assert wrong == []
 
 
 @pytest.mark.parametrize("term", [r"\lfloor \frac{n}{<k>} \rfloor", r"\lceil \frac{n}{<k>} \rceil", r"n \bmod <k>"])

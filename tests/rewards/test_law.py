@@ -108,12 +108,6 @@ def test_the_law_on_real_problems(shared_dir: Path, verifier: Verifier) -> None:
     assert [c for c, v in zip(looks, judge(looks, verifier), strict=True) if v is not Verdict.CORRECT] == []
 
 
-def test_a_name_in_a_sentence(verifier: Verifier) -> None:
-    asked = "Who won, Evelyn or Al?"
-    assert verifier.verify("The answer is Evelyn", "Evelyn", problem=asked) is Verdict.CORRECT
-    assert verifier.verify("The answer is Al", "Evelyn", problem=asked) is Verdict.INCORRECT
-
-
 @pytest.mark.parametrize(
     ("text", "kinds"),
     [
@@ -149,10 +143,3 @@ def test_no_gold_contradicts_its_contract(shared_dir: Path) -> None:
     rows = [row for name in ("math500", "aime24", "amc23") for _, row in read_jsonl(shared_dir / f"data/{name}.jsonl")]
     assert [row["id"] for row in rows if contradiction(row["problem"], str(row["answer"]))] == []
     assert sum(str(read_contract(row["problem"])) != "" for row in rows) > 150
-
-
-def test_a_statement_of_the_problem_stays_one_behind_a_lead_in(verifier: Verifier) -> None:
-    problem = r"In triangle $ABC,$ $AB = 3$ and $AC = 6.$ Find $\overline{AD}.$"
-    for lead in "", "It is ", "so it's ", "We get that ":
-        assert verifier.verify(f"{lead}AB = 3.", "3", problem=problem) != Verdict.CORRECT
-        assert verifier.verify(f"{lead}AD = 3.", "3", problem=problem) == Verdict.CORRECT
