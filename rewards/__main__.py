@@ -14,7 +14,6 @@ import contextlib
 import csv
 import io
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -40,7 +39,7 @@ def main() -> int:
     parser.add_argument("--page", action="store_true", help="serve a page to try the judge")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a .jsonl, .csv or .parquet file for the judged rows")
     parser.add_argument("--scoring", choices=("auto", "strict", "lenient"), default="auto")
-    parser.add_argument("--workers", type=_count, help="processes at most; default: the CPUs, at most 16")
+    parser.add_argument("--workers", type=int, help="processes at most; default: the CPUs, at most 16")
     parser.add_argument("--fields", nargs="*", default=[], metavar="NAME=COLUMN", help="gold=target completion=text")
     parser.add_argument("--explain", action="store_true", help="add how both answers were read and the rule")
     parser.add_argument("--against", metavar="MODULE:FUNCTION", help="a reward function to audit")
@@ -57,6 +56,8 @@ def main() -> int:
         raise UserError(f"--fields {' '.join(args.fields)}: expected NAME=COLUMN, as in gold=target")
     if not 0 <= args.fail_above <= 1:
         raise UserError(f"--fail-above must be a share from 0 to 1; found {args.fail_above:g}")
+    if args.workers is not None and args.workers < 1:
+        raise UserError(f"--workers must be at least 1; found {args.workers}")
     if args.out:
         check_writable("--out", args.out, folder=False)
     rows = [_row(row, names, where) for where, row in _rows(args.file)]
@@ -76,13 +77,6 @@ def main() -> int:
     _write(rows, args.out)
     print(*(f"{verdict}: {count}" for verdict, count in Counter(verdicts).most_common()), sep=", ", file=sys.stderr)
     return 0
-
-
-def _count(text: str) -> int:
-    """Return a whole number from 1 on. Raises UserError."""
-    if not re.fullmatch(r"0*[1-9]\d*", text, re.ASCII):
-        raise UserError(f'--workers must be a whole number from 1 on, found "{text}"')
-    return int(text)
 
 
 def _against(

@@ -20,24 +20,6 @@ from gtpo.rewards.loading import load_reward, load_rewards
 GOOD = "<reasoning>r</reasoning>\n<answer>12</answer>"
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        (GOOD, 10.0),
-        (GOOD + "\n ", 10.0),
-        (GOOD + " bye", 1.0),
-        ("<answer>12</answer><reasoning>r</reasoning>", 1.0),
-        (GOOD + "<answer>13</answer>", 1.0),
-        ("<reasoning>r</reasoning>", 1.0),
-        ("</answer>", 1.0),
-        ("12", 0.0),
-    ],
-)
-def test_format(text: str, score: float) -> None:
-    assert format_reward([text]) == [score]
-    assert format_ok(text) == (score == 10.0)
-
-
 def test_accuracy_and_final() -> None:
     chat = [{"role": "assistant", "content": GOOD}]
     parts = [{"role": "assistant", "content": [{"type": "text", "text": GOOD}]}]
@@ -64,12 +46,17 @@ def test_accuracy_and_final() -> None:
         ("<reasoning>r</reasoning>\n<answer> </answer>", 10.0, 1.0),
         (f"Well. {GOOD}", 10.0, 1.0),
         ("<reasoning>r</reasoning> so <answer>12</answer>", 10.0, 1.0),
+        (GOOD + " bye", 1.0, 1.0),
+        ("<answer>12</answer><reasoning>r</reasoning>", 1.0, 1.0),
+        (GOOD + "<answer>13</answer>", 1.0, 1.0),
         ("<reasoning>r</reasoning>", 1.0, 1.0),
+        ("</answer>", 1.0, 1.0),
         ("12", 0.0, 0.0),
     ],
 )
-def test_format_of_blocks_that_hold_something(text: str, paper: float, filled: float) -> None:
+def test_format_and_blocks_that_hold_something(text: str, paper: float, filled: float) -> None:
     assert format_reward([text]) == [paper]
+    assert format_ok(text) == (paper == 10.0)
     assert format_reward_filled([text]) == [filled]
 
 
