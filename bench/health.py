@@ -3,7 +3,7 @@
 stationary: false alarms of both tests together (`gtpo.train.health.Watch`) on policies that do not change. trends: the
 same where they learn or drift without a collapse. sudden: delay where the accuracy falls to a tenth at once. claims:
 which runs of results/published/claims/first.parquet it flags, and how many steps after the accuracy reward first lay
-below half of its best; the records hold means of blocks of steps, and a block is a line. cost: time per line.
+below half of its best; the records hold means of blocks of steps, and a block is a line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -201,17 +200,6 @@ def measure_claims() -> Row:
     return {"regimes": found, "median_delay_steps": float(np.median(delays))}
 
 
-def measure_cost() -> Row:
-    """Return the processor time of the watch per line, late in a run."""
-    draw, watch = np.random.default_rng(0), Watch(0.01)
-    row = {"entropy/mean": 0.3, "kl": 0.01}
-    for at in range(2000):
-        if at == 1000:
-            begin = time.process_time()
-        watch.observe(at, row | {"reward/accuracy": float(draw.binomial(8, 0.5))})
-    return {"processor_milliseconds_per_line": time.process_time() - begin}  # of 1,000 lines, in seconds
-
-
 def tables(found: dict[str, Any]) -> list[str]:
     """Return the tables of results/published/bench/health.md: false alarms, slow changes, delays."""
     rows = found["stationary"]
@@ -245,8 +233,7 @@ def tables(found: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Measure the parts that are named, or all; the others stay in the file."""
     parts: dict[str, Callable[[], Any]] = {
-        "cost": measure_cost, "claims": measure_claims, "sudden": measure_sudden, "trends": measure_trends,
-        "stationary": measure_stationary,
+        "claims": measure_claims, "sudden": measure_sudden, "trends": measure_trends, "stationary": measure_stationary,
     }  # fmt: skip
     for name in sys.argv[1:] or parts:
         found = parts[name]()
