@@ -62,11 +62,17 @@ def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path) -> None:
     model, tokenizer = tiny_model()
     asked: list[str] = []
     first = trainer_at(tmp_path, model, tokenizer, asked)
+    sizes: list[int] = []  # of the batches whose entropies are computed
+    first.model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])) if "policy_loss" in kwargs else None,
+        with_kwargs=True,
+    )
     state = torch.get_rng_state()
     with logged(logging.INFO) as lines:
         first.gate.ensure()
     assert torch.equal(torch.get_rng_state(), state), "the calibration leaves the run's random numbers as they were"
     assert asked == PROMPTS, "one completion for each sample, in the dataset's order"
+    assert sizes == [2, 2, 1], "a training batch at a time"
     expected = brute_force(model, tokenizer)
     assert first.gate.calibration is not None
     assert first.gate.calibration.initial_entropy == pytest.approx(sum(expected) / 5, abs=1e-5)
