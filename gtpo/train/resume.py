@@ -158,19 +158,16 @@ class ExactCheckpoints(RunPart):
 
     trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline: `trainer.add_callback(ExactCheckpoints(trainer))`.
     What other parts of the run have to keep (`RunPart.checkpoint_state`) is kept in gtpo_state.json.
-    Resuming raises UserError if a checkpoint is damaged.
+    Resuming raises UserError if a checkpoint is damaged. shuffled_from: the first epoch that is shuffled if the
+    arguments do not shuffle; 1 if the rows are shuffled already.
     """
 
     keeps_checkpoints = True
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = require_trainer(self, trainer)
+    def __init__(self, trainer: Any, *, shuffled_from: float = math.inf) -> None:
+        self.trainer, self.shuffled_from = require_trainer(self, trainer), shuffled_from
         if trainer.args.save_only_model:
             raise ValueError("ExactCheckpoints: save_only_model=True leaves out the optimizer, so nothing can resume")
-        # The first epoch that is shuffled if the arguments do not shuffle: 1 if the rows are shuffled already.
-        self.shuffled_from = math.inf
-        # A checkpoint that was checked before the weights were loaded.
-        self.checked: Path | None = None
         # Where the checkpoint that is being written lies.
         self.staging: Path | None = None
         self._resumed_from: Path | None = None
@@ -271,7 +268,7 @@ class ExactCheckpoints(RunPart):
         folder = Path(checkpoint)
         # best/, for a rollback, is weights only; a copy of a checkpoint may have any name.
         whole = folder.name.startswith(PREFIX_CHECKPOINT_DIR) or (folder / STATE_FILE).exists()
-        if whole and folder != self.checked:
+        if whole:
             check_checkpoint(folder)
         with explain_damage(checkpoint):
             yield

@@ -103,7 +103,6 @@ class TrainingRun:
             loaded, dataset, about = self._load(checkpoint)
             with sharing_prefixes(self.config, loaded.model):
                 self._build(kind, loaded, dataset, rewards, about)
-                self.exact.checked = checkpoint
                 self._train(checkpoint)
         except Exception as error:
             step = None if self.trainer is None else self.trainer.state.global_step
@@ -214,8 +213,6 @@ class TrainingRun:
             stop=self.stop,
             begin=self.begin,
         )
-        self.exact = ExactCheckpoints(trainer)
-        self.exact.shuffled_from = 1
         if self.main:
             self.log.write_about()
         return [
@@ -225,7 +222,7 @@ class TrainingRun:
             self.progress,
             Advice(trainer),
             # The last, since the others ask for checkpoints.
-            self.exact,
+            ExactCheckpoints(trainer, shuffled_from=1),
         ]
 
     def _train(self, checkpoint: Path | None) -> None:
