@@ -386,13 +386,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path, tmp_path: P
         trainer._get_grad_norm(trainer.model, torch.tensor(float("nan")))
 
 
-@pytest.mark.parametrize("column", ["prompts", "completions", "completion_ids"])
-def test_a_column_of_a_rewards_own_name_is_refused(column: str, folder: Path, tmp_path: Path) -> None:
-    rows = Dataset.from_dict({"prompt": PROMPTS, column: ["x"] * len(PROMPTS)})
-    with pytest.raises(ValueError, match=f"rename or remove the column {column} of train_dataset"):
-        GTPOTrainer(str(folder), reward_funcs=reward, args=arguments(tmp_path), train_dataset=rows)
-
-
 @pytest.mark.parametrize("rendered", [False, True])
 def test_texts_that_would_begin_twice_are_refused(rendered: bool, folder: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
