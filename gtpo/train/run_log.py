@@ -26,6 +26,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder, write_json, write_text
 from gtpo.common.log import LOG, start_logging
 from gtpo.common.provenance import cpu_model, git_commit, now, package_versions, peak_memory
+from gtpo.rewards.completions import problem_text
 from gtpo.runs.prompt import PromptRenderer
 from gtpo.runs.train_run import COLLAPSED, OF_TRL, RUN_ID, TrainFolder
 from gtpo.train.resume import save_weights
@@ -133,7 +134,7 @@ class RunLog(RunPart):
         self.lock, self.begin = lock_folder(self.folder.root, again=True), time.monotonic()
         rows = self.trainer.train_dataset
         if "prompt" in (getattr(rows, "column_names", None) or ()) and hasattr(rows, "__len__"):
-            self.folder.write_problems(map(prompt_text, rows["prompt"]))
+            self.folder.write_problems(map(problem_text, rows["prompt"]))
         plain = json.loads(args.to_json_string())
         training = {key: value for key, value in plain.items() if key not in ("seed", "output_dir", "run_name")}
         if (objective := getattr(self.trainer, "objective", None)) is not None:
@@ -299,13 +300,6 @@ def metrics_row(step: int, logs: Mapping[str, Any], args: Any) -> dict[str, Any]
 # -- completions -------------------------------------------------------------------------------------------------------
 
 
-def prompt_text(prompt: Any) -> str:
-    """Return the last message of a conversation, or the string itself."""
-    if isinstance(prompt, str):
-        return prompt
-    return str(prompt[-1]["content"]) if prompt else ""
-
-
 def _numbers(values: Any) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.float().tolist()]
 
@@ -326,7 +320,7 @@ def log_rollout(trainer: Any, folder: TrainFolder, rollout: Mapping[str, Any]) -
         "step": [rollout["step"]] * count,
         "group": [row // group_size for row in range(count)],
         "completion_index": [row % group_size for row in range(count)],
-        "prompt": [prompt_text(prompt) for prompt in prompts],
+        "prompt": [problem_text(prompt) for prompt in prompts],
         "tokens": [
             [trainer.processing_class.decode([token]) for token in row[keep].tolist()]
             for row, keep in zip(ids, mask, strict=True)

@@ -23,6 +23,7 @@ from gtpo.dry_run.preflight import RunInputs
 from gtpo.entropy import Calibration
 from gtpo.inputs.dataset import check_ids, held_out_benchmark, to_row
 from gtpo.inputs.model import LoadedModel, load_model, rounded_away, widen_adapters
+from gtpo.rewards.completions import problem_text
 from gtpo.rewards.loading import load_rewards
 from gtpo.runs.prompt import Clock
 from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
@@ -32,7 +33,7 @@ from gtpo.train.continuation import begin, check_same
 from gtpo.train.environment import Stop, quiet_libraries
 from gtpo.train.progress import Progress
 from gtpo.train.resume import ExactCheckpoints, check_checkpoint, provide_base
-from gtpo.train.run_log import RunLog, prompt_text
+from gtpo.train.run_log import RunLog
 from gtpo.train.trainers import (
     GuardedReward,
     require_optimizer,
@@ -141,7 +142,7 @@ class TrainingRun:
         check_ids(report, loaded.tokenizer, loaded.model.get_input_embeddings().num_embeddings)
         if self.main:
             begin(self.folder, config)
-            self.folder.write_problems(map(prompt_text, dataset["prompt"]))
+            self.folder.write_problems(map(problem_text, dataset["prompt"]))
         processes.wait_for_everyone()
         if self.main:
             LOG.info(f"{self.folder.root}   follow it: gtpo view {shlex.quote(str(self.folder.root))}")
