@@ -90,16 +90,13 @@ class CollapseWatch(RunPart):
             self._save_best()
         if verdict.out_of_patience:
             self._stop(control, f"no better {health.metric} for {health.section.early_stop_patience} steps")
-        if verdict.collapsed:
-            self._collapsed(control, verdict.collapsed)
-
-    def _collapsed(self, control: Any, why: str) -> None:
-        action = self.health.section.on_collapse
-        LOG.warning(f"collapse: {why} (health.on_collapse: {action})")
-        if action == "stop":
-            self._stop(control, f"collapse: {why}")
-        elif action == "rollback" and (obstacle := self._roll_back(control)):
-            self._stop(control, f"collapse, and no rollback ({obstacle}): {why}")
+        if why := verdict.collapsed:
+            action = health.section.on_collapse
+            LOG.warning(f"collapse: {why} (health.on_collapse: {action})")
+            if action == "stop":
+                self._stop(control, f"collapse: {why}")
+            elif action == "rollback" and (obstacle := self._roll_back(control)):
+                self._stop(control, f"collapse, and no rollback ({obstacle}): {why}")
 
     def _stop(self, control: Any, why: str) -> None:
         self.stopped_because = why

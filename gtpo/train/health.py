@@ -264,11 +264,6 @@ WORDS = {"accuracy": "the accuracy reward fell", "kl": "the KL divergence grew"}
 FALLEN = 0.6
 
 
-def metric_value(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    """Return the first of `names` that a line has as a number, None if it has none."""
-    return next((float(row[name]) for name in names if isinstance(row.get(name), int | float)), None)
-
-
 class Watch:
     """The tests of one run, or of `rows` at once; each raises an alarm at most once until `forgive`."""
 
@@ -292,10 +287,12 @@ class Watch:
         self.streak = self.streak + 1 if lost else 0
         if self.streak == STREAK:
             return f"{', '.join(lost)} is not finite in {STREAK} lines up to step {step}"
-        values = {"accuracy": metric_value(row, ACCURACY), "kl": metric_value(row, KL)}
-        alarms_of = self.look(
-            {name: np.array([value]) for name, value in values.items() if value is not None and math.isfinite(value)}
-        )
+        values = {}
+        for test, names in (("accuracy", ACCURACY), ("kl", KL)):
+            value = next((float(row[name]) for name in names if isinstance(row.get(name), int | float)), math.nan)
+            if math.isfinite(value):
+                values[test] = np.array([value])
+        alarms_of = self.look(values)
         new = [name for name, alarms in alarms_of.items() if alarms[0]]
         return self._words(new[0], step) if new else None
 

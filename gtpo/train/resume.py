@@ -190,10 +190,10 @@ class ExactCheckpoints(RunPart):
                 "rounds": args.num_iterations * args.steps_per_generation,
             }
         first, seed = 0 if shuffled else self.shuffled_from, args.seed if args.data_seed is None else args.data_seed
-        return EpochOrder(len(self.trainer.train_dataset), seed, self._epoch, first, **sampled)
-
-    def _epoch(self) -> int:
-        return int((self.trainer.state.epoch or 0) + 1e-6)
+        trainer = self.trainer
+        return EpochOrder(
+            len(trainer.train_dataset), seed, lambda: int((trainer.state.epoch or 0) + 1e-6), first, **sampled
+        )
 
     def on_round_begin(self) -> None:
         """Seed all random numbers by the seed and the step, before a round of sampling."""
@@ -229,7 +229,9 @@ class ExactCheckpoints(RunPart):
                 shutil.rmtree(self.staging, ignore_errors=True)
             accelerator.wait_for_everyone()
             yield
-            state = self._state()
+            state = {name: value for part in trainer.parts for name, value in part.checkpoint_state().items()}
+            # Only the last step of a run may lie within a round.
+            state |= {"within_round": trl_seam.round_in_use(trainer) is not None, **trl_seam.counters(trainer)}
             if str(trainer.state.best_model_checkpoint) == str(self.staging / name):  # its name after the renaming
                 trainer.state.best_model_checkpoint = str(folder / name)
                 if accelerator.is_main_process:
@@ -252,13 +254,6 @@ class ExactCheckpoints(RunPart):
                 )
         finally:
             self.staging = None
-
-    def _state(self) -> dict[str, Any]:
-        """Return what gtpo_state.json is to hold."""
-        trainer = self.trainer
-        # Only the last step of a run may lie within one.
-        counted = {"within_round": trl_seam.round_in_use(trainer) is not None, **trl_seam.counters(trainer)}
-        return {name: value for part in trainer.parts for name, value in part.checkpoint_state().items()} | counted
 
     # -- resuming ----------------------------------------------------------------------------------------------------
 
