@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import is_peft_model
@@ -74,36 +74,30 @@ class UntrainedKL(RunPart):
 
     def on_micro_batch(self, model: Any, inputs: Mapping[str, Any]) -> None:
         """Measure on a micro-batch if its step is due and this is the first of it. All processes call it."""
-        trainer, reference = self.trainer, self.reference
+        trainer, reference = self.trainer, cast(Any, self.reference)
         step = trainer.state.global_step + 1
         if step % self.every or step == self._measured_for:
             return
         self._measured_for = step
         batch, mask = _sequences(inputs)
         temperature = getattr(trainer, "temperature", 1.0)  # of the sampling; sft has none
+
+        def divergence(now: Tensor, head: LMHead, before: Tensor, their_head: LMHead) -> Tensor:
+            return summed_kl(now, head, before, their_head, mask, temperature)
+
+        def of_both(now: Tensor, head: LMHead) -> Any:
+            return reference(**batch, policy_loss=lambda before, theirs: divergence(now, head, before, theirs)).value
+
         with torch.no_grad(), trainer.accelerator.autocast():
             if reference is None:
                 now = model(**batch, policy_loss=lambda hidden, head: hidden).value
                 with trainer.accelerator.unwrap_model(model).disable_adapter():
                     # Both have one head: an adapter on it is refused.
                     # accelerate gives what a forward returns in float32.
-                    output = model(
-                        **batch,
-                        policy_loss=lambda before, head: summed_kl(
-                            now.to(before.dtype), head, before, head, mask, temperature
-                        ),
-                    )
+                    output = model(**batch, policy_loss=lambda b, head: divergence(now.to(b.dtype), head, b, head))
             else:
                 # One forward inside the other: a sharded head is whole only in its own.
-                output = model(
-                    **batch,
-                    policy_loss=lambda now, head: (
-                        reference(
-                            **batch,
-                            policy_loss=lambda before, theirs: summed_kl(now, head, before, theirs, mask, temperature),
-                        ).value
-                    ),
-                )
+                output = model(**batch, policy_loss=of_both)
         total = trainer.accelerator.reduce(output.value)
         trl_seam.log(trainer, METRIC, float(total[0] / total[1].clamp(min=1)))
 
