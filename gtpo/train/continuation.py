@@ -86,16 +86,12 @@ def check_same(folder: TrainFolder, processes: int, dtype: str | None = None) ->
     processes: their number; dtype: of the weights, None if they are not loaded yet.
     """
     run = folder.run()
-    if (before := run.get("processes", processes)) != processes:
-        raise UserError(
-            f"{folder.root} was trained by {before} process(es), now {processes}: batches and data order follow from "
-            f"the number. Resume it with {before}, or choose another run_name (--run-name)"
-        )
-    if dtype and (before := run.get("dtype", dtype)) != dtype:
-        raise UserError(
-            f"{folder.root} was trained in {before}, and model.dtype means {dtype} on this machine: resume it where "
-            "it ran, or choose another run_name (--run-name)"
-        )
+    for name, now in (("processes", processes), ("dtype", dtype)):
+        if now is not None and (before := run.get(name, now)) != now:
+            raise UserError(
+                f"{folder.root} was trained with {name} {before}, and it is {now} here: its numbers follow from that. "
+                "Resume it as it was, or choose another run_name (--run-name)"
+            )
 
 
 def begin(folder: TrainFolder, config: TrainConfig) -> None:

@@ -122,8 +122,8 @@ def trainer_class(config: TrainConfig) -> Any:
         return ours
     theirs = import_dotted(path, "trainer.class_path")
     # The first that fits: a GTPOTrainer is a GRPOTrainer too.
-    of = {its: isinstance(theirs, type) and issubclass(theirs, parent) for its, (parent, _) in _METHODS.items()}
-    its = next((its for its, fits in of.items() if fits), None)
+    kinds = _METHODS.items() if isinstance(theirs, type) else ()
+    its = next((its for its, (parent, _) in kinds if issubclass(theirs, parent)), None)
     if its != method:
         other = f"; for this class set method: {its}" if its else ""
         raise UserError(f'trainer.class_path "{path}": must be a subclass of {base.__name__}{other}')

@@ -89,7 +89,7 @@ def test_another_number_of_processes_is_refused_with_both_numbers(tmp_path: Path
     about = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(about | {"processes": 2}))
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and "lock" not in path.name}
-    with pytest.raises(UserError, match=r"trained by 2 process\(es\), now 1.*Resume it with 2"):
+    with pytest.raises(UserError, match=r"trained with processes 2, and it is 1 here.*Resume it as it was"):
         run(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert json.loads((folder / "run.json").read_text())["processes"] == 2
