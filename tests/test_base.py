@@ -18,11 +18,6 @@ from test_own_modules import CHECK, write_own_modules
 
 pytestmark = [pytest.mark.base, pytest.mark.timeout(1200)]  # the first test waits for the build and the installation
 
-RECORDED = [
-    {"id": "q1", "gold": "42", "completions": ["<answer>42</answer>", "<answer>41</answer>"]},
-    {"id": "q2", "gold": "1/2", "completions": ["<answer>0.5</answer>", r"so \boxed{\frac12}"]},
-]
-
 
 @pytest.fixture(scope="module")
 def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -105,28 +100,12 @@ def test_the_first_commands_of_the_readme_run(gtpo):
     assert "after is better than before" in done.stdout
 
 
-def test_recordings_are_scored_and_compared(gtpo, tmp_path):
-    recordings = {"one": RECORDED, "two": [{**row, "completions": row["completions"][:1] * 2} for row in RECORDED]}
-    for name, rows in recordings.items():
-        (tmp_path / "recorded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        done = gtpo("eval", "--completions", "recorded.jsonl", "--k", "2", "--out", name)
-        assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "one/eval.json").read_text())["benchmarks"]["recorded"]
-    assert results["pass@k"]["1"]["mean"] == 0.5
-    assert results["lenient"]["pass@k"]["1"]["mean"] == 0.75
-
-    done = gtpo("eval", "one", "--rescore")
-    assert done.returncode == 0, done.stderr
-
-    compare = ("compare", "one", "two", "--baseline", "one", "--html", "page.html", "--format", "markdown")
-    done = gtpo(*compare)
-    assert done.returncode == 0, done.stderr
-    assert "pass@1" in done.stdout
-    assert "<html" in (tmp_path / "page.html").read_text()
-
-    # Figures need an extra: said in one sentence, after the table and the page.
-    (tmp_path / "page.html").unlink()
-    done = gtpo(*compare, "--figures", "figures")
+def test_figures_need_an_extra(gtpo, tmp_path):
+    """Said in one sentence, after the table and the page."""
+    gtpo("examples")
+    done = gtpo(
+        "compare", "examples/before.jsonl", "examples/after.jsonl", "--html", "page.html", "--figures", "figures"
+    )
     assert done.returncode == 2, done.stderr
     needs = "gtpo: --figures needs matplotlib, which is not installed: pip install 'gtpo[report]'"
     assert done.stderr.splitlines()[-1] == needs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +135,6 @@ def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pyte
     dataset, report = problems.dataset(TOKENIZER)
     assert (len(loaded), len(verified)) == (1, report.available)
     assert len(set(verified)) == report.available == len(dataset) == len(without)
-
-
-def test_local_file_becomes_a_dataset_for_trl(tmp_path: Path) -> None:
-    rows = [{"problem": "1+1?", "answer": 2}, {"problem": "2+3?", "answer": "5", "id": "x"}]
-    (path := tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    dataset, report = TrainingProblems(config_of(tmp_path, dataset__name=str(path))).dataset(TOKENIZER)
-    assert sorted(dataset.column_names) == ["answer", "id", "prompt"]
-    assert sorted(dataset["answer"]) == ["2", "5"]
-    assert report.kept == 2
 
 
 @pytest.mark.shared

@@ -183,16 +183,6 @@ def test_the_samplers_own_settings(tmp_path: Path) -> None:
     assert arguments.generation_kwargs == {"typical_p": 0.9}
 
 
-def test_a_flag_is_read_as_a_file_would_be(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("model: {model_name: o/m}\n")
-    flags = {"training.top_p": "0.9", "training.chat_template_kwargs.enable_thinking": "false", "lora.bias": "none"}
-    config = load_config(tmp_path / "run.yaml", flags | {"model.lora_rank": "4", "training.epsilon": "1e-3"})
-    assert config.training.passed_on.items() >= {"top_p": 0.9, "epsilon": 1e-3}.items()
-    assert config.training.passed_on["chat_template_kwargs"] == {"enable_thinking": False}
-    (tmp_path / "again.yaml").write_text(config.to_yaml())
-    assert load_config(tmp_path / "again.yaml").as_dict() == config.as_dict()
-
-
 def test_a_reward_with_arguments_is_called_with_them_or_made_by_them(tmp_path: Path) -> None:
     made = load_reward("trl.rewards.get_soft_overlong_punishment", {"max_completion_len": 4, "soft_punish_cache": 2})
     assert made(completions=[""] * 2, completion_ids=[[1], [1] * 9]) == [0.0, -1.0]

