@@ -14,23 +14,13 @@ Advice             warns of settings that learn nothing
 ExactCheckpoints   a resumed run is the uninterrupted one, bit for bit; checkpoints end a round of sampling
 """
 
-from gtpo.train.advice import Advice
-from gtpo.train.collapse import CollapseWatch
-from gtpo.train.progress import Progress
-from gtpo.train.resume import ExactCheckpoints
-from gtpo.train.run_log import RunLog
-from gtpo.train.trainers import GRPOBaseline, SFTBaseline
-from gtpo.train.untrained_kl import UntrainedKL
-from gtpo.train.validation import Validation
-
-__all__ = [
-    "Advice",
-    "CollapseWatch",
-    "ExactCheckpoints",
-    "GRPOBaseline",
-    "Progress",
-    "RunLog",
-    "SFTBaseline",
-    "UntrainedKL",
-    "Validation",
-]
+# "as": a name that this module offers.
+from gtpo.train.advice import Advice as Advice
+from gtpo.train.collapse import CollapseWatch as CollapseWatch
+from gtpo.train.progress import Progress as Progress
+from gtpo.train.resume import ExactCheckpoints as ExactCheckpoints
+from gtpo.train.run_log import RunLog as RunLog
+from gtpo.train.trainers import GRPOBaseline as GRPOBaseline
+from gtpo.train.trainers import SFTBaseline as SFTBaseline
+from gtpo.train.untrained_kl import UntrainedKL as UntrainedKL
+from gtpo.train.validation import Validation as Validation

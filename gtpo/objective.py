@@ -25,28 +25,14 @@ from torch import Tensor
 
 from gtpo.completions import Completions, check_ids, group_advantages, keep_in_band, prepare_completions
 from gtpo.conflict import completion_lengths, span_weights
-from gtpo.presets import LN2, PRESETS, Objective
+
+# "as": a name that this module offers too.
+from gtpo.presets import LN2 as LN2
+from gtpo.presets import PRESETS as PRESETS
+from gtpo.presets import Objective as Objective
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
-
-__all__ = [
-    "LN2",
-    "PRESETS",
-    "Loss",
-    "Objective",
-    "PolicyLoss",
-    "entropy_gate",
-    "filter_is_active",
-    "loss_from_statistics",
-    "policy_loss",
-    "pushed_tokens",
-    "reference_loss",
-    "reference_statistics",
-    "token_entropy",
-    "weighted_advantages",
-]
-
 
 # Of the ratio's logarithm: its exponential is a number in any precision, whatever it is multiplied with.
 LARGEST_LOG_RATIO = 20.0
@@ -72,7 +58,7 @@ class PolicyLoss(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The loss of whole groups, with the fields of `PolicyLoss`, A_i and lambda that it was made of."""
+    """The loss of whole groups: fields of `PolicyLoss`, with A_i in `advantages` and lambda in `weights`."""
 
     loss: Float[Tensor, ""]
     advantages: Float[Tensor, "N"]
