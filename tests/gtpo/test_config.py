@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from logs import logged
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.config.keys import keys, sections
+from gtpo.config.keys import keys
 from gtpo.config.options import read_command
 from gtpo.config.published import RENAMED
-from gtpo.presets import PRESETS, Objective
+from gtpo.presets import PRESETS
 from gtpo.train.command import choose_devices
 
 MINIMAL = "model:\n  model_name: org/model\n"
@@ -100,22 +99,6 @@ def test_every_key_is_a_flag_that_loads(tmp_path: Path) -> None:
         loaded = Loaded(tmp_path, MINIMAL, **{name.replace(".", "__"): overrides[name]}).config
         assert options.config == "run.yaml"
         assert loaded.as_dict() == reference, name
-
-
-# -- the schema --------------------------------------------------------------------------------------------------------
-
-
-def test_every_key_is_documented_and_typed() -> None:
-    for key in keys().values():
-        assert key.doc, f"{key.name} has no documentation"
-        assert key.expects
-    for name, section in sections().items():
-        assert section.__doc__, name
-
-
-def test_objective_section_has_exactly_the_objectives_fields() -> None:
-    names = {key.removeprefix("objective.") for key in keys() if key.startswith("objective.")}
-    assert names == {field.name for field in fields(Objective)} | {"preset"}
 
 
 # -- the published dialect ---------------------------------------------------------------------------------------------
