@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from bench import shared_prefixes, step
-
-torch.set_num_threads(1)
 
 
 def test_the_pages_tables_are_the_published_measurements(root: Path, published) -> None:

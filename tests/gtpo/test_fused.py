@@ -16,7 +16,6 @@ from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.head import token_statistics
 from gtpo.objective import PRESETS, Objective, policy_loss, pushed_tokens, reference_loss, reference_statistics
 
-torch.set_num_threads(1)
 G = 4
 VARIANTS = {
     **PRESETS,

@@ -15,8 +15,6 @@ import gtpo.head
 from gtpo.completions import Kept
 from gtpo.head import head_statistics, token_statistics
 
-torch.set_num_threads(1)
-
 
 def inputs(seed: int, rows: int = 13, width: int = 6, vocabulary: int = 23, dtype: Any = torch.float64) -> list[Tensor]:
     """Return hidden [R, D], lm_head [V, D], bias [V], ids [R]."""

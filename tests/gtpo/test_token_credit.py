@@ -22,7 +22,6 @@ from gtpo.integrations.verl.advantages import token_advantages
 from gtpo.objective import PRESETS, Objective, policy_loss, reference_loss, reference_statistics
 from gtpo.own_loss import loss_function, needs_entropy_gradient, with_loss
 
-torch.set_num_threads(1)
 G, L, V = 4, 12, 9
 CREDIT = {
     **{name: PRESETS[name] for name in ("gtpo", "grpo", "nsr", "psr", "w-reinforce", "rsi", "ntf")},
