@@ -9,23 +9,16 @@ from contextlib import contextmanager
 from gtpo.common.log import LOG
 
 
-class _Collect(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(self.format(record))
-
-
 @contextmanager
 def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
     """Collect the messages of a level and above."""
-    collect, before = _Collect(), LOG.level
+    messages: list[str] = []
+    collect, before = logging.Handler(), LOG.level
+    collect.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     LOG.addHandler(collect)
     LOG.setLevel(level)
     try:
-        yield collect.messages
+        yield messages
     finally:
         LOG.removeHandler(collect)
         LOG.setLevel(before)
