@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import METRICS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE
+from gtpo.evalkit.comparison.verdicts import ALPHA, EQUIVALENT, UNDECIDED, VERDICTS
 from gtpo.evalkit.report.grid import covers, difference, join_names, p_text, points
 from gtpo.evalkit.report.power import TARGET, sees
 from gtpo.evalkit.statistics import OUTPUTS, SEEDS_NEEDED, WEIGHTS
@@ -49,13 +49,9 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
     cell = table.cells.get((method, comparison.metrics[0]))
     if cell is None or cell.paired is None or cell.verdict is None or table.baseline is None:
         return None
-    a, b, where = visible(method), visible(table.baseline), visible(table.benchmark)
-    head = f"{a} is {cell.verdict} than {b} on {where}"
-    if cell.verdict == EQUIVALENT:
-        head = f"{a} is equivalent to {b} on {where} within ±{points(comparison.margin or 0)} points"
-    elif cell.verdict == UNDECIDED:
-        head = f"{a} against {b} is undecided on {where}"
-    rest = f"{difference(cell.paired, ' points')}"
+    claim = _claim(cell.verdict, table.baseline, comparison.margin)
+    head = f"{visible(method)} is {claim} on {visible(table.benchmark)}"
+    rest = difference(cell.paired, " points")
     rest += f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
     if cell.verdict == EQUIVALENT and cell.p_equivalent is not None:
         rest += f", of equivalence {p_text(cell.p_equivalent)}"
@@ -63,6 +59,13 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
         method, table.benchmark, cell.verdict, head, rest, _advice(comparison, table, method),
         tuple(_remarks(table, method, table.baseline, comparison.metrics[0])),
     )  # fmt: skip
+
+
+def _claim(verdict: str, baseline: str | None, margin: float | None) -> str:
+    """Return `better than grpo`, `undecided against grpo`, `equivalent to grpo within ±2 points`."""
+    if verdict == EQUIVALENT:
+        return f"equivalent to {visible(str(baseline))} within ±{points(margin or 0)} points"
+    return f"{verdict} {'against' if verdict == UNDECIDED else 'than'} {visible(str(baseline))}"
 
 
 def _remarks(table: Table, method: str, baseline: str, column: Column) -> Iterator[str]:
@@ -115,7 +118,6 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
     if not found:
         return []
     lines: list[tuple[str, str]] = []
-    base = visible(str(comparison.baseline))
     for verdict in VERDICTS:
         same = [one for one in found if one.verdict == verdict]
         if len(same) == 1:
@@ -126,10 +128,7 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
             where = tuple(visible(one.benchmark) for one in same if one.method == method)
             places.setdefault(where, []).append(visible(method))
         for where, names in places.items():
-            what = {
-                BETTER: f"better than {base}", WORSE: f"worse than {base}", UNDECIDED: f"undecided against {base}",
-                EQUIVALENT: f"equivalent to {base} within ±{points(comparison.margin or 0)} points",
-            }[verdict]  # fmt: skip
+            what = _claim(verdict, comparison.baseline, comparison.margin)
             every = len(comparison.benchmarks) if len(where) == len(comparison.benchmarks) > 1 else 0
             place = join_names(where) if not every else "both benchmarks" if every == 2 else f"all {every} benchmarks"
             lines.append((verdict, f"{join_names(names)} {'is' if len(names) == 1 else 'are'} {what} on {place}."))

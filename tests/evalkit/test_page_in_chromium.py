@@ -42,7 +42,7 @@ def test_sections_are_drawn(page: Any) -> None:
     assert page("return document.querySelectorAll('#answer .forest').length") == 1 + 2  # the primary metric; the others
     said = page("return [...document.querySelectorAll('#answer .headline li')].map(n => n.textContent)")
     assert len(said) == 3 * 2
-    assert "gtpo against grpo is undecided on arithmetic" in " ".join(said)
+    assert "gtpo is undecided against grpo on arithmetic" in " ".join(said)
     assert "<b>x</b> is better than grpo on arithmetic: +" in said[0]
     first = page("return document.querySelector('#answer .headline').getBoundingClientRect().top")
     assert first < 300  # the verdicts are what the page begins with

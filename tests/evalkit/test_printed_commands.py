@@ -53,7 +53,7 @@ def test_the_mend_of_served_models_makes_them_comparable(gtpo: Run, serve: Calla
     (mend,) = printed(gtpo(*compare, "--scoring", "lenient", code=2))
     _, again = printed(gtpo(*mend), OTHER_RUN="results/eval/a second")
     compared = gtpo(*again, "--scoring", "lenient")
-    assert "a second against first-like-a second is undecided on arithmetic: +0.0 points" in compared.stdout
+    assert "a second is undecided against first-like-a second on arithmetic: +0.0 points" in compared.stdout
 
 
 def test_a_mend_names_runs_that_lie_elsewhere_by_path(gtpo: Run, serve: Callable[..., Any]) -> None:
@@ -64,4 +64,4 @@ def test_a_mend_names_runs_that_lie_elsewhere_by_path(gtpo: Run, serve: Callable
     (mend,) = printed(gtpo("compare", "mine/first", "mine/second", code=2))
     mended = gtpo(*mend)
     assert "published set" not in mended.stderr, "its questions are a part, by --limit of the run that it is like"
-    assert "second-like-first against first is undecided" in gtpo("compare", "mine/first", "second-like-first").stdout
+    assert "second-like-first is undecided against first" in gtpo("compare", "mine/first", "second-like-first").stdout
