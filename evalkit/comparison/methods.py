@@ -25,7 +25,6 @@ from typing import Any
 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object
-from gtpo.evalkit.comparison.like_for_like import by_run
 from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.eval_run import EvalRun
 from gtpo.runs.find import records_of, resolve
@@ -324,8 +323,10 @@ def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str],
 
 
 def _config_differences(members: Sequence[Member], ignored: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """Config keys in which members differ, beside seeds and names, with their values."""
+    """Config keys in which members differ, beside seeds and names, with their values; and whether all have one."""
     configs = [member.config or {} for member in members]
+    if {} in configs:
+        configs = [{"config.yaml": "there" if config else "missing"} for config in configs]
     values = {key: [config.get(key) for config in configs] for config in configs for key in config}
     return {k: of for k, of in values.items() if k not in (*OWN_KEYS, *ignored) and len(set(map(str, of))) > 1}
 
@@ -338,14 +339,9 @@ def _notes_inside(method: Method) -> Iterator[str]:
     if differing := _config_differences(members):
         listed = "; ".join(f"{key}: {', '.join(map(str, values))}" for key, values in differing.items())
         yield f"{name}: its runs differ in more than the seed ({listed})"
-    if not method.doubt and any(m.config is None for m in members) and any(m.config for m in members):
-        yield f"{name}: not every run has a config.yaml, so what else differs in it is unknown"
     versions = [(member.train and member.train.run().get("packages")) or {} for member in members]
     if moved := sorted({key for of in versions for key in of if len({str(other.get(key)) for other in versions}) > 1}):
         yield f"{name}: its runs were trained with different versions of {', '.join(moved)}"
-    weights = {m.name: m.checkpoint or "unknown" for m in members if m.run is not None}
-    if len(set(weights.values())) > 1:
-        yield f"{name}: its runs are of different checkpoints ({by_run(weights)})"
     if method.doubt and method.chosen_by != LABEL:
         yield f"{name}: {method.doubt}, so its runs are no seeds: their mean is shown as one run"
     for one, other in itertools.combinations(method.evaluated, 2):
@@ -362,10 +358,8 @@ def _notes_near(methods: list[Method]) -> Iterator[str]:
             differing = _config_differences((first, second), WHERE_KEYS)
             if not first.preset or first.preset != second.preset or len(differing) > NEAR:
                 continue
-            reason = "they have the same seed"
-            if first.config is None or second.config is None:
-                reason = "not both have a config.yaml to compare"
-            elif differing:
+            reason = "they have the same seed" if first.config else "they have no config.yaml to compare"
+            if differing:
                 reason = "they differ in " + ", ".join(f"{k} ({v[0]}, {v[1]})" for k, v in differing.items())
             elif first.run and second.run and first.checkpoint != second.checkpoint:
                 reason = f"they are of different checkpoints ({first.checkpoint}, {second.checkpoint})"
