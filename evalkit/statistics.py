@@ -400,10 +400,7 @@ def mean_interval(values: ArrayLike, *, clusters: ArrayLike | None = None) -> Sc
     values: [Q] scores in [0, 1], one per question. clusters: [Q] labels; questions with one label are one. Raises
     ValueError on an empty list, a NaN, or a score outside [0, 1].
     """
-    scores = _checked(values)
-    if scores.ndim != 1:
-        raise ValueError(f"values must be a non-empty list of per-question scores, got shape {scores.shape}")
-    return ScoreInterval(*method_mean(scores[None], clusters=clusters)[:3])
+    return ScoreInterval(*method_mean(np.asarray(values)[None], clusters=clusters)[:3])
 
 
 def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> MethodMean:
@@ -412,9 +409,12 @@ def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> Meth
     From SEEDS_NEEDED seeds on it covers training. clusters: as in `mean_interval`. Raises ValueError on an empty
     array, a NaN, or a score outside [0, 1].
     """
-    values = _checked(scores)
-    if values.ndim != 2:
-        raise ValueError(f"scores must be [seeds, questions], got shape {values.shape}")
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 2 or values.size == 0:
+        raise ValueError(f"scores must be a non-empty list, of one run or [seeds, questions], got shape {values.shape}")
+    if not (np.all(values >= -1e-9) and np.all(values <= 1 + 1e-9)):
+        raise ValueError("scores must lie in [0, 1]: one fraction per question, no NaN")
+    values = np.clip(values, 0.0, 1.0)
     seed_means = values.mean(axis=1)
     x, weight = by_cluster(values, clusters)
     seeds, questions = x.shape
@@ -436,15 +436,6 @@ def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> Meth
         if 0 < questions - solved <= _FEW:
             high = max(high, 1 - _poisson_limit(questions - solved) / questions)
     return MethodMean(mean, low, high, covers_training, tuple(seed_means.tolist()))
-
-
-def _checked(values: ArrayLike) -> Array:
-    scores = np.asarray(values, dtype=np.float64)
-    if scores.size == 0:
-        raise ValueError(f"values must be a non-empty list of per-question scores, got shape {scores.shape}")
-    if not (np.all(scores >= -1e-9) and np.all(scores <= 1 + 1e-9)):
-        raise ValueError("values must lie in [0, 1]: one fraction per question, no NaN")
-    return np.clip(scores, 0.0, 1.0)
 
 
 def _mean_bounds(mean: float, effective: float, critical: float) -> tuple[float, float]:
