@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -158,14 +157,14 @@ def test_samples_are_filtered_and_turned(driver: Any, address: str) -> None:
     next(view, None)
 
 
-def test_a_run_is_followed_while_it_goes(driver: Any, home: Path) -> None:
-    folder = home / "results/train/live"
+def test_a_run_is_followed_while_it_goes(driver: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "results/train/live"
     write_train(folder, method="gtpo", steps=20)
     document = json.loads((folder / "run.json").read_text())
     (folder / "run.json").unlink()
     lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_bytes(b"")
-    with served(home, driver, "live") as page:
+    with served(tmp_path, driver, "live") as page:
         page("const later = setTimeout; window.setTimeout = (act) => later(act, 20)")  # it asks often
         step = "return document.querySelector('#list tbody tr td:nth-child(4)').textContent"
         assert page(step) == "–"
@@ -182,7 +181,6 @@ def test_a_run_is_followed_while_it_goes(driver: Any, home: Path) -> None:
         (folder / "run.json").write_text(json.dumps(document))
         until(driver, "return document.querySelector('#list').textContent.includes('live collapsed: accuracy fell')")
     until(driver, "return !document.querySelector('#lost').hidden")
-    shutil.rmtree(folder)
 
 
 def test_only_the_printed_address_opens_it(address: str) -> None:
@@ -197,32 +195,32 @@ def test_only_the_printed_address_opens_it(address: str) -> None:
     assert get(address, "samples?run=/etc&benchmark=x&verdict=any&page=-1")[1] == b'{"error": "no such run"}'
 
 
-def test_a_run_that_cannot_be_read_says_so_and_the_others_are_shown(home: Path, monkeypatch: Any) -> None:
-    broken = home / "results/train/broken"
+def test_a_run_that_cannot_be_read_says_so_and_the_others_are_shown(tmp_path: Path, monkeypatch: Any) -> None:
+    broken = tmp_path / "results/train/broken"
+    write_train(tmp_path / "results/train/gtpo", steps=5)
     broken.mkdir()
     (broken / "run.json").write_text("{")
-    monkeypatch.chdir(home)
+    monkeypatch.chdir(tmp_path)
     runs = Runs([]).state({})["runs"]
     assert "run.json" in runs["results/train/broken"]["error"]
     assert runs["results/train/gtpo"]["curves"]
-    shutil.rmtree(broken)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="this user may take any port")
-def test_a_port_that_may_not_be_taken_is_one_sentence(home: Path) -> None:
-    done = gtpo("view", "gtpo", "--port", "1", cwd=home)
+def test_a_port_that_may_not_be_taken_is_one_sentence(tmp_path: Path) -> None:
+    done = gtpo("view", "--port", "1", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "gtpo: --port 1: Permission denied\n")
 
 
-def test_samples_of_one_question_and_texts_that_do_harm(driver: Any, home: Path) -> None:
+def test_samples_of_one_question_and_texts_that_do_harm(driver: Any, tmp_path: Path) -> None:
     """The search by question; marks of writing direction and a line of a megabyte are shown, written out and cut."""
-    run = write_eval(home / "results/eval/odd", benchmarks={"arithmetic": 12}, hostile=True)
+    run = write_eval(tmp_path / "results/eval/odd", benchmarks={"arithmetic": 12}, hostile=True)
     path = next((run / "samples").glob("*.parquet"))
     table = pq.read_table(path)
     texts = table["completion"].to_pylist()
     texts[1:3] = ["abc\u202egpj.exe", "y" * 1_000_000]
     pq.write_table(table.set_column(table.column_names.index("completion"), "completion", pa.array(texts)), path)
-    with served(home, driver, "odd") as page:
+    with served(tmp_path, driver, "odd") as page:
         status = "document.querySelector('#evaluations [role=status]').textContent"
         assert page(f"return {status}") == "1 to 50 of 96"
         assert page("return document.querySelector('#evaluations .problem math mfrac') !== null")
@@ -234,19 +232,18 @@ def test_samples_of_one_question_and_texts_that_do_harm(driver: Any, home: Path)
         assert "abc\\u202egpj.exe" in shown
         assert "940,000 characters left out" in page("return document.querySelector('#evaluations').textContent")
         assert page("return document.documentElement.scrollWidth <= innerWidth")
-    shutil.rmtree(run)
 
 
-def test_a_train_run_brings_its_evaluations_its_warnings_and_earlier_rollouts(driver: Any, home: Path) -> None:
-    folder = home / "results/train/warned"
+def test_a_train_run_brings_its_evaluations_its_warnings_and_earlier_rollouts(driver: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "results/train/warned"
     write_train(folder, method="gtpo", steps=1200, status="running")
     with (folder / "metrics.jsonl").open("a") as out:
         for step in range(1201, 1231):
             row = {"step": step, "entropy/mean": 0.9, "rewards/mine/mean": 2.0, "loss": None, "nonfinite": ["loss"]}
             out.write(json.dumps(row) + "\n")
-    write_eval(home / "results/eval/of-warned", benchmarks={"arithmetic": 8}, train_run="warned")
+    write_eval(tmp_path / "results/eval/of-warned", benchmarks={"arithmetic": 8}, train_run="warned")
     os.utime(folder / "metrics.jsonl", (1e9, 1e9))
-    with served(home, driver, "warned") as page:
+    with served(tmp_path, driver, "warned") as page:
         told = page("return document.querySelector('#list').textContent")
         assert "of-warned" in told
         assert "warned: values that were not finite at 30 steps, the last at step 1230 (loss)" in told
@@ -262,8 +259,6 @@ def test_a_train_run_brings_its_evaluations_its_warnings_and_earlier_rollouts(dr
         origin, *asked = page("return [origin, ...performance.getEntriesByType('resource').map((e) => e.name)]")
         assert len(asked) > 2
         assert all(one.startswith((f"{origin}/token/", f"{origin}/favicon.ico")) for one in asked)
-    shutil.rmtree(folder)
-    shutil.rmtree(home / "results/eval/of-warned")
 
 
 def test_what_is_refused_is_refused_in_any_form(address: str) -> None:
