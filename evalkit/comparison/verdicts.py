@@ -99,17 +99,11 @@ def pairing(shared: Shared, a: str, b: str) -> tuple[list[int], list[int]] | Non
 
 
 def pairing_note(shared: Shared, a: str, b: str) -> str | None:
-    """Which runs a comparison leaves out because the other method has not trained their seeds."""
+    """Say that a comparison leaves out runs because the other method has not trained their seeds."""
     pair = pairing(shared, a, b)
-    if pair is None:
+    if pair is None or len(pair[0]) == max(len(shared.draws(name)) for name in (a, b)):
         return None
-    unpaired = []
-    for name, places in zip((a, b), pair, strict=True):
-        seeds = shared.by_name[name].seeds(shared.runs[name])
-        if out := [str(seed) for i, seed in enumerate(seeds) if i not in places]:
-            unpaired.append(f"{name} seed{'s' * (len(out) > 1)} {', '.join(out)}")
-    said = f"{a} against {b}: the {len(pair[0])} seeds that both trained are compared, without {' and '.join(unpaired)}"
-    return said if unpaired else None
+    return f"{a} against {b}: only the {len(pair[0])} seeds that both trained are compared"
 
 
 def differ(shared: Shared, a: str, b: str, column: Column) -> PairedDifference:

@@ -282,7 +282,7 @@ def test_a_missing_seed_keeps_the_others_paired(seeds_home: Path) -> None:
     five, _ = width(*ALL)
     dropped, notes = width(*ALL, "grpo-s5")
     assert dropped == five  # the sixth seed of the other method neither widens nor narrows it
-    assert any("the 5 seeds that both trained are compared, without grpo seed 5" in note for note in notes)
+    assert "gtpo against grpo: only the 5 seeds that both trained are compared" in notes
 
 
 def test_weights_of_another_kind_are_no_seed(tmp_path: Path) -> None:
