@@ -550,6 +550,6 @@ def test_random_failures_cost_little(monkeypatch: pytest.MonkeyPatch, share: flo
 @pytest.mark.parametrize(("status", "lowers"), [(429, True), (503, True), (529, True), (500, False), (502, False)])
 def test_only_overload_lowers_the_number_in_flight(monkeypatch, status: int, lowers: bool) -> None:  # type: ignore[no-untyped-def]
     server = Rounds(monkeypatch, 0.2, lambda: refusal(status, {}, ""))
-    server.rounds(640)
-    middle = server.seen[128:512]
+    server.rounds(320)
+    middle = server.seen[128:320]
     assert (sum(middle) / len(middle) < 32) == lowers

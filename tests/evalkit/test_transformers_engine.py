@@ -36,7 +36,7 @@ def tasks(tokenizer) -> list[Task]:  # type: ignore[no-untyped-def]
 
 
 def engine(tiny_model: Path, tokenizer, **sampling: float) -> TransformersEngine:  # type: ignore[no-untyped-def]
-    settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 24, "n": 4, "seed": 0, **sampling}
+    settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 12, "n": 4, "seed": 0, **sampling}
     return TransformersEngine(resolve_model(str(tiny_model)), tokenizer, Sampling(**settings), rows=16)  # type: ignore[arg-type]
 
 
@@ -108,7 +108,7 @@ def test_greedy_equals_generate(tiny_model: Path, tokenizer, tasks: list[Task]) 
     assert len({len(t.prompt.ids or ()) for t in tasks}) > 1, "padding is exercised"
     for task in tasks:
         inputs = torch.tensor([task.prompt.ids])
-        out = source.model.generate(inputs, max_new_tokens=24, do_sample=False)[0, inputs.shape[1] :]
+        out = source.model.generate(inputs, max_new_tokens=12, do_sample=False)[0, inputs.shape[1] :]
         assert ours[task.question_id, 0].completion == decode_completion(tokenizer, out.tolist())
         assert ours[task.question_id, 0].tokens == len(out)
 
