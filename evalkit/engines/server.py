@@ -639,7 +639,9 @@ class ServerEngine(Engine):
                 raise RequestError(one_line(why), passing=True, overload=late) from None
             if status in (401, 403, 404, 429) or not server.learn(sent, text):
                 raise refusal(status, headers, text)
-        answer.end(s.max_tokens, self._contexts[server.url], own=self._process is not None)
+        # A stop text may have left nothing: without one it is asked again.
+        own = self._process is not None and not request.stop
+        answer.end(s.max_tokens, self._contexts[server.url], own=own)
         model = one_line(answer.model or "")
         if model and server.model is not None and not same_model(model, server.model):
             raise RequestError(f'another model answers: "{model}", no longer "{server.model}"', passing=True)

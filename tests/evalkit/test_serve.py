@@ -56,7 +56,9 @@ def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tu
 
 def test_a_run(gtpo: Gtpo, tiny_model: Path, tmp_path: Path, pids: Path) -> None:
     """Prompts as tokens, a seed a sample, what is recorded; the server and what it started are gone after it."""
-    done = gtpo("eval", tiny_model, *COMMON, "--out", "run", "--concurrency", "3")
+    (tmp_path / "p.yaml").write_text("stop: ['never written']\n")
+    run = ("--protocol", "p.yaml", "--out", "run")
+    done = gtpo("eval", tiny_model, *COMMON, *run, "--concurrency", "3")
     assert processes(pids) == []
     rows = samples(tmp_path / "run")
     assert len(rows) == 4 * K
@@ -72,8 +74,8 @@ def test_a_run(gtpo: Gtpo, tiny_model: Path, tmp_path: Path, pids: Path) -> None
     assert "base_urls" not in engine
     assert "127.0.0.1" not in done.stderr
     assert (tmp_path / "run/server.log").is_file()
-    gtpo("eval", tiny_model, *COMMON, "--out", "run")
-    other = gtpo("eval", tiny_model, *COMMON[:-1], f"{SMALL} --other", "--out", "run", "--k", "32", code=2)
+    gtpo("eval", tiny_model, *COMMON, *run)
+    other = gtpo("eval", tiny_model, *COMMON[:-1], f"{SMALL} --other", *run, "--k", "32", code=2)
     assert "engine.serve_settings (" in other.stderr
 
 
