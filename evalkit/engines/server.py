@@ -209,7 +209,7 @@ class Answer:
     def end(self, max_tokens: int | None = None, context: int | None = None, *, own: bool = False) -> None:
         """Take the end of the body, and settle whether this is a completion (`check_reply`).
 
-        own: of a server that was started for the run and is sent tokens: no text is what the model wrote.
+        own: of vLLM's server that was started for the run: no text is what the model wrote.
         """
         self._line(self._rest)
         self._line(b"")
@@ -317,6 +317,8 @@ class ServerEngine(Engine):
         process: ServerProcess | None = None,
     ) -> None:
         self.name, self._process = name, process
+        # vLLM's server, started for the run and sent tokens, is believed as the engine in this process.
+        self._own = name == "vllm"
         self.servers, self.sampling, self.access, self._first = servers, sampling, servers[0].access, first[:1]
         self._concurrency, self._retries, self._body = concurrency, retries, body or {}
         self._stop = sampling.reading.stop  # What servers are sent of it
@@ -534,7 +536,7 @@ class ServerEngine(Engine):
         sample = Sample(task.benchmark, task.question_id, request.index, self.access.redact(answer.text()))
         sample.seed, tokens = request.seed, answer.tokens
         if error is None:
-            sample.settle(answer.ending, own=self._process is not None)
+            sample.settle(answer.ending, own=self._own)
             sample.tokens, sample.prompt_tokens = tokens.completion or None, tokens.prompt
         else:
             sample.settle(error.ending._replace(why=self.access.redact(str(error))))
@@ -639,9 +641,11 @@ class ServerEngine(Engine):
                 raise RequestError(one_line(why), passing=True, overload=late) from None
             if status in (401, 403, 404, 429) or not server.learn(sent, text):
                 raise refusal(status, headers, text)
-        # A stop text may have left nothing: without one it is asked again.
-        own = self._process is not None and not request.stop
-        answer.end(s.max_tokens, self._contexts[server.url], own=own)
+        if self._own:
+            # A stop text may have left nothing: without one it is asked again.
+            answer.end(own=not request.stop)
+        else:
+            answer.end(s.max_tokens, self._contexts[server.url])
         model = one_line(answer.model or "")
         if model and server.model is not None and not same_model(model, server.model):
             raise RequestError(f'another model answers: "{model}", no longer "{server.model}"', passing=True)

@@ -33,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(json.dumps({"data": [{"id": "small"}]} if self.path == "/v1/models" else {}))
 
     def do_POST(self) -> None:
-        """Complete a prompt of tokens, by the seed and by nothing else; a seventh of them with nothing."""
+        """Complete a prompt of tokens, by the seed and by nothing else."""
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         served.append(asked)
         if behaves("SMALL_KILLED_AFTER"):
@@ -42,8 +42,7 @@ class Handler(BaseHTTPRequestHandler):
             threading.Event().wait()
         assert (self.path, asked["model"]) == ("/v1/completions", "small"), asked
         assert all(isinstance(token, int) for token in asked["prompt"]), asked
-        answer = asked["seed"] % 7
-        text = f"<reasoning>{len(asked['prompt'])} tokens</reasoning>\n<answer>{answer}</answer>" if answer else ""
+        text = f"<reasoning>{len(asked['prompt'])} tokens</reasoning>\n<answer>{asked['seed'] % 7}</answer>"
         choice, usage = {"text": text, "finish_reason": "stop"}, {"completion_tokens": 9}
         self.answer(f"data: {json.dumps({'choices': [choice], 'usage': usage})}\n\ndata: [DONE]\n\n")
 

@@ -342,6 +342,18 @@ def test_what_it_costs(serve: Serve, name: str) -> None:
     assert (found.error is None, server.times[SEED]) == ((True, 2) if passes else (False, 1))
 
 
+def test_vllms_own_server_is_believed(serve: Serve) -> None:
+    """As the engine in this process: nothing may be what the model wrote, and its end its last token."""
+    for name, reading in (("vllm", Reading()), ("vllm", Reading(("Q:",))), ("openai", Reading())):
+        server = serve(lambda payload, times: answer({"content": ""}))
+        (found,) = collect(make(server, name=name, retries=0, sampling={"reading": reading}), tasks(1, 1)).values()
+        assert (found.finish_reason, found.outcome) == ("stop" if name == "vllm" else "error", "empty")
+        assert server.times[SEED] == 1 + len(reading.stop), "a stop text may have left nothing"
+        server = serve(lambda payload, times: answer(usage={"completion_tokens": 33}))
+        (found,) = collect(make(server, name=name), tasks(1, 1)).values()
+        assert (found.tokens, found.finish_reason) == (33, "stop" if name == "vllm" else "length")
+
+
 @pytest.mark.parametrize("after", ["0.01", "Wed, 21 Oct 2015 07:28:00 GMT"])
 def test_a_refusal_for_the_rate_costs_no_attempt(serve: Serve, after: str) -> None:
     server = serve(lambda payload, times: Reply(429, {}, {"Retry-After": after}) if times < 3 else completion(payload))
