@@ -137,7 +137,10 @@ class Key:
         """Return what is wrong with a value, as one sentence that begins with the place where it was set."""
         # No other value is near a name: YAML reads off, no, on and yes as booleans.
         hint = did_you_mean(value, self.choices) if isinstance(value, str) else ""
-        return f"{place} must be {self.expects}; found {value!r}.{hint}"
+        expects = self.expects
+        if str(value).lower().strip("+-") in ("inf", "infinity", "nan"):
+            expects = expects.replace("a number", "a finite number")
+        return f"{place} must be {expects}; found {value!r}.{hint}"
 
     def checked(self, value: Any, place: str = "") -> Any:
         """Return a value in the key's type. UserError that begins with the place, or else with the flag."""

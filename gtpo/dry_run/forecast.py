@@ -259,7 +259,7 @@ def dry_run(
             _tell(f"{share}, and must hold in it its own 16-bit copy of the weights and a cache")
         _tell(f"{MEASURED}\n" * bool(items))
     divided = f", {shard} over {processes}" if shard else ""
-    forecast = f"{scale * total:.1f} {unit} a process on a GPU{divided} (forecast; --verbose: by item)"
+    forecast = f"{scale * total:.1f} {unit} a process on a GPU{divided} (forecast)"
     _print_short(config, flags or {}, report, note, steps, forecast if items else unknown, missing)
 
 
@@ -312,4 +312,4 @@ def _print_short(
         lines["missing"] = "; ".join(missing)
     for name, line in lines.items():
         _tell(f"{name:10} {line}")
-    _tell("Dry run: nothing was trained or written. --verbose shows every key.")
+    _tell("Dry run: nothing was trained or written. --verbose shows every key, and memory by item.")
