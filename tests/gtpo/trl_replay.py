@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from test_trainer import SETTINGS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -85,31 +86,15 @@ def replay(config: TrainConfig, weights: Path, results: Path, trl_arguments: dic
 
     training = config.training
     tokenizer = AutoTokenizer.from_pretrained(weights)
-    arguments = GRPOConfig(
-        output_dir=str(results / "trl"),
-        learning_rate=training.learning_rate,
-        lr_scheduler_type=training.lr_scheduler_type,
-        warmup_steps=training.warmup_ratio,
-        adam_beta2=training.adam_beta2,
-        weight_decay=training.weight_decay,
-        optim=training.optimizer,
-        max_grad_norm=training.max_grad_norm,
-        num_generations=training.num_generations,
-        per_device_train_batch_size=training.per_device_train_batch_size,
-        gradient_accumulation_steps=training.gradient_accumulation_steps,
-        steps_per_generation=training.steps_per_generation,
-        max_completion_length=training.max_completion_length,
-        max_steps=training.max_steps,
-        shuffle_dataset=False,
-        disable_dropout=True,
-        bf16=False,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-        **trl_arguments,
+    same = (
+        *("learning_rate", "lr_scheduler_type", "adam_beta2", "weight_decay", "max_grad_norm", "num_generations"),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "max_steps"),
+        "max_completion_length",
     )
+    renamed = {"warmup_steps": training.warmup_ratio, "optim": training.optimizer, "output_dir": str(results / "trl")}
+    decided = {"shuffle_dataset": False, "disable_dropout": True, "gradient_checkpointing": False}
+    given = {name: getattr(training, name) for name in same}
+    arguments = GRPOConfig(**SETTINGS | given | renamed | decided | trl_arguments)
     trainer = Replayed(
         model=AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32),
         reward_funcs=[final_reward],
