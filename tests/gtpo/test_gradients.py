@@ -30,6 +30,10 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=tolerance, msg=lambda t, n=name: f"{n}: {t}")
 
 
+def rewards_of(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(reward([], [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]))
+
+
 @pytest.mark.parametrize("preset", ["gtpo", "gtpo-published", "gtpo-eq7", "gtpo-negative-only"])
 def test_splits_over_micro_batches(preset: str, tmp_path: Path) -> None:
     whole = step_gradients(tmp_path / "whole.pt", preset, 8, 1)
@@ -43,15 +47,7 @@ def test_step_is_that_of_the_reference_loss(preset: str, tmp_path: Path) -> None
     found = step_gradients(tmp_path / "whole.pt", preset, 8, 1)
     model, logits, ids, mask = group(PROMPTS[0])
     objective = replace(PRESETS[preset], **dropping_half())
-    loss = reference_loss(
-        objective,
-        logits,
-        ids,
-        mask,
-        torch.tensor(reward([], [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)])),
-        GROUP,
-        initial_entropy=0.5,
-    )
+    loss = reference_loss(objective, logits, ids, mask, rewards_of(ids, mask), GROUP, initial_entropy=0.5)
     loss.loss.backward()
     if objective.filter == "always":
         assert 0 < int(loss.kept.sum()) < GROUP
@@ -69,8 +65,7 @@ def test_second_step_of_a_round_is_that_of_float64(preset: str, tmp_path: Path) 
     )
     objective = replace(PRESETS[preset], **dropping_half())
     model, logits, ids, mask = group(PROMPTS[0], torch.float64)
-    rewards = torch.tensor(reward([], [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]))
-    first = reference_loss(objective, logits, ids, mask, rewards.double(), GROUP, initial_entropy=0.5)
+    first = reference_loss(objective, logits, ids, mask, rewards_of(ids, mask).double(), GROUP, initial_entropy=0.5)
     first.loss.backward()
     with torch.no_grad():
         for parameter in model.parameters():
