@@ -23,13 +23,11 @@ def read_yaml(
 
     what: is expected in it, as a message says it. UserError if the file is missing, damaged, or holds no mapping.
     """
-    reader = None
     try:
-        reader = loader(path.read_text(encoding="utf-8"))
-        node = reader.get_single_node()
-        lines: Lines = {}
+        text = path.read_text(encoding="utf-8")
+        node, lines = yaml.compose(text, loader), Lines()
         _note_lines(path, node, (), lines)
-        values = {} if node is None else reader.construct_document(node)
+        values = {} if node is None else yaml.load(text, loader)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -42,9 +40,6 @@ def read_yaml(
         raise UserError(f"{place}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
-    finally:
-        if reader is not None:
-            reader.dispose()
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected {what}, found {type(values).__name__}")
     return values, lines
