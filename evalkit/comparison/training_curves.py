@@ -54,18 +54,12 @@ class Curve:
     steps: NDArray[np.float64]
     values: NDArray[np.float64]
 
-    def thin(self, points: int) -> Curve:
-        """At most `points` values, each the mean of a run of neighbouring steps."""
-        if self.steps.size <= points:
-            return self
-        edges = np.linspace(0, self.steps.size, points + 1).astype(int)
-        width = np.diff(edges)
-        return Curve(np.add.reduceat(self.steps, edges[:-1]) / width, np.add.reduceat(self.values, edges[:-1]) / width)
-
-    def extremes(self, points: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The lowest and the highest value of each run of steps that `thin` averages."""
-        edges = np.linspace(0, self.steps.size, min(points, self.steps.size) + 1).astype(int)[:-1]
-        return np.minimum.reduceat(self.values, edges), np.maximum.reduceat(self.values, edges)
+    def thin(self, points: int) -> Band:
+        """At most `points` values, each the mean of a run of neighbouring steps, with the least and the largest."""
+        edges = np.linspace(0, self.steps.size, min(points, self.steps.size) + 1).astype(int)
+        starts, width = edges[:-1], np.diff(edges)
+        steps, means = (np.add.reduceat(of, starts) / width for of in (self.steps, self.values))
+        return Band(steps, means, np.minimum.reduceat(self.values, starts), np.maximum.reduceat(self.values, starts), 1)
 
 
 def read_curves(train: TrainFolder) -> dict[str, Curve]:
@@ -103,10 +97,10 @@ def bands(curves: list[dict[str, Curve]], points: int) -> dict[str, Band]:
         steps = steps[(steps >= first) & (steps <= last)]
         if not steps.size:  # the seeds logged no step in common
             continue
-        aligned = [Curve(steps, np.interp(steps, curve.steps, curve.values)) for curve in own]
-        values = np.stack([curve.thin(points).values for curve in aligned])
-        low, high = (values.min(axis=0), values.max(axis=0)) if len(own) > 1 else own[0].extremes(points)
-        found[key] = Band(aligned[0].thin(points).steps, values.mean(axis=0), low, high, len(own))
+        thin = [Curve(steps, np.interp(steps, curve.steps, curve.values)).thin(points) for curve in own]
+        means = np.stack([band.mean for band in thin])
+        of_seeds = Band(thin[0].steps, means.mean(axis=0), means.min(axis=0), means.max(axis=0), len(own))
+        found[key] = of_seeds if len(own) > 1 else thin[0]
     return found
 
 

@@ -272,8 +272,7 @@ def test_what_is_refused_is_refused_in_any_form(address: str) -> None:
 def test_a_thinned_curve_keeps_its_extremes() -> None:
     values = np.arange(7500) % 10.0
     values[4000] = 1000.0
-    curve = Curve(np.arange(7500.0), values)
-    low, high = curve.extremes(500)
-    assert low.size == high.size == curve.thin(500).values.size == 500
-    assert (low.min(), high.max()) == (0.0, 1000.0)
-    assert np.all((low <= curve.thin(500).values) & (curve.thin(500).values <= high))
+    thin = Curve(np.arange(7500.0), values).thin(500)
+    assert thin.low.size == thin.high.size == thin.mean.size == 500
+    assert (thin.low.min(), thin.high.max()) == (0.0, 1000.0)
+    assert np.all((thin.low <= thin.mean) & (thin.mean <= thin.high))
