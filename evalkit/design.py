@@ -222,17 +222,14 @@ def fewest(design: Design, vary: Lever, is_enough: Callable[[Design], bool]) -> 
     return high
 
 
-class Needs(NamedTuple):
-    """What a design sees with a chance of ENOUGH, and how many of one thing would make it see the target."""
+def needs(
+    noise: Noise, design: Design, target: float, *, margin: bool = False, level: float = LEVEL
+) -> tuple[Estimate, dict[Lever, Estimate | None]]:
+    """Return what a design that was a pilot sees, and what it lacks to see `target` or equivalence within it.
 
-    # A fraction.
-    sees: Estimate
-    # Empty if the design is enough. None: no number is enough; infinite: at that end of the range.
-    counts: dict[Lever, Estimate | None]
-
-
-def needs(noise: Noise, design: Design, target: float, *, margin: bool = False, level: float = LEVEL) -> Needs:
-    """Return what a design that was a pilot lacks to show a difference of `target`, or equivalence within it."""
+    Both with a chance of ENOUGH. What it lacks is how many of one thing would do: nothing if the design is enough;
+    None if no number is, infinite at an end of a range at which none is.
+    """
     noise = noise.at_least_zero(design)
 
     def enough(one: Design, end: End = "mean") -> bool:
@@ -244,10 +241,10 @@ def needs(noise: Noise, design: Design, target: float, *, margin: bool = False, 
 
     sees = _ordered(strength(noise, design, level=level, end=end).detectable() for end in ENDS)
     if enough(design):
-        return Needs(sees, {})
+        return sees, {}
     has: dict[Lever, bool] = {"questions": True, "samples": noise.samples is not None, "seeds": design.seeds > 0}
     counts = {lever: _ordered(least(lever, end) for end in ENDS) for lever in has if has[lever]}
-    return Needs(sees, {lever: None if math.isinf(count.mean) else count for lever, count in counts.items()})
+    return sees, {lever: None if math.isinf(count.mean) else count for lever, count in counts.items()}
 
 
 def limit(noise: Noise, design: Design, level: float = LEVEL) -> float | None:

@@ -38,11 +38,11 @@ def sees(comparison: MethodComparison, table: Table, method: str, target: float,
     if measured is None or cell.paired is None:
         return ""
     level = cell.paired.level
-    needed = needs(*measured, target, margin=margin, level=level)
+    seen, lacks = needs(*measured, target, margin=margin, level=level)
     goal = f"to show equivalence within ±{points(target)}" if margin else f"for {points(target)}"
-    ways = [f"{range_text(count, MOST[lever])} {NOUNS[lever]}" for lever, count in needed.counts.items() if count]
-    text = f"this design sees a difference of {points_text(needed.sees)} points with 80 %"
-    if not needed.counts:
+    ways = [f"{range_text(count, MOST[lever])} {NOUNS[lever]}" for lever, count in lacks.items() if count]
+    text = f"this design sees a difference of {points_text(seen)} points with 80 %"
+    if not lacks:
         return f"{text}, enough {goal}"
     text += f"; {goal}: {' or '.join(ways) or 'no number of one of them is enough'}"
     return "; ".join(filter(None, (text, limit_text(*measured, target, level))))

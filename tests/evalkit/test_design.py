@@ -90,16 +90,16 @@ def test_one_sample_of_two_models_tells_nothing_apart() -> None:
 
 def test_what_a_design_lacks_is_what_gives_it_eighty_percent() -> None:
     design = Design(100, 4, 3)
-    needed = needs(NOISE, design, 0.05)
-    for lever, count in needed.counts.items():
+    sees, lacks = needs(NOISE, design, 0.05)
+    for lever, count in lacks.items():
         if count is not None:
             enough = strength(NOISE, design._replace(**{lever: int(count.mean)})).power(0.05)
             assert ENOUGH <= enough < ENOUGH + 0.08, lever
-    assert needed.counts["samples"] is None
+    assert lacks["samples"] is None
     least = limit(NOISE, design)
     assert least is not None
-    assert least < needed.sees.mean
-    assert needs(NOISE, design, 0.9).counts == {}
+    assert least < sees.mean
+    assert needs(NOISE, design, 0.9)[1] == {}
     assert limit(replace(NOISE, samples=None), design._replace(seeds=0)) is None, "samples are among the questions"
     assert fewest(design, "samples", lambda one: False) is None
     # An estimate may be below 0: a plan has none that is, and the same V for its pilot.
