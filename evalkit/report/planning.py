@@ -116,7 +116,7 @@ def _grid(plan: BenchmarkPlan, title: str, chance: Chance) -> Grid:
     for (questions, _, seeds), of in plan.strengths.items():
         row = rows.setdefault((seeds, questions), [str(seeds) if seeds else "models", f"{questions:,}"])
         row.append(f"{100 * chance(of):.0f} % ({points_text(Estimate.exactly(of.detectable()))})")
-    head = ["seeds of each", "questions", *(f"{n} sample{'s' * (n > 1)}" for n in plan.samples)]
+    head = ["seeds of each", "questions", *(f"{n} sample{'s' * (n > 1)}" for n in dict.fromkeys(plan.samples))]
     return Grid("plan", f"Chance {title} (in brackets: points that are seen with 80 %)", head, list(rows.values()))
 
 

@@ -372,7 +372,7 @@ def test_runs_that_are_not_known_to_be_trained_apart_say_nothing_of_methods(case
         assert UNKNOWN in text, form
         assert "about these outputs" in text, form
         assert not marks.search(text), (form, marks.search(text))
-    document = json.loads(gtpo("compare", *words, "--format", "json", cwd=tmp_path).stdout)
+    document = json.loads(ran.stdout)
     judged = [record for record in document["records"] if record["verdict"]]
     assert [(r["verdict"], r["speaks_of"], r["judged"], r["p_holm"], r["significant"]) for r in judged] == [
         (UNDECIDED, OUTPUTS, False, None, False)

@@ -131,6 +131,8 @@ def test_weights_that_changed_since_are_noted(tmp_path: Path, monkeypatch: pytes
 
 
 def test_figures_are_written_and_repeat(page_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = gtpo("compare", *(f"{name}-1" for name in RUNS), "--figures", "figures", cwd=page_home)
+    assert "figures: 12 files in figures" in ran.stderr
     names = {path.name for path in (page_home / "figures").iterdir()}
     stems = ("curves-arithmetic", "curves-hard", "differences", "training")
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "pdf")}
