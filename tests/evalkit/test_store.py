@@ -112,14 +112,6 @@ def test_running_servers_are_sent_the_prompts_that_they_showed_at_first(tmp_path
             assert (now.prompts[key] == first, server.takes_tokens) == ((owner == "vllm"),) * 2
 
 
-def test_problems_accumulate(tmp_path: Path) -> None:
-    with EvalFolder(tmp_path / "run") as folder:
-        one, two = [Problem("1", "p", "4", level=3)], [Problem("2", "p\u2028", "5", subject="s")]
-        folder.add_problems({"a": one})
-        folder.add_problems({"b": two})
-        assert folder.problems() == {"a": one, "b": two}
-
-
 def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
     """As they would be from the stored rows; a question that is not whole is left to the summary."""
     texts = ["<answer>4</answer>", "<answer>1/2</answer>", "<answer>0.5</answer>", "so 0.5", "nothing"]
