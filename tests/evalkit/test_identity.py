@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import command_line
+from run_folders import samples
 
 from gtpo.common.errors import UserError
 from gtpo.runs.eval_folder import EvalFolder
@@ -22,11 +23,8 @@ EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", 
 BOTH = "arithmetic,arithmetic_hard"
 
 
-def content(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    parts = sorted((run / "samples").glob("*.parquet"))
-    rows = [{"error": None, **row} for part in parts for row in pq.read_table(part).to_pylist()]
-    key = sorted(rows, key=lambda row: (row["benchmark"], row["question_id"], row["sample_index"]))
-    return key, json.loads((run / "eval.json").read_text())["benchmarks"]
+def content(run: Path) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
+    return samples(run), json.loads((run / "eval.json").read_text())["benchmarks"]
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +45,12 @@ def run(whole: Path, tmp_path: Path) -> Path:
 def test_eval_json_is_rebuilt_from_the_parts(gtpo, tiny_model: Path, run: Path, damage: str) -> None:  # type: ignore[no-untyped-def]
     before, path = content(run), run / "eval.json"
     text = path.read_text()
-    if damage == "missing":
-        path.unlink()
-    else:
-        broken = {
-            "cut": text[:500],
-            "empty": "",
-            "another file's": "[]",
-            "wrong types": json.dumps({**json.loads(text), "sampling": {"n": "two"}}),
-        }
+    path.unlink()
+    broken = {
+        "cut": text[:500], "empty": "", "another file's": "[]",
+        "wrong types": json.dumps({**json.loads(text), "sampling": {"n": "two"}}),
+    }  # fmt: skip
+    if damage != "missing":
         path.write_text(broken[damage])
     other = gtpo("eval", tiny_model, "--benchmarks", "arithmetic", "--out", run, *EVAL, "--seed", "7", code=2)
     assert "sampling.seed (0 there, 7 now)" in other.stderr
