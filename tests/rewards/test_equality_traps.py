@@ -31,12 +31,6 @@ def cases() -> Iterator[tuple[str, str, str, Verdict]]:
             yield problem, gold, text, MARKS[mark]
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    with Verifier(workers=1, timeout_s=20) as one:
-        yield one
-
-
 def test_the_table(verifier: Verifier) -> None:
     table = list(cases())
     # An answer with a box is judged within answer tags too: a box that is an operand is no answer there either.

@@ -36,12 +36,6 @@ def prediction_of(case: dict) -> str:
     return extract_answer(case["pred"], "lenient") or ""
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    with Verifier(workers=2) as shared:
-        yield shared
-
-
 @pytest.mark.parametrize("suite", FLOORS)
 def test_suites_agree_but_for_the_listed_cases(suite: str, shared_dir: Path, verifier: Verifier) -> None:
     cases = rows(shared_dir / "grader_cases" / f"{suite}.jsonl")

@@ -35,12 +35,6 @@ GOLDS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    with Verifier(workers=2) as shared:
-        yield shared
-
-
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.sampled_from(COPIES), st.lists(st.sampled_from(sorted(REWRITINGS)), min_size=0, max_size=2))
 def test_no_rewriting_of_a_copy_is_paid(copy: tuple[str, str, str], rules: list[str]) -> None:

@@ -14,15 +14,8 @@ from bench.law_work import FORMS, cases
 from gtpo.rewards import Verdict, Verifier
 from gtpo.rewards.equality.answers import Kind
 from gtpo.rewards.equality.arithmetic import FUNCTIONS
-from gtpo.rewards.equality.comparing.decide import decide
 from gtpo.rewards.equality.reading import WORDS
 from gtpo.rewards.equality.reading.types import TYPES as TYPES_OF_ANSWERS
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    with Verifier(workers=2) as shared:
-        yield shared
 
 
 @pytest.mark.parametrize("seed", [11, 12])
@@ -80,38 +73,3 @@ def test_a_type_says_what_it_leaves(kind: type[Kind]) -> None:
     assert "read" in vars(kind)
     # One whose normal form is another type's needs no more.
     assert ("same" in vars(kind)) == ("parts" in vars(kind)) == dataclasses.is_dataclass(kind)
-
-
-def test_a_power_of_a_matrix_is_work() -> None:
-    matrix = r"\begin{pmatrix} 1 & 2 \\ 0 & 1 \end{pmatrix}"
-    for k in range(2, 9):
-        gold = rf"\begin{{pmatrix}} 1 & {2 * k} \\ 0 & 1 \end{{pmatrix}}"
-        for text in (f"{matrix}^{k}", f"A^{{{k}}} = {matrix}^{{{k}}}", f"{matrix}" * k):
-            assert decide(text, gold, f"Let $A = {matrix}$. Compute $A^{{{k}}}$.") != "CORRECT"
-        assert decide(f"A^{{{k}}} = {gold}", gold, f"Let $A = {matrix}$. Compute $A^{{{k}}}$.") == "CORRECT"
-
-
-ASKED = {
-    "A jar holds 15 red and 27 blue marbles. How many marbles are in the jar?": [
-        "There are 42 marbles in the jar.", "The jar holds 42 marbles", "The number of marbles is 42",
-    ],
-    "Lena has 74 cookies and gives away 32. How many cookies are left?": ["Lena has 42 cookies left.", "42 are left"],
-    "Betty earns 21 dollars a day. How much does she earn in two days?": ["She earns $42", "Betty earned 42 dollars"],
-    "Find the perimeter of a rectangle with sides 8 and 13.": ["So the perimeter is 42", "It is 42", "x = 42"],
-}  # fmt: skip
-UNSAID = """
-A common mistake is|Suppose the answer is|The answer is hardly|The upper bound is|The half of it is|If it were|47 is
-My first guess was|The teacher says|One might think it is|An option is|The example gives|The diagonal is|He lost|47% of
-Everyone expected|The price was|An estimate is|The intermediate result is|The wrong answer is|x of|3/4 of|I doubt
-Twice it is|Assume it is|The limit exceeds|The trap answer is|Nobody got|The previous answer was|It used to be
-The square of the answer is|Unless it is|The answer is nearly|The book says|She gave away|The answer starts with
-"""
-
-
-@pytest.mark.parametrize("problem", ASKED)
-def test_a_sentence_states_what_was_asked(problem: str) -> None:
-    for text in ["The answer is 42.", "Thus we get 42", "In total, 42", "I get 42", *ASKED[problem]]:
-        assert decide(text, "42", problem) == "CORRECT", text
-    for frame in UNSAID.replace("\n", "|").strip("|").split("|"):
-        assert decide(f"{frame} 42.", "42", problem) != "CORRECT", frame
-    assert decide("~~42~~", "42", problem) != "CORRECT"

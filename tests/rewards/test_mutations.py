@@ -10,12 +10,6 @@ from gtpo.rewards import Verifier
 IN_A_PROCESS = ("rewards/equality/",)
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    with Verifier(workers=2) as shared:
-        yield shared
-
-
 def assert_judged_right(pairs: list[Pair], verifier: Verifier) -> None:
     accepted = ours(pairs, verifier)
     wrongly = [p for p, yes in zip(pairs, accepted, strict=True) if yes and p.label != "equal" and not p.contested]

@@ -15,12 +15,6 @@ IN_A_PROCESS = ("rewards/equality/",)
 CORRECT, INCORRECT, UNSIMPLIFIED = Verdict.CORRECT, Verdict.INCORRECT, Verdict.UNSIMPLIFIED
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    with Verifier(workers=2) as shared:
-        yield shared
-
-
 def test_policy(verifier: Verifier) -> None:
     """The policy table of docs/verification.md."""
     marks = {"+": CORRECT, "-": INCORRECT, "~": UNSIMPLIFIED}

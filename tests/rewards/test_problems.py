@@ -56,11 +56,6 @@ def test_subsets(shared_dir: Path) -> None:
         load_source("math_train", data_dir=shared_dir / "data", subsets=["algebr"])
 
 
-def test_arithmetic_needs_nothing() -> None:
-    assert load_source("arithmetic_train")[0].solution
-    assert {p.id for p in load_source("arithmetic_test")}.isdisjoint(p.id for p in load_source("arithmetic_hard"))
-
-
 def test_users_file_in_three_formats(tmp_path: Path) -> None:
     rows = [{"problem": "a line separator \u2028 inside", "answer": 4}, {"problem": "p", "answer": "\\frac12"}]
     text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n"

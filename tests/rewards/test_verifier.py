@@ -31,12 +31,6 @@ SLOW = r"\frac{d^{7}}{dx^{7}} \tan(\tan(\tan(\tan(\tan(x^{x^{x}})))))"
 
 
 @pytest.fixture(scope="module")
-def verifier():
-    with Verifier(workers=2, timeout_s=120) as shared:  # far from what any task here takes
-        yield shared
-
-
-@pytest.fixture(scope="module")
 def hasty():
     with Verifier(workers=1, timeout_s=2) as shared:
         yield shared
