@@ -59,6 +59,18 @@ def subterms(term: Term) -> Iterator[Term]:
         yield from subterms(part)
 
 
+def addends(term: Term) -> Iterator[Term]:
+    """Yield the terms of a sum, those of sums within it too, each with its sign."""
+    if term[0] == "add":
+        for part in term[1:]:
+            yield from addends(part)
+    elif term[0] == "neg" and term[1][0] == "add":
+        for part in addends(term[1]):
+            yield ("neg", part)
+    else:
+        yield term
+
+
 def contains(term: Term, *marks: Any) -> bool:
     """Return whether some part of a term is tagged or named so: `contains(t, "pm")`, `contains(t, "const", "i")`."""
     return any(part[: len(marks)] == marks for part in subterms(term))
@@ -187,11 +199,6 @@ class Magnitudes:
             cls.high = size
         elif size < cls.low:
             cls.low = size
-
-    @classmethod
-    def spread_digits(cls) -> int:
-        """Return the decimal digits between the largest and the smallest."""
-        return int((cls.high - cls.low) * 0.302)
 
 
 def is_real(value: Value) -> bool:
@@ -510,7 +517,9 @@ def _value(term: Term, point: Mapping[str, Value], sign: int) -> Value:
         except KeyError:
             raise NoValue from None
     if kind == "const":
-        return _constant(term[1], point)
+        if term[1] in point:  # a bound variable that happens to be called e or i
+            return point[term[1]]
+        return mp.mpc(0, 1) if term[1] == "i" else +getattr(mp, term[1])
     if kind == "bind":
         return _bound(term, point, sign)
     if kind == "mat":
@@ -535,12 +544,6 @@ def _value(term: Term, point: Mapping[str, Value], sign: int) -> Value:
         return divide(*values) if kind == "div" else power(*values)
     except (ValueError, ZeroDivisionError, OverflowError):
         raise NoValue from None
-
-
-def _constant(name: str, point: Mapping[str, Value]) -> Value:
-    if name in point:  # a bound variable that happens to be called e or i
-        return point[name]
-    return mp.mpc(0, 1) if name == "i" else +getattr(mp, name)
 
 
 def _bound(term: Term, point: Mapping[str, Value], sign: int) -> Value:

@@ -154,10 +154,6 @@ class _Worker:
             yield str(rest[0]), kind == "done"
             begun, deadline = ahead > 0, time.monotonic() + timeout_s
 
-    def ended_by_its_clock(self) -> bool:
-        """Return whether the worker has ended because a task used up its processor time."""
-        return self.process.wait() == -signal.SIGPROF
-
     def kill(self) -> None:
         """Kill the process and reap it, so that no zombie stays. Its streams stay open: the thread that it serves may
         be reading from them, and the number of a closed one soon belongs to another file."""
@@ -298,7 +294,7 @@ class WorkerPool:
             except EOFError:
                 # Killed from outside, or by this task: one more try on a fresh worker tells them apart, unless the task
                 # has used up its processor time, which is its own doing.
-                to_blame = suspect or worker.ended_by_its_clock()
+                to_blame = suspect or worker.process.wait() == -signal.SIGPROF
                 if to_blame:
                     outcomes.append("REJECTED")
                 suspect = not to_blame

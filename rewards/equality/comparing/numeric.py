@@ -83,7 +83,7 @@ def stable(decide: Callable[[], bool], literal_digits: int = 0) -> bool:
     Magnitudes.reset()
     if not decide():
         return False
-    spread = max(Magnitudes.spread_digits(), literal_digits)
+    spread = max(int((Magnitudes.high - Magnitudes.low) * 0.302), literal_digits)
     # Nearly every comparison ends here: hardly any has numbers of such different sizes.
     if spread < GUARD_DIGITS or mp.dps > 60:
         return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
@@ -36,6 +36,7 @@ from gtpo.rewards.equality.arithmetic import (
     NoValue,
     Term,
     Value,
+    addends,
     canonical,
     constant_value,
     contains,
@@ -114,18 +115,6 @@ def _visit(term: Term, found: Count, whole: bool = False) -> None:
 
 
 # -- sums ----------------------------------------------------------------------------------------------------------
-def addends(term: Term) -> Iterator[Term]:
-    """Yield the terms of a sum, those of sums within it too, each with its sign."""
-    if term[0] == "add":
-        for part in term[1:]:
-            yield from addends(part)
-    elif term[0] == "neg" and term[1][0] == "add":
-        for part in addends(term[1]):
-            yield ("neg", part)
-    else:
-        yield term
-
-
 def _kind_of(addend: Term) -> str:
     """Return an addend without its rational coefficient: two of one kind can be put together."""
     above, below, *_ = factors(addend)

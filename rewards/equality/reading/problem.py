@@ -163,10 +163,6 @@ class ProblemText:
         self._asked_prose = _split(" ".join(self._asking))[1]
 
     @cached_property
-    def _runs(self) -> list[str]:
-        return [match.group() for match in SAYS.mathematics.finditer(one_spelling(self._prose))]
-
-    @cached_property
     def tokens(self) -> tuple[str, ...]:
         """Of the whole text in one spelling: where an answer's tokens are sought in a row."""
         return tokens_of(one_spelling(self._text))
@@ -189,7 +185,8 @@ class ProblemText:
         # `1,200 divided by 3` states 1200/3.
         plain = self._text.replace(",", "")
         spoken = [form.format(*filter(None, m.groups())) for pattern, form in _SPOKEN for m in pattern.finditer(plain)]
-        whole = [*self._formulas, *self._runs, *spoken]
+        runs = [match.group() for match in SAYS.mathematics.finditer(one_spelling(self._prose))]
+        whole = [*self._formulas, *runs, *spoken]
         pieces = list(dict.fromkeys(piece for part in whole for piece in [part, *SAYS.separator.split(part)]))
         terms = [term for piece in pieces[:PROBLEM_EXPRESSIONS] if (term := _parsed(piece)) is not None]
         return frozenset(canonical(part) for term in terms for part in subterms(term) if not is_literal(part))

@@ -3,10 +3,9 @@ r"""Sums of vectors: `4\mathbf{i} - 10\mathbf{j}`, `5i - 9j + 2k`, `(3, 6, 7) + 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from gtpo.rewards.equality.answers import Answer, Kind, Listing, Part, Scalar
-from gtpo.rewards.equality.arithmetic import ONE, Term
+from gtpo.rewards.equality.arithmetic import ONE, Term, addends
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.equality.reading.units import mixed
 
@@ -28,7 +27,7 @@ class Vector(Kind):
         if _SUM.search(text) is None or "=" in text:
             return None
         try:
-            vectors = [_components(addend) for addend in _addends(parse(mixed(text)))]
+            vectors = [_components(addend) for addend in addends(parse(mixed(text)))]
         except NotMathematics:
             return None
         size = max((len(vector) for vector in vectors), default=0)
@@ -47,13 +46,6 @@ class Vector(Kind):
 
 
 _NOTHING: Term = ("num", 0)
-
-
-def _addends(term: Term) -> Iterator[Term]:
-    for part in term[1:] if term[0] == "add" else ():
-        yield from _addends(part)
-    if term[0] != "add":
-        yield term
 
 
 def _components(addend: Term) -> list[Term]:
