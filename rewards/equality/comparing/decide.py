@@ -11,17 +11,7 @@ from functools import lru_cache
 
 from mpmath import mp
 
-from gtpo.rewards.equality.answers import (
-    Answer,
-    Listing,
-    Named,
-    Relation,
-    Scalar,
-    Union,
-    Words,
-    leaves,
-    parts_of,
-)
+from gtpo.rewards.equality.answers import Answer, Listing, Named, Relation, Scalar, Union, Words, leaves, parts_of
 from gtpo.rewards.equality.arithmetic import Budget, NoValue, Term, TooBig, canonical, evaluate, parts, symbols
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.work import finding, work_left
@@ -42,7 +32,7 @@ from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 from gtpo.rewards.thoughts import plain, without_thoughts
 
 # `120m`: units of one letter, which anywhere else are variables.
-_UNIT_LETTER = re.compile(r"(-?[\d.,]+|-?\\[dt]?frac\{\d+\}\{\d+\}) ?([msghlLNJWVK])\.?")
+_UNIT_LETTER = re.compile(r"(-?[\d.,]+|-?\\[dt]?frac\{\d+\}\{\d+\}) ?([msghlLNJWVK])\.*")
 _MIXED_NUMBER = re.compile(r"(-?\d+) and (?=\d+ ?/ ?\d+|\\[dt]?frac\{\d+\}\{\d+\})")
 _EACH = frozenset(("each", "apiece", "per", "every", "one"))
 _OPTION_LETTER = re.compile(r"^\s*\(?[a-h]\)?\s*\.?\s*$")

@@ -35,7 +35,6 @@ from gtpo.rewards.equality.arithmetic import (
     ZERO,
     NoValue,
     Term,
-    Value,
     addends,
     canonical,
     constant_value,
@@ -355,9 +354,6 @@ def _function(term: Term, found: Count) -> None:
 
 
 # -- the form that a problem asks for, and parts that compute nothing -------------------------------------------------
-Values = tuple[Value, ...]  # Of one term, at each point
-
-
 def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozenset[str]) -> bool:
     """Return whether an answer has each of the forms that its problem asks for and its gold has (`Contract.forms`)."""
     if len(written) != 1 or len(wanted) != 1:
@@ -408,7 +404,7 @@ def _is_factored_as(p: Term, g: Term) -> bool:
         wanted, written = ([tuple(evaluate(f, point) for point in points) for f in side] for side in (theirs, ours))
     except NoValue:
         return False
-    return one_to_one(wanted, written, lambda a, b: same_values(a, b) or same_values(a, tuple(map(negative, b))))
+    return one_to_one(wanted, written, lambda a, b: all(map(close, a, b)) or all(map(close, a, map(negative, b))))
 
 
 def _all_factors(term: Term) -> list[Term]:
@@ -419,11 +415,6 @@ def _all_factors(term: Term) -> list[Term]:
         small = factor[0] == "pow" and factor[2][0] == "num" and factor[2][1] in range(2, 13)
         found += [factor[1]] * int(factor[2][1]) if small else [factor]
     return found
-
-
-def same_values(a: Values, b: Values) -> bool:
-    """Return whether values agree point by point."""
-    return all(map(close, a, b))
 
 
 # -- the finding ------------------------------------------------------------------------------------------------------

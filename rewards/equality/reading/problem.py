@@ -69,29 +69,6 @@ def _named(table: Sequence[tuple[re.Pattern[str], str]], text: str) -> frozenset
     return frozenset(name for pattern, name in table if pattern.search(text))
 
 
-def read_contract(text: str, prose: str, whole: str) -> Contract:
-    """Return what a problem asks; `prose` is its text without formulas, `whole` what stands before it too."""
-    sentences = [sentence for sentence in SAYS.sentence.split(text) if SAYS.asks.search(sentence)]
-    asking = " ".join(sentences)
-    several = SAYS.several.search(asking)
-    units, counts = _asked_for([sentence for sentence in SAYS.sentence.split(prose) if SAYS.asks.search(sentence)])
-    return Contract(
-        units=frozenset(units),
-        measure=next(filter(None, map(_measure_in, SAYS.in_symbols.findall(asking))), "") if "/" in asking else "",
-        order=next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
-        rounded=SAYS.rounding.search(text) is not None,
-        places=_places(text),
-        forms=_named(_FORMS, text),
-        # `find a number` does not ask for the value of a.
-        unknowns=frozenset(SAYS.unknown.findall(asking)) - set("aI"),
-        count=NUMBER_WORDS[several[1].lower()] if several else None,
-        currencies=_named(_CURRENCIES, whole),
-        counts=counts,
-        point=SAYS.points.search(asking) is not None and not SAYS.intervals.search(asking),
-        moduli=frozenset(SAYS.modulus.findall(whole)),
-    )
-
-
 def _measure_in(phrase: str) -> str:
     """Return the compound measure that a phrase begins with."""
     spoken = phrase.replace("$", " ").split()
@@ -286,7 +263,24 @@ class ProblemText:
     def contract(self) -> Contract:
         """What it asks its answer to be."""
         prose = self._prose if self._question is self._text else _split(self._question)[1]
-        return read_contract(self._question, prose, self._text)
+        asking = " ".join(self._asking)
+        several = SAYS.several.search(asking)
+        units, counts = _asked_for([sentence for sentence in SAYS.sentence.split(prose) if SAYS.asks.search(sentence)])
+        return Contract(
+            units=frozenset(units),
+            measure=next(filter(None, map(_measure_in, SAYS.in_symbols.findall(asking))), "") if "/" in asking else "",
+            order=next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
+            rounded=SAYS.rounding.search(self._question) is not None,
+            places=_places(self._question),
+            forms=_named(_FORMS, self._question),
+            # `find a number` does not ask for the value of a.
+            unknowns=frozenset(SAYS.unknown.findall(asking)) - set("aI"),
+            count=NUMBER_WORDS[several[1].lower()] if several else None,
+            currencies=_named(_CURRENCIES, self._text),
+            counts=counts,
+            point=SAYS.points.search(asking) is not None and not SAYS.intervals.search(asking),
+            moduli=frozenset(SAYS.modulus.findall(self._text)),
+        )
 
 
 read_problem = lru_cache(maxsize=1024)(ProblemText)

@@ -10,6 +10,7 @@ from datetime import date
 from typing import Any
 
 from gtpo.rewards.equality.answers import Answer, Kind, Part, Same
+from gtpo.rewards.equality.reading import SAYS
 
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _MONTH = (
@@ -23,7 +24,6 @@ _FORMS = [
     re.compile(rf"{_WEEKDAY}{_DAY}\s+(?:of\s+)?{_MONTH}{_YEAR}$", re.IGNORECASE),
     re.compile(r"^(?P<weekday>)(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)$"),
 ]
-_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Date(Kind):
     @classmethod
     def read(cls, text: str, part: Part) -> Answer | None:
         """Return the date that a text is."""
-        plain = _TEXT.sub(r"\1", text).strip(" .")
+        plain = SAYS.text.sub(r"\1", text).strip(" .")
         match = next(filter(None, (form.match(plain) for form in _FORMS)), None)
         if match is None:
             return None
