@@ -62,7 +62,8 @@ def explain_damage(checkpoint: str | Path) -> Iterator[None]:
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        why = f"cannot be read ({type(error).__name__}: {str(error)[:160]})"
+        words = str(error).replace(f"{checkpoint}/", "")
+        why = f"cannot be read ({type(error).__name__}: {words[:160]})"
         raise damage_error(checkpoint, why) from error
 
 
