@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -149,12 +150,21 @@ class TrainingProblems:
         random.Random(self.config.model.random_seed).shuffle(order)
         return order
 
+    @contextmanager
+    def _named(self, key: str) -> Iterator[None]:
+        """Let what is wrong with a file name the key of the section dataset, or the flag, that named the file."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"{self.config.setting(f'dataset.{key}')}: {error}") from error.__cause__
+
     def load(self) -> list[Problem]:
         """Return all problems of the source, shuffled. Raises UserError if the source cannot be read."""
         if self._order is None:
             dataset = self.config.dataset
             fields = parse_fields(dataset.fields)
-            problems = load_source(self.source, data_dir=dataset.data_dir, subsets=dataset.subsets, fields=fields)
+            with self._named("name"):
+                problems = load_source(self.source, data_dir=dataset.data_dir, subsets=dataset.subsets, fields=fields)
             self._order = self._shuffled(problems)
         return self._order
 
@@ -168,7 +178,8 @@ class TrainingProblems:
             order, dataset = self.load(), self.config.dataset
             held_out: list[Problem] = []
             if self.config.training.eval_steps is not None and dataset.validation_file is not None:
-                held_out = load_file(dataset.validation_file, fields=parse_fields(dataset.fields))
+                with self._named("validation_file"):
+                    held_out = load_file(dataset.validation_file, fields=parse_fields(dataset.fields))
             elif self.config.training.eval_steps is not None:
                 if len(order) <= dataset.validation_problems:
                     raise UserError(
@@ -231,6 +242,7 @@ class TrainingProblems:
         report.kept = len(rows)
         if not rows:
             why = "; ".join(report.left_out()) or "it is empty"
+            why += "; name other problems in dataset.validation_file" * bool(report.held_out)
             raise UserError(f"dataset {self.source}: none of its {available:,} rows is usable: {why}")
         training, processes = self.config.training, processes or launched_processes()
         if self.config.method != "sft" and len(rows) < (needed := training.prompts_per_rollout(processes)):
