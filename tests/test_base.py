@@ -107,8 +107,8 @@ def test_figures_need_an_extra(gtpo, tmp_path):
         "compare", "examples/before.jsonl", "examples/after.jsonl", "--html", "page.html", "--figures", "figures"
     )
     assert done.returncode == 2, done.stderr
-    needs = "gtpo: --figures needs matplotlib, which is not installed: pip install 'gtpo[report]'"
-    assert done.stderr.splitlines()[-1] == needs
+    absent = "gtpo: --figures: matplotlib cannot be imported (No module named 'matplotlib'); pip install 'gtpo[report]'"
+    assert done.stderr.splitlines()[-1] == absent
     assert "pass@1" in done.stdout
     assert "<html" in (tmp_path / "page.html").read_text()
 
