@@ -94,7 +94,7 @@ COMPUTED = ("+5.0 [+2.5, +7.6]",)
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/tutorial.md", "docs/results.md"])
 def test_intervals_in_a_page_are_those_of_the_evidence(page: str) -> None:
-    files = ("demo/comparison", "demo/gtpo-against-grpo", "claims/tests", "real/runs", "real/arms")
+    files = ("demo/comparison", "demo/gtpo-against-grpo", "claims/tests", "real/runs", "real/arms", "small/README")
     evidence = "".join((ROOT / f"results/published/{name}.md").read_text() for name in files)
     evidence = re.sub(r"\\|\*\*| ±\d+\.\d", "", evidence)
     text = re.sub(r"`[^`\n]*`", "", (ROOT / page).read_text(encoding="utf-8"))
@@ -185,9 +185,13 @@ def test_the_pages_verdicts_are_those_of_the_answers(root: Path, published: Any)
     verdicts = [row["verdict"] for part in answers.values() for row in part]
     effects = [row["effects"][0] for row in answers["first"]] + answers["second"]
     primary = {points(row) for row in effects if abs(row["difference"]) < 1}
+    pairs = published("small/results")["tests"]["4 steps"]
+    primary.add("{:+.1f} [{:+.1f}, {:+.1f}]".format(pairs["difference"], *pairs["95 %"]))
     for page in ("README.md", "docs/results.md"):
         told = (root / page).read_text()
         assert f"{verdicts.count('undecided')} tests" in told
+        row = "| {verdict} | {bases:.0f} to {0:.0f}, {1:.0f} |".format(*pairs["ends"], **pairs)
+        assert re.search(rf"^\| 4 steps, training helps.*{re.escape(row)}$", told, re.MULTILINE)
         rows = re.findall(
             r"^\| [^|]*(?:step|prompt|answers|parameters)[^|]* \| ([+-]\d+\.\d \[[^\]]+\]) \|", told, re.MULTILINE
         )
@@ -235,6 +239,26 @@ def test_where_the_runs_of_each_row_began_and_ended(root: Path, published: Any) 
     base, *ends = right
     qwen = f"| {base:.0f} to {np.mean(ends[:2]):.0f}, {np.mean(ends[2:]):.0f} |"
     assert re.search(rf"^\| Qwen.*{re.escape(qwen)}$", (root / "README.md").read_text(), re.MULTILINE)
+
+
+def test_the_pairs_of_small_models(root: Path, published: Any) -> None:
+    page, found = " ".join((root / "docs/results.md").read_text().split()), published("small/results")
+    gain, later = found["by tokens"]["4 steps"]["tokens for the other's accuracy"], found["afterwards"]
+    share, low, high = (f"{100 * each:.0f}" for each in (gain["share"], *gain["95 %"]))
+    assert f"{share} % [{low}, {high}] of the tokens" in page
+    interval = "{:+.1f} [{:+.1f}, {:+.1f}]".format(later["difference"], *later["95 %"])
+    assert f"GTPO leads by {interval} points in the first {later['pairs']} pairs" in page
+    tested, rows = found["tests"]["4 steps"], pq.read_table(root / "results/published/small/runs.parquet").to_pylist()
+    right = {row["run"]: sum(row["lenient"]) for row in rows}
+    for side, arm in (("a", "gtpo"), ("b", "grpo")):
+        rate = float(tested[side].split(" at ")[1])
+        below = sum(
+            right[f"pairs-130k-4-{arm}-{rate:g}-s{seed}"] < right[f"base-130k-s{seed}"] for seed in range(201, 249)
+        )
+        assert (f"GTPO in {below}" if arm == "gtpo" else f"below its base in {below} of 48 pairs") in page
+    rates = found["searches"]["130k, 4 a rollout"]["accuracy by rate"]["grpo"]
+    means = [f"{np.mean(rates[rate]):.1f}" for rate in ("0.0004", "0.0002")]
+    assert f"({means[0]} and {means[1]} %)" in page
 
 
 def test_what_better_means_in_the_second_experiment(root: Path) -> None:

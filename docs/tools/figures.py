@@ -24,6 +24,7 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+import pyarrow.parquet as pq
 from matplotlib.patches import FancyBboxPatch
 
 mpl.rcParams |= {
@@ -192,6 +193,31 @@ def loans() -> None:
     save(figure, "loans")
 
 
+def small() -> None:
+    """Accuracy by sampled tokens of GTPO and GRPO, four steps a rollout: a thin line a run, a thick one the mean."""
+    test = published("small/results")["tests"]["4 steps"]
+    rows = pq.read_table(PUBLISHED / "small/runs.parquet").to_pylist()
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.0), width_ratios=(2, 1))
+    ends: dict[str, list[float]] = {}
+    for side, colour in (("a", GREEN), ("b", ORANGE)):
+        arm, rate = test[side].split(" at ")
+        mine = [row for row in rows if row["phase"] == "pairs" and (row["model"], row["steps"]) == ("130k", 4)
+                and row["arm"] == arm and f"{row['rate']:.3g}" == rate]  # fmt: skip
+        mine = sorted(mine, key=lambda row: row["seed"])[: test["pairs"]]
+        sampled, right = (np.array([row[name] for row in mine]) for name in ("sampled", "validation"))
+        axes[0].plot(sampled.T / 1e3, 100 * right.T, color=colour, linewidth=0.5, alpha=0.3)
+        label = f"{arm.upper()}, rate {rate}"
+        axes[0].plot(sampled.mean(0) / 1e3, 100 * right.mean(0), color=colour, linewidth=2.4, label=label)
+        ends[side] = [100 * sum(row["lenient"]) / row["samples"] / len(row["lenient"]) for row in mine]
+    low, high = min(map(min, ends.values())) - 1, max(map(max, ends.values())) + 1
+    axes[1].plot([low, high], [low, high], color="black", linewidth=0.8)
+    axes[1].plot(ends["b"], ends["a"], "o", color=BLUE, markersize=4, alpha=0.7)
+    axes[0].set(xlabel="sampled tokens, thousands", ylabel="right, % (search set, strict)")
+    axes[1].set(xlabel="GRPO at the end, %", ylabel="GTPO at the end, %", xlim=(low, high), ylim=(low, high))
+    axes[0].legend(frameon=False)
+    save(figure, "small")
+
+
 def coverage() -> None:
     """Every simulated cell that can be judged, by kind of noise: false marks, coverage, and planned power."""
     cells = published("bench/coverage")["cells"]
@@ -357,7 +383,7 @@ def photograph_verdict() -> None:
             save_screenshot(browser, FIGURES / "verdict.png")
 
 
-DRAWN = (recording, tokens, pipeline, forest, real, loans, coverage, cell, exploit, speed, curves)
+DRAWN = (recording, tokens, pipeline, forest, real, loans, small, coverage, cell, exploit, speed, curves)
 
 
 def main() -> None:

@@ -286,6 +286,18 @@ def results(records: Records) -> dict[str, Any]:
     return {"runs": len(records), "searches": searches, "tests": found, "by tokens": by_tokens(records, found)}
 
 
+def afterwards(records: Records, explored: Records) -> dict[str, Any]:
+    """Return GTPO less GRPO at GTPO's rate, of the pairs in which GRPO was run at it too; no part of the plan."""
+    gtpo = contrasts(records)["4 steps"][0]
+    both = {**records, **explored}
+    seeds = seeds_with(both, gtpo, gtpo._replace(arm="grpo"))
+    d = differences(both, gtpo, gtpo._replace(arm="grpo"), seeds)
+    ends = [float(np.mean([accuracy(both[gtpo._replace(arm=arm, seed=seed).name]) for seed in seeds]))
+            for arm in ("gtpo", "grpo")]  # fmt: skip
+    return {"rate": gtpo.rate, **tested(d), "ends": ends, "of these pairs, each at its own rate": float(
+        differences(both, *contrasts(records)["4 steps"][:2], seeds).mean())}  # fmt: skip
+
+
 def small(name: str, value: Any) -> Any:
     """Return a value of a record as the Parquet file holds it: strict scoring as one count, curves to four digits."""
     if name == "strict":
@@ -332,7 +344,8 @@ def main() -> None:
     if given.pack:
         pack(given.pack, HERE / "runs.parquet")
         return
-    found = rounded(results(read(Path("none"), HERE / "runs.parquet")))
+    records, explored = (read(Path("none"), HERE / name) for name in ("runs.parquet", "explored.parquet"))
+    found = rounded(results(records) | {"afterwards": afterwards(records, explored)})
     file = HERE / "results.json"
     if given.write:
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
