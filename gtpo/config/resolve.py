@@ -126,10 +126,12 @@ def _subsets(config: TrainConfig, document: Document) -> Iterator[str]:
 
 
 def _precision(config: TrainConfig, document: Document) -> Iterator[str]:
-    """Widen optimizer states in which an extreme Adam beta's updates would be rounded away."""
-    training = config.training
+    """Widen optimizer states and weights in which an extreme Adam beta's updates would be rounded away."""
+    model, training = config.model, config.training
     beta = max(training.adam_beta1, training.adam_beta2)
-    if beta > LARGEST_8BIT_BETA and training.optimizer.endswith(("4bit", "8bit")):
+    if beta <= LARGEST_8BIT_BETA:
+        return
+    if training.optimizer.endswith(("4bit", "8bit")):
         # Others have their 32 bits in the name: paged_adamw_32bit, lion_32bit.
         plain = {"adamw": "adamw_torch", "ademamix": "ademamix"}.get(training.optimizer.partition("_")[0])
         wide = plain or training.optimizer.replace("8bit", "32bit")
@@ -138,6 +140,12 @@ def _precision(config: TrainConfig, document: Document) -> Iterator[str]:
             f"(> {LARGEST_8BIT_BETA}) 8-bit states would round the updates away"
         )
         training.optimizer = wide
+    if not model.lora_rank and model.dtype in ("bfloat16", "float16"):
+        yield (
+            f"{document.at('model.dtype')} {model.dtype} -> float32: optimizer states have the dtype of the "
+            f"trained weights, and with an Adam beta of {beta} 16-bit states would round the updates away"
+        )
+        model.dtype = "float32"
 
 
 def _batch(config: TrainConfig, document: Document, world_size: int) -> Iterator[str]:

@@ -205,6 +205,15 @@ def test_8bit_states_are_widened_at_extreme_betas(tmp_path: Path, optimizer: str
         assert any("8-bit states would round" in notice for notice in loaded.notices) == (optimizer != resolved)
 
 
+def test_16bit_states_are_widened_too(tmp_path: Path) -> None:
+    high = {"training__adam_beta1": 0.999999, "model__dtype": "bfloat16"}
+    loaded = Loaded(tmp_path, MINIMAL, **high)
+    assert loaded.config.model.dtype == "float32"
+    assert any("16-bit states" in notice for notice in loaded.notices)
+    assert Loaded(tmp_path, MINIMAL, **high, model__lora_rank=8).config.model.dtype == "bfloat16"  # frozen weights
+    assert Loaded(tmp_path, MINIMAL, model__dtype="bfloat16").config.model.dtype == "bfloat16"
+
+
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_presets_resolve_to_themselves_and_survive_a_round_trip(tmp_path: Path, preset: str) -> None:
     config = Loaded(tmp_path, MINIMAL, objective__preset=preset).config
