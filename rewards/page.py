@@ -57,7 +57,7 @@ def serve(verifier: Verifier, port: int = 0) -> ThreadingHTTPServer:
             self.wfile.write(body if self.path == path else b"Open the address that was printed.")
 
         def log_message(self, *args: object) -> None:
-            pass
+            """Print no line for a request."""
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     print(f"http://127.0.0.1:{server.server_port}{path}   Ctrl-C ends it", flush=True)

@@ -54,8 +54,10 @@ class Rendering:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt; if a server tokenises, three bytes for one, and what a template adds."""
-        return max(len(p.ids) if p.ids is not None else p.size // 3 + 32 for p in self.prompts.values())
+        """Tokens of the longest prompt; if a server tokenises, three bytes for one, and 16 that a template adds."""
+        return max(
+            len(p.ids) if p.ids is not None else p.size // 3 + 16 * (1 + len(p.messages)) for p in self.prompts.values()
+        )
 
 
 @dataclass(frozen=True, slots=True)

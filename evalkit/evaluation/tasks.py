@@ -133,7 +133,9 @@ class Protocol(_Section):
         pool, choice = load_source(self.fewshot.data, data_dir=data_dir), self.fewshot.choice
         if isinstance(choice, dict):
             by_id = {p.id: p for p in pool}
-            pool = [by_id[identifier] for identifier in choice if identifier in by_id]
+            if absent := [identifier for identifier in choice if identifier not in by_id]:
+                raise UserError(f"protocol {self.name}: {self.fewshot.data} has no example {', '.join(absent)}")
+            pool = [by_id[identifier] for identifier in choice]
         if len(pool) < self.fewshot.count:
             raise UserError(f"protocol {self.name}: {self.fewshot.data} has only {len(pool)} examples")
         if "{solution}" in self._answer and not all(p.solution for p in pool):
@@ -158,9 +160,12 @@ def _fill(template: str, problem: Problem) -> str:
 
 
 def _respelled(example: Problem, changes: Mapping[str, str]) -> Problem:
+    """Return an example in another spelling. Raises UserError for a text that does not stand in it."""
     for here, there in changes.items():
-        texts = {name: getattr(example, name).replace(here, there) for name in ("problem", "solution")}
-        example = replace(example, **texts)
+        if here not in example.problem + example.solution:
+            raise UserError(f"few-shot example {example.id}: {here!r}, to be spelled {there!r}, does not stand in it")
+        problem, solution = (text.replace(here, there) for text in (example.problem, example.solution))
+        example = replace(example, problem=problem, solution=solution)
     return example
 
 

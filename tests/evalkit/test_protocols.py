@@ -14,7 +14,7 @@ from servers import Reply
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.evaluation.tasks import Protocol, presets
+from gtpo.evalkit.evaluation.tasks import FewShot, Protocol, presets
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.tables import Sample
 
@@ -60,6 +60,10 @@ def test_examples_are_those_that_lm_eval_draws(tmp_path: Path) -> None:
     assert text.endswith("\n\nQuestion: Q0?\nAnswer:")
     with pytest.raises(UserError, match="1 questions of the benchmark are among its examples"):
         protocol.examples([Problem("q", "P3?", "3")], tmp_path)
+    for choice, words in (({"t1": {"S2": "s"}}, "t1: 'S2', to be .* does not stand"), ({"t9": {}}, "no example t9")):
+        of = FewShot(data="gsm8k_train", count=1, choice=choice)
+        with pytest.raises(UserError, match=words):
+            protocol.model_copy(update={"fewshot": of}).examples(problems, tmp_path)
 
 
 OPEN, SHUT = "User: hi\nModel: <think>\n", "Model: <think>\n\n</think>\n"
