@@ -1,10 +1,10 @@
 """Judge answers from the shell: `python -m gtpo.rewards FILE`, or `-` for JSON lines on standard input.
 
-Each row of a .jsonl, .csv or .parquet file has `prediction` (or `completion`), `gold` (or `answer`, `ground_truth`) and
-perhaps `problem`; --fields gives them other names. Prints each row again as JSON, or writes it to --out, with its
-`verdict`, with --explain how both answers were read too, and the counts on standard error. --against names a reward
-function with TRL's signature and prints on which completions it differs from this judge instead. --page serves a page
-to try the judge.
+Each row of a .jsonl, .csv or .parquet file has `prediction`, or `completion` or a list of `completions` as `gtpo eval`
+reads them, `gold` (or `answer`, `ground_truth`) and perhaps `problem`; --fields gives them other names. Prints a row
+for each as JSON, or writes it to --out, with its `verdict`, with --explain how both answers were read too, and the
+counts on standard error. --against names a reward function with TRL's signature and prints on which completions it
+differs from this judge instead. --page serves a page to try the judge.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gtpo.common.errors import UserError, explained
 from gtpo.common.files import check_writable, read_jsonl, write_parquet, write_text
 from gtpo.rewards import Verifier, extract_answer
 from gtpo.rewards.adapters import audit, interval
+from gtpo.rewards.completions import completion_text, problem_text
 from gtpo.rewards.data.problems import read_rows, renamed
 from gtpo.rewards.extract import Scoring, choose_scoring
 from gtpo.rewards.loading import import_dotted
@@ -60,7 +61,9 @@ def main() -> int:
         raise UserError(f"--workers must be at least 1; found {args.workers}")
     if args.out:
         check_writable("--out", args.out, folder=False)
-    rows = [_row(row, names, where) for where, row in _rows(args.file)]
+    every = [sample for where, row in _rows(args.file) for sample in _samples(row, names, where)]
+    # A sample that failed is missing: no answer was wrong.
+    rows = [row for row in every if row.get("completion", "") is not None]
     golds = [next(row[name] for name in GOLDS if name in row) for row in rows]
     scoring = _scoring(rows) if args.scoring == "auto" else args.scoring
     texts = [_prediction(row, scoring) for row in rows]
@@ -74,8 +77,9 @@ def main() -> int:
             row["verdict"] = str(verdict)
             if args.explain:
                 row["why"] = verifier.verify(text, gold, problem=problem, explain=True).why
-    _write(rows, args.out)
-    print(*(f"{verdict}: {count}" for verdict, count in Counter(verdicts).most_common()), sep=", ", file=sys.stderr)
+    _write([row if "verdict" in row else row | {"verdict": None} for row in every], args.out)
+    counts = Counter(map(str, verdicts)) + Counter(failed=len(every) - len(rows))
+    print(*(f"{verdict}: {count}" for verdict, count in counts.most_common()), sep=", ", file=sys.stderr)
     return 0
 
 
@@ -109,14 +113,31 @@ def _rows(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
     return read_rows(Path(file))
 
 
-def _row(row: dict[str, Any], names: dict[str, str], where: str) -> dict[str, Any]:
+def _samples(row: dict[str, Any], names: dict[str, str], where: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each completion of a row, or for its answer. Raises UserError."""
     row = row | renamed(row, names, where)
-    if not any(name in row for name in PREDICTIONS) or not any(name in row for name in GOLDS):
+    name = next((name for name in (*PREDICTIONS, "completions") if name in row), None)
+    if name is None or not any(gold in row for gold in GOLDS):
         raise UserError(
-            f"{where}: expected {' or '.join(PREDICTIONS)}, and {' or '.join(GOLDS)}; found "
+            f"{where}: expected {' or '.join(PREDICTIONS)} or completions, and {' or '.join(GOLDS)}; found "
             f"{', '.join(row) or 'nothing'}; name the columns, e.g. --fields completion=text gold=target"
         )
-    return row
+    try:
+        if isinstance(row.get("problem"), list | dict):
+            row["problem"] = problem_text(row["problem"])
+        if not name.startswith("completion"):
+            if isinstance(row[name], list | dict):
+                raise TypeError(f"a {name} is one answer, not a {type(row[name]).__name__}")
+            yield row
+            return
+        found = row.pop(name)
+        several = isinstance(found, list) and not any(isinstance(text, dict) for text in found)
+        if several and not found:
+            raise TypeError(f"{name} is empty")
+        for text in found if several else [found]:
+            yield row | {"completion": None if text is None else completion_text(text)}
+    except TypeError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _scoring(rows: list[dict[str, Any]]) -> Scoring:

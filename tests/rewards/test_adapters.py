@@ -1,15 +1,18 @@
 """The verifier in other tools, each with the real library where it is installed."""
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gtpo.common.errors import UserError
 from gtpo.rewards import Verdict, accuracy_reward, boxed_reward, default_verifier
+from gtpo.rewards import __main__ as rewards_command
 from gtpo.rewards.adapters import correct_answer, inspect_scorer, lm_eval_results, verl_score
 
 ASKED = "What is 65-4?"
@@ -94,6 +97,30 @@ def test_pairs_from_the_shell(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"{file}:1: expected prediction or pred or completion" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_may_stand_in_a_field_is_judged_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any value in any field: a sentence, or a verdict for each sample; one that failed is no wrong answer."""
+    said = [{"role": "assistant", "content": "4"}]
+    values = [None, True, 4, 1.5, "4", "", [], ["4"], [None], ["4", None], [[]], [4], said, [said], [{}], {}, {"a": 1}]
+    fields, judged = ("prediction", "completion", "completions", "gold", "problem"), list[dict[str, Any]]()
+    refused: list[str] = []
+    for field, value in itertools.product(fields, values):
+        row = {field: value} | ({} if field.startswith(("pred", "comp")) else {"prediction": "4"})
+        try:
+            judged += rewards_command._samples({"gold": "4"} | row, {}, "rows:1")
+        except UserError as error:
+            refused.append(str(error))
+    assert all(sentence.startswith("rows:1: ") for sentence in refused)
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in judged))
+    monkeypatch.setattr(sys, "argv", ["gtpo.rewards", str(file), "--workers", "1"])
+    assert rewards_command.main() == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == len(judged) > 40
+    assert all((row["verdict"] is None) == (row.get("completion", "") is None) for row in rows)
 
 
 @pytest.mark.parametrize("gold", [None, ["61"], "", {"answer": 61}])
