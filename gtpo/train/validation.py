@@ -150,6 +150,8 @@ class Validation(RunPart):
         if gain is not None:
             mean, low, high = (100 * value for value in gain)
             LOG.info(f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} [{low:+.1f}, {high:+.1f}]")
+        elif untrained is not None:
+            LOG.info("best/ is the untrained model: no validation was better by more than noise")
         return {
             "untrained": untrained,
             "gain": None if gain is None else dict(zip(("mean", "low", "high"), gain, strict=True)),
