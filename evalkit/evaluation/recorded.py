@@ -267,7 +267,8 @@ def _identify(
     if benchmark is None and (row := found.without_gold) is not None:
         raise UserError(
             f'{row.where}: no gold, and "{row.id}" is no id of a known benchmark; '
-            "add gold to the rows, or name the benchmark with gtpo eval --benchmarks"
+            "add gold to the rows (--fields gold=NAME if it has another name), or name the benchmark with gtpo eval "
+            "--benchmarks"
         )
     by_itself = not (found.without_gold or found.no_gold or named)
     # Its own golds are enough: no download for a name.
