@@ -517,11 +517,8 @@ class Health:
         return patience is not None and self.best is not None and step - self.best_step >= patience
 
     def gain(self) -> tuple[float, float, float] | None:
-        """Return held-out pass@1 of the best weights less that of the untrained model, with its 95 % interval.
-
-        None if there is none, or these are the weights of the untrained model.
-        """
-        if self.first is None or self.best is None or self.best_step == 0:
+        """Return held-out pass@1 of the best weights less that of the untrained model, with its 95 % interval."""
+        if self.first is None or self.best is None:
             return None
         return float(np.mean(self.best) - np.mean(self.first)), *paired_bound(self.best, self.first, 0.025)
 

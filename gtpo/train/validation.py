@@ -147,11 +147,11 @@ class Validation(RunPart):
             f"validated {self.count} time{'s' * (self.count != 1)}: {self.seconds:.1f} s, "
             f"{100 * self.seconds / session_s:.1f} % of the run"
         )
-        if gain is not None:
+        if gain is not None and health.best_step == 0:
+            LOG.info("best/ is the untrained model: no validation was better by more than noise")
+        elif gain is not None:
             mean, low, high = (100 * value for value in gain)
             LOG.info(f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} [{low:+.1f}, {high:+.1f}]")
-        elif untrained is not None:
-            LOG.info("best/ is the untrained model: no validation was better by more than noise")
         return {
             "untrained": untrained,
             "gain": None if gain is None else dict(zip(("mean", "low", "high"), gain, strict=True)),
