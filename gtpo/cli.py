@@ -91,7 +91,7 @@ def train(context: typer.Context) -> None:
 
     start_logging("quiet" if options.quiet else "verbose" if options.verbose else "normal")
     if options.help_config:
-        from gtpo.config.keys import print_reference
+        from gtpo.config.schema import print_reference
 
         print_reference()
         return
@@ -290,7 +290,7 @@ def configs(
     For programs that need a file:
     accelerate launch --config_file "$(gtpo configs accelerate/ddp)" -m gtpo train demo/gtpo
     """
-    from gtpo.config.document import CONFIGS, TABLE, config_folders, config_names, find_config
+    from gtpo.config.load import CONFIGS, TABLE, config_folders, config_names, find_config
 
     if name is None:
         for folder, line in config_folders().items():

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from gtpo.completions import group_advantages, prepare_completions
-from gtpo.config.keys import keys
-from gtpo.config.published import WITHOUT_EFFECT
+from gtpo.config.load import WITHOUT_EFFECT
+from gtpo.config.schema import keys
 from gtpo.objective import (
     LN2,
     PRESETS,

@@ -18,9 +18,9 @@ from pydantic import BaseModel
 
 from gtpo import cli
 from gtpo.common.settings import CommandSettings
-from gtpo.config.keys import SHORTCUTS, by_section, default_in_words
+from gtpo.config.load import RENAMED, REWARDS, TRAINERS, WITHOUT_EFFECT
 from gtpo.config.options import TrainOptions
-from gtpo.config.published import RENAMED, REWARDS, TRAINERS, WITHOUT_EFFECT
+from gtpo.config.schema import SHORTCUTS, by_section, default_in_words
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.report.command import CompareSettings, PlanSettings
 from gtpo.runs.eval_record import (
@@ -185,7 +185,7 @@ def published_config() -> str:
     rows += [(f"`{key}`", f"`{ours}`") for key, ours in RENAMED.items()]
     rows += [(f"`{key}`", f"no effect: {why}") for key, why in WITHOUT_EFFECT.items()]
     rows += RUN_REFERENCE["published config"].items()
-    head = HEADER.format("gtpo/config/published.py and docs/tools/run_reference.yaml")
+    head = HEADER.format("gtpo/config/published.toml and docs/tools/run_reference.yaml")
     return "\n".join([head, PUBLISHED, table(("in the published file", "here"), rows)])
 
 

@@ -16,6 +16,12 @@ class UserError(Exception):
     """
 
 
+def raise_all(errors: Iterable[str]) -> None:
+    """Raise one UserError with a line per error, if there are any."""
+    if lines := list(dict.fromkeys(errors)):
+        raise UserError("\n      ".join(lines))
+
+
 # Error numbers of an OSError that says that no more can be written -> what is full, and what to do.
 DISK_FULL = {
     errno.ENOSPC: ("the disk is full", "free some space"),

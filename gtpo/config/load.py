@@ -1,32 +1,358 @@
-"""From YAML files and flags to a resolved TrainConfig: read, translate, lay over each other, validate.
+"""From YAML files and flags to a resolved TrainConfig: read, translate, lay over each other, validate, resolve.
 
-All errors are reported at once.
+A file, what it `extends`, and the flags are a layer each: a Document, one flat table, each key with its raw value and
+where it was set. It is never changed; `put`, `without` and `over` return another one. The authors' files run unchanged:
+their dialect (published.toml, docs/config.md) is translated in each layer by itself, before they are laid over each
+other, so that what stands above wins, whichever name it uses. No key of the dialect exists in a resolved config.
 
-Settings that a config passes on to TRL or peft are checked later, by whoever has imported the library (`checked`): its
-own class says what it has, so that a new version brings its new settings with it.
+All errors are reported at once. Settings that a config passes on to TRL or peft are checked later, by whoever has
+imported the library (`checked`): its own class says what it has, so that a new version brings its new settings with it.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
+import itertools
+import re
+import tomllib
 import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
+import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from gtpo.common.errors import UserError
+from gtpo.common.errors import UserError, did_you_mean, raise_all, same_elsewhere
 from gtpo.common.log import LOG
-from gtpo.common.settings import Key, alternatives
-from gtpo.config.document import Document, find_config, flag_layer, layers, merged, unknown_key
-from gtpo.config.keys import is_passed_on, keys, sections
-from gtpo.config.published import Findings, complete, translate
+from gtpo.common.settings import Key, alternatives, dashed
+from gtpo.common.yaml_file import Lines, read_yaml
 from gtpo.config.resolve import resolve
-from gtpo.config.schema import TrainConfig
+from gtpo.config.schema import SHORTCUTS, Setting, TrainConfig, full_name, is_passed_on, keys, sections
 from gtpo.rewards.data.problems import FILES
+
+Parts = tuple[str, ...]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# The configs that come with gtpo: beside its modules if it is installed, configs/ in a checkout.
+CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")), _PACKAGE / "configs")
+# A file of many configs: FOLDER/table.yaml holds FOLDER/NAME for each of its names (`_table_names`).
+TABLE = "table.yaml"
+_NULL = {"none", "null", "~"}
+
+
+class Document(dict[Parts, Setting]):
+    """The settings of a config, each section before what it holds; the key () is the file itself."""
+
+    def at(self, key: str | Parts) -> Setting:
+        """Return the setting of a key, dotted or in its parts. If it is absent: None, where its section begins."""
+        parts = tuple(key.split(".")) if isinstance(key, str) else key
+        above = next((self[parts[:end]].place for end in range(len(parts) - 1, -1, -1) if parts[:end] in self), "")
+        return self.get(parts) or Setting(None, above, ".".join(parts))
+
+    def put(self, dotted: str, value: Any, origin: Setting | None = None) -> Document:
+        """Return the document with a value in the place of what the key held, and the sections above it."""
+        key, setting = tuple(dotted.split(".")), (origin or self.at(dotted))._replace(value=value)
+        sections = {key[:end]: setting._replace(value={}) for end in range(len(key))}
+        return Document({**sections, **self.without(dotted), key: setting})
+
+    def without(self, dotted: str) -> Document:
+        """Return the document without a key and what it holds."""
+        key = tuple(dotted.split("."))
+        return Document({other: setting for other, setting in self.items() if other[: len(key)] != key})
+
+    def over(self, below: Document) -> Document:
+        """Return this document laid over another: sections merge, everything else is replaced."""
+        replaced = {key for key, setting in self.items() if setting.value != {}}
+        rest = {k: setting for k, setting in below.items() if replaced.isdisjoint(k[:end] for end in range(len(k)))}
+        return Document(rest | self)
+
+    def inside(self, *section: str) -> Document:
+        """Return what a section holds, as a document of its own."""
+        size = len(section)
+        held = {key[size:]: setting for key, setting in self.items() if key[:size] == section and len(key) > size}
+        return Document({key: setting._replace(typed=".".join(key)) for key, setting in held.items()})
+
+    def nested(self) -> dict[str, Any]:
+        """Return the values as a file has them. Raises UserError for a value that is set inside another one."""
+        values: dict[str, Any] = {}
+        for key, setting in self.items():
+            within = values
+            for end, part in enumerate(key[:-1], 1):
+                # None: `section:` with nothing under it.
+                within[part] = within = {} if within.get(part) is None else within[part]
+                if not isinstance(within, dict):
+                    raise UserError(f"{self.at(key[:end])} must be a mapping, found {within!r}")
+            if key:
+                within[key[-1]] = {} if setting.value == {} else setting.value
+        return values
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads `1e-6` as the number it is (YAML 1.1 wants `1.0e-6`)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_scalar(value: Any) -> Any:
+    """Return what a file would hold: a flag's text read as YAML. Text that is no YAML stays as it is."""
+    if isinstance(value, list):
+        return [read_scalar(each) for each in value]
+    try:
+        return yaml.load(value, _Loader) if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return value
+
+
+# -- the configs that come with gtpo -----------------------------------------------------------------------------------
+
+
+def config_folders() -> dict[str, str]:
+    """Return the folders of the configs that come with gtpo -> what is in each."""
+    return read_yaml(CONFIGS / "folders.yaml")[0]
+
+
+def config_names() -> list[str]:
+    """Return the names of the configs that come with gtpo, e.g. paper/llama-math-gtpo-g8."""
+    files = (path.relative_to(CONFIGS) for path in CONFIGS.glob("*/*") if path.suffix in (".yaml", ".sbatch"))
+    names = {file.with_suffix("").as_posix() for file in files if file.name != TABLE}
+    for table in CONFIGS.glob(f"*/{TABLE}"):
+        names |= {f"{table.parent.name}/{name}" for name in _table_names(table)}
+    return sorted(names)
+
+
+def find_config(name: str) -> Path | None:
+    """Return the file that comes with gtpo under this name, with or without its ending; None if there is none.
+
+    A config of a table has a path like any other, which `read` understands; there is no such file.
+    """
+    known = name.removesuffix(".yaml").removesuffix(".sbatch")
+    if known not in config_names():
+        return None
+    return next(CONFIGS.glob(f"{known}.*"), CONFIGS / f"{known}.yaml")
+
+
+@functools.cache
+def _table_names(table: Path) -> dict[str, list[Parts]]:
+    """Return the names of a table's configs: an entry of each axis, joined by dashes -> its layers, lowest first."""
+    document = _parse(table).without("base") if table.is_file() else Document()
+    # A user's config may be called table.yaml too; an entry of a table is a mapping, or has nothing under it.
+    if any(setting.value not in ({}, None) for key, setting in document.items() if len(key) < 3):
+        return {}
+    axes = itertools.groupby((key for key in document if len(key) == 2), lambda key: key[0])
+    rows = itertools.product(*(list(entries) for _, entries in axes))
+    return {"-".join(name for _, name in row): [("base",), *row] for row in rows}
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _settings(
+    path: Path, values: Mapping[Any, Any], lines: Lines, above: Setting, key: Parts = ()
+) -> Iterator[tuple[Parts, Setting]]:
+    yield key, above
+    for name, value in values.items():
+        inside = (*key, str(name))
+        place = f"{path}:{lines[inside]}" if inside in lines else above.place
+        section = isinstance(value, dict)
+        setting = Setting({} if section else value, place, ".".join(inside))
+        yield from _settings(path, value if section else {}, lines, setting, inside)
+
+
+def _exists(path: Path) -> bool:
+    return path.is_file() or path.name.removesuffix(".yaml") in _table_names(path.with_name(TABLE))
+
+
+def _parse(path: Path) -> Document:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; expected a config file (.yaml). A model: gtpo train --model {path} ...")
+    if not path.is_file() and _exists(path):
+        table = _parse(path.with_name(TABLE))
+        layers = _table_names(path.with_name(TABLE))[path.name.removesuffix(".yaml")]
+        return functools.reduce(
+            lambda below, layer: table.inside(*layer).over(below), layers, Document({(): table[()]})
+        )
+    if not path.exists():
+        raise UserError(_absent(path))
+    values, lines = read_yaml(path, "a mapping of sections", _Loader)
+    return Document(_settings(path, values, lines, Setting({}, str(path), "")))
+
+
+def _absent(path: Path) -> str:
+    near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
+    typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    hint = near or did_you_mean(typed, config_names()) or " `gtpo configs` lists those that come with gtpo."
+    if not near and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and path.suffix not in (".yaml", ".yml"):
+        hint += f" If it is a model: gtpo train --model {path} --data gsm8k --method gtpo"
+    return f"{path}: no such config file.{hint}"
+
+
+def layers(path: Path, chain: tuple[Path, ...] = ()) -> list[Document]:
+    """Return a file and what it `extends`, lowest first: files relative to it, or configs of gtpo by name."""
+    document = _parse(path)
+    # A file that comes with gtpo may extend one beside it, or one by its name.
+    (bases, place, _), below = document.at("extends"), list[Document]()
+    chain = (*chain, path.resolve())
+    for base in bases if isinstance(bases, list) else [] if bases is None else [bases]:
+        if not isinstance(base, str):
+            raise UserError(f"{place}: extends takes a file or a list of files, found {bases!r}")
+        file = path.parent / base
+        if not _exists(file):
+            file = find_config(base) or file
+        if file.resolve() in chain:
+            raise UserError(f"{place}: extends {base} is circular")
+        if not _exists(file):
+            raise UserError(f"{place}: extends {base}: no such file ({file})")
+        below += layers(file, chain)
+    return [*below, document.without("extends")]
+
+
+def flag_layer(flags: Mapping[str, Any]) -> Document:
+    """Return the document of flags: name without dashes -> text, or a list of words.
+
+    A key of TRL or peft takes the text as a file would; a key of ours takes it as its type.
+    """
+    document = Document()
+    # A flag of an unknown name is kept, so that it is named with the errors of the file.
+    for flag, text in flags.items():
+        name, value = full_name(flag), text
+        if is_passed_on(name):
+            value = read_scalar(text)
+        elif name in keys() and NoneType in keys()[name].kinds and str(text).lower() in _NULL - {*keys()[name].choices}:
+            value = None
+        document = document.put(name, value, Setting(None, "", dashed(flag)))
+    return document
+
+
+def merged(documents: Iterable[Document], name: str) -> Document:
+    """Return documents laid over each other, the lowest first. name: of the run, if none of them has one."""
+    document = functools.reduce(lambda below, layer: layer.over(below), documents)
+    for key in keys().values():
+        # One word is a list of one.
+        if key.many and isinstance(word := document.at(key.name).value, str):
+            document = document.put(key.name, [word])
+    return document if document.at("run_name").value is not None else document.put("run_name", name)
+
+
+# -- the published dialect: each change is logged ----------------------------------------------------------------------
+
+_TABLE = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+# class_path -> (method, what the log says; empty: a class of ours or TRL's, nothing to say).
+TRAINERS: dict[str, tuple[str, str]] = _TABLE["trainers"]
+# Path -> (ours, why).
+REWARDS: dict[str, tuple[str, str]] = _TABLE["rewards"]
+# Key of the dialect, or TRL's own name of a published key -> ours, of the same meaning.
+RENAMED: dict[str, str] = _TABLE["renamed"]
+WITHOUT_EFFECT: dict[str, str] = _TABLE["without effect"]
+# The section that only the dialect has: GTPO's own switches.
+_RUNTIME = "gtpo_runtime"
+
+
+@dataclass
+class Findings:
+    """What loading a config found: its errors, and what the user should know of a config that is accepted."""
+
+    errors: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    changes: list[tuple[str, Setting, str]] = field(default_factory=list)
+    """(key, what set it, notice) of changes within a layer: they count if no layer above sets the key."""
+
+
+def translate(document: Document, findings: Findings) -> Document:
+    """Return one layer in our dialect; note each change, and the errors that only the dialect can have."""
+    for key, why in WITHOUT_EFFECT.items():
+        if document.at(key).value is not None:
+            findings.notices.append(f"{document.at(key)} has no effect: {why}")
+        document = document.without(key)
+    origin, other = document.at("trainer.class_path"), document.at("method")
+    if method := _method_of(origin)[0]:  # `complete` takes the class itself away
+        if other.value not in (None, method):
+            words = f'trains with method {method}, but {other} is "{other.value}"; remove one'
+            findings.errors.append(f"{origin} {origin.value} {words}")
+        document = document if other.value is not None else document.put("method", method, origin)
+    groups = document.at("training.num_generations")
+    # The authors' way to note two runs: "8/12".
+    if isinstance(groups.value, str) and (several := re.fullmatch(r"\s*(\d+)\s*/.*", groups.value)):
+        notice = f'{groups} "{groups.value}": taking {several[1]}'
+        findings.changes.append(("training.num_generations", groups, notice))
+        document = document.put("training.num_generations", int(several[1]))
+    rewards = document.at("trainer.reward_funcs")
+    if isinstance(rewards.value, list):
+        ours = [REWARDS.get(str(path).replace(":", "."), (path, "")) for path in rewards.value]
+        for path, (name, why) in zip(rewards.value, ours, strict=True):
+            if why:
+                findings.changes.append(("trainer.reward_funcs", rewards, f"{rewards} {path} -> {name} ({why})"))
+        document = document.put("trainer.reward_funcs", [name for name, _ in ours])
+    if document.at("training.report_to").value in ("none", ["none"]):  # transformers' word for no tracker
+        document = document.put("training.report_to", [])
+    return _renamed(document, findings)
+
+
+def _renamed(document: Document, findings: Findings) -> Document:
+    """Move the values of the dialect's keys to ours; an error if the same layer sets those to something else."""
+    document = _without_runtime(document, findings)
+    for old, new in RENAMED.items():
+        origin, other, document = document.at(old), document.at(new), document.without(old)
+        value = [origin.value] if keys()[new].many else origin.value
+        if origin.value is None:
+            continue
+        # A flag's value is text.
+        if other.value not in (None, []) and read_scalar(other.value) != read_scalar(value):
+            findings.errors.append(f"{origin} {origin.value} and {other} {other.value} set the same thing; remove one")
+        else:
+            findings.changes.append((new, origin, f"{origin} -> {new} {origin.value}"))
+            document = document.put(new, value, origin)
+    inside = [setting for key, setting in document.items() if key[:-1] == (_RUNTIME,)]
+    findings.errors += [unknown_key(setting, RENAMED) for setting in inside]
+    # What is no section is an unknown key.
+    return document if document.at(_RUNTIME).value else document.without(_RUNTIME)
+
+
+def _without_runtime(document: Document, findings: Findings) -> Document:
+    """Leave out what is GTPO's in the dialect, if the method is another one."""
+    method = document.at("method").value
+    runtime = {key: entry for key, entry in document.items() if entry.typed.lstrip("-").startswith(_RUNTIME)}
+    if not runtime or method not in ("grpo", "sft"):
+        return document
+    section = next(iter(runtime.values()))._replace(typed=_RUNTIME)
+    findings.notices.append(f"{section} has no effect with method {method}")
+    return functools.reduce(Document.without, map(".".join, runtime), document)
+
+
+def complete(document: Document, findings: Findings) -> Document:
+    """Return the merged document with what a file that names a class of the authors leaves to us."""
+    document, method = _without_runtime(document, findings), document.at("method").value
+    findings.notices += [line for key, setting, line in findings.changes if document.at(key)[1:] == setting[1:]]
+    origin = document.at("trainer.class_path")
+    stands_for, line = _method_of(origin)
+    if not stands_for:
+        return document
+    document = document.without("trainer.class_path")
+    if method != stands_for:
+        findings.notices.append(f"{origin} {origin.value} has no effect: {document.at('method')} is {method}")
+    elif line:
+        findings.notices.append(f"{origin} {origin.value} -> {line}")
+        for key, left_out in _TABLE["left out"].items():
+            # GRPO has no preset to choose.
+            if document.at(key).value is None and (method == "gtpo" or key != "objective.preset"):
+                findings.notices.append(f"    {left_out['notice']}")
+                document = document.put(key, left_out["value"]) if "value" in left_out else document
+    return document
+
+
+def _method_of(origin: Setting) -> tuple[str, str]:
+    return TRAINERS.get(str(origin.value).replace(":", "."), ("", ""))
+
+
+# -- the whole way -----------------------------------------------------------------------------------------------------
 
 
 def load_config(
@@ -47,35 +373,34 @@ def load_config(
     findings = Findings()
     documents = [translate(layer, findings) for layer in (*layers(file), flag_layer(overrides or {}))]
     document = complete(merged(documents, file.stem), findings)
-    config, changes = resolve(to_config(document, findings.errors), document, world_size)
-    # TRL and peft check their settings when they have been imported; the document is gone by then.
-    config._settings = {".".join(key): setting for key, setting in document.items()}
+    config, changes = resolve(to_config(document, findings.errors), world_size)
     # Only now: of a config that is refused, only the errors matter.
     for notice in dict.fromkeys((*findings.notices, *changes)):
         LOG.warning(notice)
     return config
 
 
-def to_config(document: Document, errors: Iterable[str] = ()) -> TrainConfig:
-    """Return a document of our dialect as the schema has it. Raises UserError: `errors`, then its own, a line each."""
-    findings = Findings([*errors])
+def to_config(document: Document, further: Iterable[str] = ()) -> TrainConfig:
+    """Return a document of our dialect as the schema has it. Raises UserError: `further` errors, then its own."""
+    errors = [*further]
     homes = {name.rpartition(".")[2] for name in keys() if not name.startswith("model.build")}
     for parts, setting in document.items():
         name = ".".join(parts)
         if name in keys() and isinstance(setting.value, bool) and {int, float}.intersection(keys()[name].kinds):
             # pydantic would read `learning_rate: true` as 1.0.
-            findings.errors.append(_sentence(document, {"loc": parts, "type": "bool", "input": setting.value}))
+            errors.append(_sentence(document, {"loc": parts, "type": "bool", "input": setting.value}))
         elif len(parts) == 2 and parts[1] in homes and is_passed_on(name):
             # A key of ours in another section than its own: TRL may have the name too, and would take it in silence.
-            findings.errors.append(unknown_key(setting))
+            errors.append(unknown_key(setting))
     # `section:` with nothing under it is an empty section.
     values = {name: {} if value is None and name in sections() else value for name, value in document.nested().items()}
     # Errors are gathered, not raised one by one: a file is mended at one go.
     try:
         config = TrainConfig.model_validate(values)
     except ValidationError as error:
-        findings.errors += [_sentence(document, fault) for fault in error.errors()]
-    findings.raise_errors()
+        errors += [_sentence(document, fault) for fault in error.errors()]
+    raise_all(errors)
+    config._setting = document.at
     return config
 
 
@@ -97,6 +422,27 @@ def _sentence(document: Document, error: Mapping[str, Any]) -> str:
         names = "a name that starts with a letter, digit or _ and has no slash (it names a folder)"
         return f"{setting} must be {names}; found {value!r}."
     return key.sentence(str(setting), value)
+
+
+def unknown_key(setting: Setting, likely: Iterable[str] = ()) -> str:
+    """Name an unknown key or flag, where it was set, and the nearest known one; `likely` are compared first."""
+    name = setting.typed.removeprefix("--")
+    section, _, leaf = name.rpartition(".")
+    # A right name, or nearly, in a wrong section is the most frequent mistake; one of its own section is nearer.
+    own = [key for key in keys() if key.startswith(f"{section}.")]
+    leaves = {key.rpartition(".")[2]: key for key in (*reversed(keys()), *own)}
+    elsewhere = same_elsewhere(leaf, [*likely, *keys(), *(SHORTCUTS if setting.is_flag else ())])
+    close = difflib.get_close_matches(leaf.replace("-", "_"), leaves, n=1, cutoff=0.8)
+    if name in keys() and section and not setting.is_flag:
+        hint = f' A file nests its keys: put "{leaf}:" under "{section}:" (with dots it is a flag, --{name}).'
+    elif elsewhere or close:
+        hint = f' Did you mean "{elsewhere or leaves[close[0]]}"?'
+    else:
+        near = did_you_mean(name, likely) or did_you_mean(name, (*SHORTCUTS, *sections(), *keys()))
+        hint = near or " gtpo train --help-config lists the keys."
+    if setting.is_flag:
+        return f'unknown flag "{setting.typed}".' + hint.replace('mean "', 'mean "--')
+    return f'{setting.place}: unknown key "{setting.typed}".{hint}'.removeprefix(": ")
 
 
 # -- what a config passes on to TRL or peft ----------------------------------------------------------------------------
@@ -136,6 +482,5 @@ def checked(
                 values[name] = Key(name, FieldInfo.from_annotation(kind)).checked(value, str(setting))
             except UserError as error:
                 errors.append(str(error))
-    if errors:
-        raise UserError("\n      ".join(errors))
+    raise_all(errors)
     return values

@@ -55,7 +55,7 @@ def read_command(words: Iterable[str]) -> tuple[TrainOptions, dict[str, Any]]:
     Flags that are no key are among them: `load_config` reports them with the errors of the file.
     """
     # Here, and not above: the help does not need it.
-    from gtpo.config.keys import full_name, keys
+    from gtpo.config.schema import full_name, keys
 
     options, overrides = TrainOptions.split(words, lambda flag: keys().get(full_name(flag)))
     return TrainOptions(**options), overrides
@@ -63,7 +63,7 @@ def read_command(words: Iterable[str]) -> tuple[TrainOptions, dict[str, Any]]:
 
 def from_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the overrides of START if no config is named, with a run name. UserError without a model or data."""
-    from gtpo.config.keys import full_name
+    from gtpo.config.schema import full_name
 
     values = {full_name(flag): value for flag, value in overrides.items()}
     model, data = values.get("model.model_name"), values.get("dataset.name")

@@ -1,7 +1,6 @@
 """What follows from other keys: contradictions are refused, derived values filled in.
 
-All work on values; where a key was set is looked up for messages only. `resolve` is idempotent, so a run folder's
-config.yaml loads to itself.
+`resolve` is idempotent, so a run folder's config.yaml loads to itself.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from gtpo.common.errors import UserError
-from gtpo.config.document import Document
-from gtpo.config.published import Findings
+from gtpo.common.errors import UserError, raise_all
 from gtpo.config.schema import TrainConfig
 from gtpo.presets import PRESETS
 from gtpo.rewards.data.problems import MATH_SUBJECTS, has_subjects, training_source
@@ -112,7 +109,7 @@ def _of_training(config: TrainConfig) -> Iterator[str]:
 # -- derived values ----------------------------------------------------------------------------------------------------
 
 
-def _subsets(config: TrainConfig, document: Document) -> Iterator[str]:
+def _subsets(config: TrainConfig) -> Iterator[str]:
     """Remove subsets that the dataset does not have: the published file lists MATH's, whatever --dataset-name is."""
     dataset = config.dataset
     source, named = training_source(dataset.name, dataset.split), dataset.subsets
@@ -125,7 +122,7 @@ def _subsets(config: TrainConfig, document: Document) -> Iterator[str]:
         dataset.subsets = [name for name in named if name != "main"]
 
 
-def _precision(config: TrainConfig, document: Document) -> Iterator[str]:
+def _precision(config: TrainConfig) -> Iterator[str]:
     """Widen optimizer states and weights in which an extreme Adam beta's updates would be rounded away."""
     model, training = config.model, config.training
     beta = max(training.adam_beta1, training.adam_beta2)
@@ -136,19 +133,19 @@ def _precision(config: TrainConfig, document: Document) -> Iterator[str]:
         plain = {"adamw": "adamw_torch", "ademamix": "ademamix"}.get(training.optimizer.partition("_")[0])
         wide = plain or training.optimizer.replace("8bit", "32bit")
         yield (
-            f"{document.at('training.optimizer')} {training.optimizer} -> {wide}: with an Adam beta of {beta} "
+            f"{config.setting('training.optimizer')} {training.optimizer} -> {wide}: with an Adam beta of {beta} "
             f"(> {LARGEST_8BIT_BETA}) 8-bit states would round the updates away"
         )
         training.optimizer = wide
     if not model.lora_rank and model.dtype in ("bfloat16", "float16"):
         yield (
-            f"{document.at('model.dtype')} {model.dtype} -> float32: optimizer states have the dtype of the "
+            f"{config.setting('model.dtype')} {model.dtype} -> float32: optimizer states have the dtype of the "
             f"trained weights, and with an Adam beta of {beta} 16-bit states would round the updates away"
         )
         model.dtype = "float32"
 
 
-def _batch(config: TrainConfig, document: Document, world_size: int) -> Iterator[str]:
+def _batch(config: TrainConfig, world_size: int) -> Iterator[str]:
     """Make every rollout hold complete groups: by the published rule, raise a smaller batch to G; else round it."""
     training = config.training
     group, rounds, batch = (
@@ -159,34 +156,30 @@ def _batch(config: TrainConfig, document: Document, world_size: int) -> Iterator
     taken = group * max(1, math.ceil(batch / group - 0.5))  # of two that are as near, the smaller
     training.per_device_train_batch_size = taken
     yield (
-        f"{document.at('training.per_device_train_batch_size')} is taken as {taken}, not {batch}: {batch} x "
+        f"{config.setting('training.per_device_train_batch_size')} is taken as {taken}, not {batch}: {batch} x "
         f"{rounds} micro-batches x {world_size} processes cannot be divided into groups of {group} completions. A "
         f"rollout now has {training.prompts_per_rollout(world_size)} prompts"
     )
 
 
-def resolve(config: TrainConfig, document: Document, world_size: int | None = None) -> tuple[TrainConfig, list[str]]:
+def resolve(config: TrainConfig, world_size: int | None = None) -> tuple[TrainConfig, list[str]]:
     """Return the resolved copy of a valid config, and a notice for each change of what the user had set.
 
-    document: says where a key was set. Raises UserError with a line per contradiction.
+    Raises UserError with a line per contradiction.
     """
-    findings = Findings()
-    for check in (_of_the_model, _of_the_data, _of_training):
-        for key, _, message in (fault.partition(" ") for fault in check(config)):
-            findings.errors.append(f"{document.at(key)} {message}")
-    findings.raise_errors()
+    faults = (fault.partition(" ") for check in (_of_the_model, _of_the_data, _of_training) for fault in check(config))
+    raise_all(f"{config.setting(key)} {message}" for key, _, message in faults)
     config = config.model_copy(deep=True)
     model, training = config.model, config.training
     # The published setting; peft has alpha 8 for every rank.
     if model.lora_rank:
         model.lora_alpha = model.lora_alpha or model.lora_rank
-    for change in (_subsets, _precision):
-        findings.notices += change(config, document)
+    notices = [*_subsets(config), *_precision(config)]
     if config.method != "sft":
         if training.max_completion_length is None:
             training.max_completion_length = model.max_seq_length - training.max_prompt_length
         config.objective.preset = config.preset_name()
         source = source_hash(loss, "objective.loss") if (loss := config.objective.changes().get("loss")) else None
         config.objective = config.objective.model_copy(update={"loss_source": source})
-        findings.notices += _batch(config, document, world_size or launched_processes())
-    return config, findings.notices
+        notices += _batch(config, world_size or launched_processes())
+    return config, notices

@@ -9,12 +9,15 @@ read with it, and resumed only if nothing differs (`gtpo.runs.train_run`).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model
 
+from gtpo.common.settings import Key, section_of
 from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION
 
@@ -368,11 +371,11 @@ class TrainConfig(Section):
     objective: ObjectiveSection = ObjectiveSection()
     rollout: RolloutSection = RolloutSection()
     health: HealthSection = HealthSection()
-    _settings: dict[str, Setting] = PrivateAttr(default_factory=dict)
+    _setting: Callable[[str], Setting] = PrivateAttr(default_factory=lambda: functools.partial(Setting, None, ""))
 
     def setting(self, key: str) -> Setting:
         """Return a dotted key as the user set it. As text an error names it: with file and line, or as a flag."""
-        return self._settings.get(key, Setting(None, "", key))
+        return self._setting(key)
 
     def preset_name(self) -> str:
         """Return the preset in force; method sft has none (ValueError)."""
@@ -396,3 +399,96 @@ class TrainConfig(Section):
         import yaml
 
         return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True, width=100)
+
+
+# -- every key by its name: what flags, errors and the reference print -------------------------------------------------
+
+# The short flags of the published README, and those that `gtpo eval` has too -> the key they set.
+SHORTCUTS: dict[str, str] = {
+    "model": "model.model_name",
+    "data": "dataset.name",
+    "model-name": "model.model_name",
+    "dataset-name": "dataset.name",
+    "dataset-subset": "dataset.subsets",
+    "dataset-split": "dataset.split",
+    "data-dir": "dataset.data_dir",
+    "cuda": "env.CUDA_VISIBLE_DEVICES",
+    "run-name": "run_name",
+    "max-tokens": "training.max_completion_length",
+    "fields": "dataset.fields",
+}
+
+
+@functools.cache
+def sections() -> dict[str, type[BaseModel]]:
+    """Return every section class by its dotted name, in the schema's order; the root is the empty name."""
+
+    def walk(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
+        for name, info in section.model_fields.items():
+            if inner := section_of(info.annotation):
+                yield prefix + name, inner
+                yield from walk(inner, f"{prefix}{name}.")
+
+    return {"": TrainConfig, **dict(walk(TrainConfig, ""))}
+
+
+@functools.cache
+def keys() -> dict[str, Key]:
+    """Return every key by its dotted name, section by section in the schema's order."""
+    named = [
+        Key(f"{section}.{name}".lstrip("."), info)
+        for section, model in sections().items()
+        for name, info in model.model_fields.items()
+        if not section_of(info.annotation)
+    ]
+    return {key.name: key for key in named}
+
+
+def full_name(flag: str) -> str:
+    """Return the dotted key that a flag (without its dashes) sets; an unknown flag is returned as it is."""
+    name = SHORTCUTS.get(flag, flag)
+    return name if name in keys() or name.replace("-", "_") not in keys() else name.replace("-", "_")
+
+
+def is_passed_on(name: str) -> bool:
+    """Return whether a dotted key is a library's own: in a section that takes them, and not one of ours."""
+    section, _, inside = name.partition(".")
+    own = f"{section}.{inside.partition('.')[0]}" in keys()
+    return bool(inside) and issubclass(sections().get(section, BaseModel), PassedOn) and not own
+
+
+def default_in_words(key: Key) -> str:
+    """Return the default as the reference prints it."""
+    section, _, field = key.name.rpartition(".")
+    if key.name == "dataset.system_instruction":
+        return "the published prompt"
+    if section == "objective" and field != "preset":
+        return f"the preset's; gtpo: {_word(getattr(PRESETS['gtpo'], field))}"
+    return _word(key.default)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(str, value)) + "]"
+    if value is None or value == "":
+        return '""' if value == "" else "unset"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def by_section() -> Iterator[tuple[str, str, list[Key]]]:
+    """Yield (section, its documentation, its own keys), for the reference."""
+    for name, section in sections().items():
+        own = [key for key in keys().values() if key.name.rpartition(".")[0] == name]
+        if own or issubclass(section, PassedOn):
+            yield name, " ".join((section.__doc__ or "").split()), own
+
+
+def print_reference() -> None:
+    """Print every key as plain text, unwrapped: one block per key."""
+    for name, doc, own in by_section():
+        print(f"\n{name or 'top level'}: {doc}")
+        for key in own:
+            print(f"  --{key.name}\n      {key.expects}; default {default_in_words(key)}\n      {key.doc}")
+    print("\nshort flags")
+    for flag, name in SHORTCUTS.items():
+        print(f"  --{flag:20} --{name}")

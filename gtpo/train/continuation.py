@@ -8,8 +8,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import LOCK_FILES, flatten, write_text
 from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
-from gtpo.config.document import layers, merged
-from gtpo.config.load import to_config
+from gtpo.config.load import layers, merged, to_config
 from gtpo.runs.train_run import TrainFolder
 
 # Keys that may differ between a run and its continuation: they change no number.

@@ -29,8 +29,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.packages import installed, lacks_package, require
 from gtpo.config import TrainConfig
-from gtpo.config.load import checked, fields_of
-from gtpo.config.published import RENAMED
+from gtpo.config.load import RENAMED, checked, fields_of
 from gtpo.config.schema import TrainingSection, TrlDefaults
 from gtpo.inputs.model import compute_precision
 from gtpo.rewards.loading import RewardFunction, import_dotted, says, score_fault

@@ -13,9 +13,9 @@ from logs import logged
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.config.keys import keys
+from gtpo.config.load import RENAMED
 from gtpo.config.options import read_command
-from gtpo.config.published import RENAMED
+from gtpo.config.schema import keys
 from gtpo.presets import PRESETS
 from gtpo.train.command import choose_devices
 

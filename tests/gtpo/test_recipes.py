@@ -11,7 +11,7 @@ from logs import logged
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
-from gtpo.config.document import TABLE, config_names, find_config
+from gtpo.config.load import TABLE, config_names, find_config
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards import format_ok
 from gtpo.rewards.data.arithmetic import arithmetic_problems

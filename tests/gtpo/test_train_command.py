@@ -92,7 +92,7 @@ def test_model_that_the_hub_does_not_give(tmp_path: Path, status: int, code: str
 
 
 def test_help_config_lists_every_flag() -> None:
-    from gtpo.config.keys import keys
+    from gtpo.config.schema import keys
 
     done = gtpo("train", "--help-config", cwd=ROOT)
     assert done.returncode == 0
