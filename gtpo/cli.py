@@ -99,7 +99,7 @@ def train(context: typer.Context) -> None:
     config = load_config(options.config or START, flags, world_size=options.processes)
     require("gtpo train", "torch", "transformers", "trl", "peft", "datasets", "accelerate", extra="train")
     if options.dry_run:
-        from gtpo.dry_run.forecast import dry_run as describe
+        from gtpo.dry_run import dry_run as describe
         from gtpo.train.environment import quiet_libraries
         from gtpo.train.trainers import trainer_arguments
 

@@ -300,7 +300,7 @@ def train(folder: Path, name: str, *flags: str, kill_at: int | None = None) -> T
 def check_training(device: str, large: bool, run: Callable[..., Trained] = train) -> Iterator[Outcome]:
     """Train ten LoRA steps: uninterrupted, killed and resumed, beside vLLM, over 4 bits; compare memory."""
     from gtpo.config import BuiltModel, load_config
-    from gtpo.dry_run.forecast import GIB, memory, model_on_meta
+    from gtpo.dry_run import GIB, memory, model_on_meta
     from gtpo.inputs.tiny import build_tiny_model
 
     shape = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

@@ -15,7 +15,7 @@ from gtpo.common.hub import check_model
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.vllm_environment import quiet_vllm
 from gtpo.config import TrainConfig
-from gtpo.dry_run.preflight import preflight
+from gtpo.dry_run import preflight
 from gtpo.runs.train_run import ENDED, RESULTS, TrainFolder
 from gtpo.train.continuation import check_config
 from gtpo.train.environment import Stop, trackers_write_to

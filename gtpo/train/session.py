@@ -19,7 +19,7 @@ from gtpo.common.files import lock_folder
 from gtpo.common.log import LOG, duration, libraries_aside
 from gtpo.common.provenance import command_line
 from gtpo.config import TrainConfig
-from gtpo.dry_run.preflight import RunInputs
+from gtpo.dry_run import RunInputs
 from gtpo.entropy import Calibration
 from gtpo.inputs.dataset import check_ids, held_out_benchmark, to_row
 from gtpo.inputs.model import LoadedModel, load_model, rounded_away, widen_adapters

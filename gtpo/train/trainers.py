@@ -306,7 +306,7 @@ def _named_in(sentence: str, config: TrainConfig) -> str:
     """Return the first key under training that a sentence of TRL's names, where the user set it; else training."""
     names = [f"training.{word}" for word in re.findall(r"\w+", sentence)]
     settings = [config.setting(RENAMED.get(name, name)) for name in names]
-    return str(next((setting for setting in settings if setting.place or setting.is_flag), "training"))
+    return str(next((setting for setting in settings if setting.value is not None), "training"))
 
 
 def require_optimizer(config: TrainConfig, arguments: Any) -> None:
@@ -327,7 +327,7 @@ _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
 class GuardedReward:
     """A reward function whose exceptions leave completions unscored. Has TRL's signature."""
 
-    # It was called for a try before the weights were loaded (`gtpo.dry_run.preflight`).
+    # It was called for a try before the weights were loaded (`gtpo.dry_run`).
     probed = True
 
     def __init__(self, function: RewardFunction, name: str | None = None) -> None:

@@ -19,7 +19,7 @@ from peft import LoraConfig, get_peft_model
 
 from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel, load_config
-from gtpo.dry_run.preflight import check_sampler
+from gtpo.dry_run import check_sampler
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.trainer.adapter_sync import adapter_obstacle, adapter_tensors
 from gtpo.trainer.checks import SamplerCheck

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.dry_run.forecast import GIB, MEASURED, dry_run, memory, model_on_meta
+from gtpo.dry_run import GIB, MEASURED, dry_run, memory, model_on_meta
 from gtpo.inputs.model import lora_config
 from gtpo.inputs.model_shape import find_weights
 

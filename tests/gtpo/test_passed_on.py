@@ -18,7 +18,7 @@ from trl import GRPOConfig, SFTConfig
 from gtpo.common.errors import UserError
 from gtpo.common.settings import in_words
 from gtpo.config import load_config
-from gtpo.dry_run.preflight import preflight
+from gtpo.dry_run import preflight
 from gtpo.inputs.model import lora_settings
 from gtpo.rewards import final_reward, format_reward
 from gtpo.rewards.loading import load_reward, says
@@ -138,7 +138,7 @@ def test_whatever_transformers_raises_for_an_absent_package_is_one_sentence(
 
 
 def test_an_absent_tracker_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gtpo.train.trainers", "gtpo.dry_run.preflight"):
+    for module in ("gtpo.train.trainers", "gtpo.dry_run"):
         monkeypatch.setattr(f"{module}.installed", lambda package: False)
     config = loaded(tmp_path, "sft", report_to=["wandb"])
     with logged() as lines:

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
-from gtpo.dry_run.preflight import check_trl
+from gtpo.dry_run import check_trl
 
 
 def test_reward_that_raises_is_a_warning_before_the_model_is_loaded(folder: Path, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ ITERATIONS = {"training.num_iterations": 2}
 @pytest.mark.parametrize(
     ("version", "gpu", "changes", "words"),
     [
-        ("1.15.0", False, {"method": "grpo"}, "method grpo needs a GPU with TRL 1.15.0"),
+        ("1.15.0", False, {"method": "grpo"}, "method grpo needs a GPU with TRL 1.15"),
         ("1.15.0", False, {"method": "grpo", **ITERATIONS}, "method grpo needs a GPU"),
         ("1.15.0", False, ITERATIONS, "training.num_iterations"),
         ("1.15.0", False, {}, None),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_train_run import config_of as tiny_config
 
-from gtpo.dry_run.forecast import optimizer_steps
+from gtpo.dry_run import optimizer_steps
 
 
 def config_of(folder: Path, method: str = "gtpo", **training: Any) -> Any:

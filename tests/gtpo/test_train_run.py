@@ -30,7 +30,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder
 from gtpo.common.packages import installed
 from gtpo.config import TrainConfig, load_config
-from gtpo.dry_run.preflight import needed_packages
+from gtpo.dry_run import needed_packages
 from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.runs.train_run import TrainFolder

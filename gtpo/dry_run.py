@@ -1,4 +1,7 @@
-"""`gtpo train --dry-run`: what a run resolves to, what was checked, and what it holds in memory. Loads no weights.
+"""What is checked before GPU time is spent (`preflight`), and what `gtpo train --dry-run` shows: the run, its memory.
+
+An absent model, a reward that does not import or unusable data is refused before torch is imported. No weights are
+loaded.
 
 Memory by item, of one training process, every sequence at its greatest length. Parameters are counted on the model's
 own architecture, made on torch's meta device. D: hidden size; Q, K: widths of queries and keys; I: of the MLP.
@@ -20,27 +23,141 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
 from gtpo.common.hub import adapter_base, cache_if_unreachable
-from gtpo.common.packages import install_command, installed
+from gtpo.common.log import LOG
+from gtpo.common.packages import install_command, installed, require
 from gtpo.common.terminal import stdout_console
+from gtpo.common.vllm_environment import LORA_RANKS
 from gtpo.config.resolve import launched_processes
 from gtpo.config.schema import TrainConfig
-from gtpo.dry_run.preflight import check_inputs, is_local, needed_packages
-from gtpo.inputs.dataset import DatasetReport, check_ids
+from gtpo.inputs.dataset import DatasetReport, TrainingProblems, check_ids, to_row
 from gtpo.inputs.model_shape import find_weights
+from gtpo.rewards.data.problem import Problem
+from gtpo.rewards.data.problems import SOURCES
+from gtpo.rewards.loading import load_rewards, probe_reward
 from gtpo.runs.train_run import RESULTS
 
 GIB = 1 << 30
 NF4_BYTES = 0.516
 # The runs are in configs/README.md; a test compares the numbers.
 MEASURED = "torch's peak of three runs on an H200 was 0.76 to 1.10 of this sum; CUDA itself takes up to 1 GiB more"
+# Optimizers of the package bitsandbytes.
+BITSANDBYTES = re.compile(r"adamw_8bit|.*(bnb|paged|lion|ademamix)")
+
+
+class RunInputs(NamedTuple):
+    """What a run starts from, found once per start."""
+
+    weights: str
+    """From `find_weights`."""
+    problems: TrainingProblems
+
+
+def is_local(problems: TrainingProblems) -> bool:
+    """Return whether the dataset is read without the Hub."""
+    on_hub = problems.source in SOURCES
+    return not on_hub or bool(problems.config.dataset.data_dir or os.environ.get("GTPO_DATA_DIR"))
+
+
+def check_inputs(config: TrainConfig) -> TrainingProblems:
+    """Import the rewards and read the data that is local. Raises UserError for what cannot be trained with."""
+    problems = TrainingProblems(config)
+    local = is_local(problems)
+    calls = config.trainer.reward_calls()
+    try:
+        functions = [] if config.method == "sft" else load_rewards(calls, config.trainer.reward_weights).functions
+    except UserError as error:
+        key, _, fault = str(error).partition(" ")
+        # The fault of a function begins with its path.
+        if not key.startswith("trainer."):
+            key, fault = "trainer.reward_funcs", str(error)
+        raise UserError(f"{config.setting(key)} {fault}") from error
+    # The real first row, if it can be had: a reward may read any of its columns.
+    rows = problems.select(None)[0] if local else []
+    row = rows[0] if rows else to_row(Problem(id="1", problem="1 + 1", answer="2"), config)
+    for (path, _), function in zip(calls, functions, strict=False):
+        probe = probe_reward(path, function, row)
+        if probe.fault:
+            raise UserError(f"{config.setting('trainer.reward_funcs')}: {probe.fault}")
+        # It may dislike only an empty completion.
+        if probe.raised:
+            LOG.warning(f"{probe.raised}; completions on which it raises are unscored")
+    return problems
+
+
+def check_trl(config: TrainConfig) -> None:
+    """Refuse on a CPU what TRL 1.15 computes with a kernel for GPUs. Raises UserError."""
+    several = config.method == "gtpo" and not config.training.one_step_per_rollout
+    # By its version only: importing TRL takes seconds.
+    if not (metadata.version("trl").startswith("1.15.") and (several or config.method == "grpo")):
+        return
+    import torch
+
+    if not torch.accelerator.is_available():
+        what = "several optimizer steps per rollout (training.num_iterations, training.steps_per_generation)"
+        raise UserError(
+            f"{what if several else 'method grpo'} needs a GPU with TRL 1.15, which computes log-probabilities with a "
+            "kernel for GPUs; TRL 1.16 has no such limit: pip install 'trl>=1.16,<1.17'"
+        )
+
+
+def check_sampler(config: TrainConfig) -> None:
+    """Refuse an adapter that vLLM could not take by itself, as far as the config says. Raises UserError."""
+    model, engine = config.model, config.rollout.engine
+    if config.method == "sft" or not model.lora_rank or engine not in ("vllm", "vllm_server"):
+        return
+    if model.lora_rank > LORA_RANKS[-1]:
+        raise UserError(
+            f"model.lora_rank {model.lora_rank}: vLLM takes adapters up to rank {LORA_RANKS[-1]}; lower it, or set "
+            "rollout.engine: transformers"
+        )
+    if model.load_in_4bit and engine == "vllm_server":
+        raise UserError(
+            "rollout.engine vllm_server with model.load_in_4bit: a vLLM server reads no 4-bit weights, and would "
+            "sample from another base than the one that is trained on. Set rollout.engine: vllm (in this process) or "
+            "transformers, or model.load_in_4bit: false"
+        )
+
+
+def needed_packages(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield (what needs it, package, extra) for the optional packages without which the run would fail."""
+    model, optimizer = config.model, config.training.optimizer
+    if model.load_in_4bit:
+        yield "model.load_in_4bit", "bitsandbytes", "bitsandbytes"
+    if optimizer in ("adamw_torch_4bit", "adamw_torch_8bit"):
+        yield f"training.optimizer {optimizer}", "torchao", "torchao"
+    elif BITSANDBYTES.match(optimizer):
+        yield f"training.optimizer {optimizer}", "bitsandbytes", "bitsandbytes"
+    if model.backend == "unsloth":
+        yield "model.backend unsloth", "unsloth", "unsloth"
+    if config.method != "sft" and config.rollout.engine in ("vllm", "vllm_server"):
+        yield f"rollout.engine {config.rollout.engine}", "vllm", "vllm"
+
+
+def preflight(config: TrainConfig, results: Path = RESULTS) -> RunInputs:
+    """Refuse what would fail later. Raises UserError; reads local files only, and no weights."""
+    for purpose, package, extra in needed_packages(config):
+        require(purpose, package, extra=extra)
+    for name in config.training.report_to:
+        if not installed(name):
+            without = f"so this run is not reported to it (pip install {name}); metrics.jsonl has everything"
+            LOG.warning(f"{config.setting('training.report_to')} {name}: not installed, {without}")
+    check_trl(config)
+    check_sampler(config)
+    return RunInputs(find_weights(config.model, results), check_inputs(config))
+
+
+# -- what a run holds in memory ----------------------------------------------------------------------------------------
 
 
 class Item(NamedTuple):
