@@ -1,6 +1,6 @@
 """GSM8K and MATH as the parquet files that verl reads, with the prompt of `gtpo train` and `gtpo eval`.
 
-    python -m gtpo.integrations.verl.data gsm8k --out DIR [--data-dir DIR] [--model MODEL]
+    python -m gtpo.integrations.verl.data gsm8k --out DIR [--data-dir DIR]
 
 writes DIR/train.parquet and DIR/test.parquet. The rows are verl's: data_source, prompt (messages), reward_model
 (ground_truth) and extra_info (split, index, id, problem).
@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import explained
-from gtpo.common.files import write_parquet, write_text
+from gtpo.common.files import write_parquet
 from gtpo.rewards.data.problem import Problem, chat_messages
 from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.golds import find_unverifiable
-from gtpo.runs.prompt import PromptRenderer
 
 # Data set -> file -> the source of `gtpo.rewards.data`.
 SOURCES = {
@@ -38,7 +37,7 @@ def to_row(problem: Problem, data_set: str, split: str, index: int) -> dict[str,
     }
 
 
-def write_split(data_set: str, split: str, out: Path, data_dir: str | None, tokenizer: Any = None) -> str:
+def write_split(data_set: str, split: str, out: Path, data_dir: str | None) -> str:
     """Write one split by write-then-rename and return what was done in a line."""
     import pyarrow
 
@@ -49,22 +48,7 @@ def write_split(data_set: str, split: str, out: Path, data_dir: str | None, toke
     path = out / f"{split}.parquet"
     write_parquet(path, pyarrow.Table.from_pylist(rows))
     left_out = f", {len(unusable)} left out (gold answers that cannot be verified)" if unusable else ""
-    return f"{path}: {len(rows):,} problems{left_out}{'' if tokenizer is None else _as_rendered(tokenizer, rows, out)}"
-
-
-def _as_rendered(tokenizer: Any, rows: list[dict[str, Any]], out: Path) -> str:
-    """Return how long the prompts are, as a model reads them; warn of what its template drops.
-
-    verl renders them itself, each day with the date of that day: a template with today's is written for it.
-    """
-    renderer = PromptRenderer(tokenizer)
-    fields = renderer.fields(rows[0]["prompt"])
-    longest = max(len(prompt.ids) for prompt in renderer.render([row["prompt"] for row in rows]))
-    if fields["time"] is None:
-        return f", prompts of up to {longest} tokens"
-    file = out / "chat_template.jinja"
-    write_text(file, renderer.template)
-    return f", prompts of up to {longest} tokens; they show the date: copy {file} beside the model's files to keep it"
+    return f"{path}: {len(rows):,} problems{left_out}"
 
 
 def main() -> None:
@@ -73,16 +57,10 @@ def main() -> None:
     parser.add_argument("data_set", choices=sorted(SOURCES))
     parser.add_argument("--out", type=Path, required=True, help="folder for train.parquet and test.parquet")
     parser.add_argument("--data-dir", help="folder with local files (else GTPO_DATA_DIR, else the Hub)")
-    parser.add_argument("--model", help="Hub name or folder: say how long the prompts are with its chat template")
     options = parser.parse_args()
     with explained():
-        tokenizer = None
-        if options.model:
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(options.model)
         for split in SOURCES[options.data_set]:
-            print(write_split(options.data_set, split, options.out, options.data_dir, tokenizer))
+            print(write_split(options.data_set, split, options.out, options.data_dir))
 
 
 if __name__ == "__main__":

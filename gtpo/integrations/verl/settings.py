@@ -10,28 +10,18 @@ with a negative coefficient. Whatever else would change the loss is refused here
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import Field, ValidationError
-
-from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError
 from gtpo.common.files import flatten
-from gtpo.common.settings import Key
-from gtpo.config.schema import ObjectiveSection
 from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.loading import source_hash
 
 # The name for `trainer.v1.trainer_mode`.
 TRAINER_MODE = "gtpo_sync"
-
-
-class GTPOSection(ObjectiveSection):
-    """The config section `gtpo`: a preset, any field of the objective, and H_ini if it is known."""
-
-    initial_entropy: float | None = Field(None, ge=0)
-    """H_ini in nats, if it is known; with filter `auto` it is otherwise measured before the first step."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +42,22 @@ class Settings:
         return self.objective.filter == "auto" and self.initial_entropy is None
 
 
-def _section(given: Any) -> GTPOSection:
-    """Validate the section `gtpo`. Raises UserError naming each key at fault."""
-    if not isinstance(given, Mapping):
-        raise UserError(f"gtpo must be a mapping with a preset ({', '.join(PRESETS)}); found {given!r}")
+def _read_section(section: Any) -> tuple[str, Objective, float | None]:
+    """Return the preset, the objective and H_ini of the section `gtpo`. Raises UserError naming the key at fault."""
+    if not isinstance(section, Mapping):
+        raise UserError(f"gtpo must be a mapping with a preset ({', '.join(PRESETS)}); found {section!r}")
+    changes = {name: value for name, value in section.items() if value is not None}
+    preset, entropy = changes.pop("preset", "gtpo"), changes.pop("initial_entropy", None)
+    if preset not in PRESETS:
+        raise UserError(f"gtpo.preset must be one of {', '.join(PRESETS)}; found {preset!r}")
+    if not (entropy is None or (isinstance(entropy, int | float) and 0 <= entropy < math.inf)):
+        raise UserError(f"gtpo.initial_entropy must be a number >= 0; found {entropy!r}")
+    if loss := changes.get("loss"):
+        changes["loss_source"] = source_hash(loss, "gtpo.loss")
     try:
-        return GTPOSection(**given)
-    except ValidationError as error:
-        raise UserError("\n".join(_message(part) for part in error.errors())) from None
-
-
-def _message(error: Any) -> str:
-    key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f'unknown key "gtpo.{key}".{did_you_mean(key, GTPOSection.model_fields)}'
-    return Key(key, GTPOSection.model_fields[key]).sentence(f"gtpo.{key}", error["input"])
+        return preset, replace(PRESETS[preset], **changes), entropy
+    except ValueError as error:
+        raise UserError(f"section gtpo: {error}") from None
 
 
 def _objective_faults(objective: Objective, config: Any) -> Iterator[str]:
@@ -127,12 +118,7 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
     Raises UserError with one line for each key that verl's loss could not honour: the key, its value, why, and what
     to set.
     """
-    section, flat = _section(config.get("gtpo")), flatten(config)
-    preset = section.preset or "gtpo"
-    changes = {name: value for name, value in section.changes().items() if name != "initial_entropy"}
-    if loss := changes.get("loss"):
-        changes["loss_source"] = source_hash(loss, "gtpo.loss")
-    objective = replace(PRESETS[preset], **changes)
+    (preset, objective, initial_entropy), flat = _read_section(config.get("gtpo")), flatten(config)
     faults = list(_objective_faults(objective, flat))
     for key, wanted, why in _requirements(objective, preset, flat):
         found = flat.get(key)
@@ -149,7 +135,7 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
     return Settings(
         preset=preset,
         objective=objective,
-        initial_entropy=section.initial_entropy,
+        initial_entropy=initial_entropy,
         batch_rows=flat["data.train_batch_size"] * samples,
         max_completion_length=flat["data.max_response_length"],
     )
