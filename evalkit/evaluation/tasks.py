@@ -22,8 +22,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, Strict, model_validator
 
 from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.files import Lines, read_yaml
 from gtpo.common.log import LOG
-from gtpo.common.yaml_file import Lines, read_yaml, validate_yaml
+from gtpo.common.settings import validate_yaml
 from gtpo.evalkit.engines.base import Prompt, Reading
 from gtpo.evalkit.evaluation.settings import EvalSettings, SamplingName
 from gtpo.rewards.data.problem import Problem

@@ -15,6 +15,7 @@ from gtpo.common.errors import DISK_FULL, UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import yaml
     from filelock import FileLock
 
 
@@ -123,6 +124,51 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise UserError(f"{path}: damaged gzip file ({error})") from None
     if rows == 0:
         raise UserError(f"{path}: the file is empty; expected one JSON object per line")
+
+
+# Line of each key, by its parts.
+Lines = dict[tuple[str, ...], int]
+
+
+def read_yaml(
+    path: Path, what: str = "keys with values", loader: type[yaml.SafeLoader] | None = None
+) -> tuple[dict[str, Any], Lines]:
+    """Return the mapping in a file, and the line of each of its keys.
+
+    what: is expected in it, as a message says it. UserError if the file is missing, damaged, or holds no mapping.
+    """
+    import yaml
+
+    loader = loader or yaml.SafeLoader
+    try:
+        text = path.read_text(encoding="utf-8")
+        node, lines = yaml.compose(text, loader), Lines()
+        _note_lines(path, node, (), lines)
+        values = {} if node is None else yaml.load(text, loader)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UserError(f"{place}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected {what}, found {type(values).__name__}")
+    return values, lines
+
+
+def _note_lines(path: Path, node: Any, above: tuple[str, ...], lines: Lines) -> None:
+    for key_node, value in node.value if getattr(node, "id", "") == "mapping" else ():
+        key, line = (*above, str(key_node.value)), key_node.start_mark.line + 1
+        if key in lines:
+            raise UserError(f'{path}:{line}: duplicate key "{".".join(key)}" (first at line {lines[key]})')
+        lines[key] = line
+        _note_lines(path, value, key, lines)
 
 
 def lock_folder(folder: Path, *, again: bool = False) -> FileLock:

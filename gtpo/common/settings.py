@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from gtpo.common.errors import UserError, did_you_mean
+from gtpo.common.errors import UserError, did_you_mean, raise_all
+from gtpo.common.files import Lines
 
+Model = TypeVar("Model", bound=BaseModel)
 _TRUTH = ("true", "false")
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _WORDS: dict[Any, str] = {
@@ -154,6 +156,31 @@ class Key:
             raise UserError(self.sentence(place or self.flags[0], value)) from None
 
 
+def validate_yaml(model: type[Model], path: Path, values: dict[str, Any], lines: Lines | None = None) -> Model:
+    """Return the model of a file's values. UserError that names the line and key of the first mistake."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        # pydantic puts "[key]" behind a key that is wrong itself.
+        key = tuple(str(part) for part in first["loc"] if part != "[key]")
+        line = next((f":{lines[key[:i]]}" for i in range(len(key), 0, -1) if key[:i] in lines), "") if lines else ""
+        known = _fields(model, key[:-1])
+        near = did_you_mean(key[-1], known) if first["type"] == "extra_forbidden" and known else ""
+        fault = "no such key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        value = f", found {first['input']!r:.60}" if first["type"] not in ("extra_forbidden", "missing") else ""
+        raise UserError(f"{path}{line}: {'.'.join(key) or 'the file'}: {fault}{value}.{near}") from None
+
+
+def _fields(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:
+    """Return the keys that a section may have; empty if they are not fixed."""
+    section: type[BaseModel] | None = model
+    for part in key:
+        field = section.model_fields.get(part) if section else None
+        section = section_of(field.annotation) if field else None
+    return list(section.model_fields) if section else []
+
+
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +284,7 @@ class CommandSettings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise UserError("\n      ".join(dict.fromkeys(map(self._sentence, error.errors())))) from None
+            raise_all(map(self._sentence, error.errors()))
 
     @classmethod
     def _sentence(cls, error: Mapping[str, Any]) -> str:

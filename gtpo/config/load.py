@@ -29,9 +29,9 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from gtpo.common.errors import UserError, did_you_mean, raise_all, same_elsewhere
+from gtpo.common.files import Lines, read_yaml
 from gtpo.common.log import LOG
 from gtpo.common.settings import Key, alternatives, dashed
-from gtpo.common.yaml_file import Lines, read_yaml
 from gtpo.config.resolve import resolve
 from gtpo.config.schema import SHORTCUTS, Setting, TrainConfig, full_name, is_passed_on, keys, sections
 from gtpo.rewards.data.problems import FILES

@@ -24,9 +24,16 @@ from typing import Any
 import pyarrow as pa
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import check_schema_version, flatten, read_json_object, write_json, write_parquet, write_text
+from gtpo.common.files import (
+    check_schema_version,
+    flatten,
+    read_json_object,
+    read_yaml,
+    write_json,
+    write_parquet,
+    write_text,
+)
 from gtpo.common.provenance import text_hash
-from gtpo.common.yaml_file import read_yaml
 from gtpo.runs.prompt import PromptRecord
 from gtpo.runs.tables import read_table
 
