@@ -71,7 +71,8 @@ def _words(context: typer.Context, command: Callable[..., None], settings: type[
     if {"-h", "--help", "--help-all"}.intersection(context.args):
         from gtpo.common.settings import help_text
 
-        print(help_text(settings, command.__doc__ or "", everything="--help-all" in context.args), end="")
+        everything, formatter = "--help-all" in context.args, context.make_formatter()
+        print(help_text(settings, command.__doc__ or "", formatter, everything=everything), end="")
         raise typer.Exit
     return context.args
 

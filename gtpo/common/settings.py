@@ -6,18 +6,18 @@ is a flag, `--section.key`. All use the one reader of words and the one maker of
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import re
 import shutil
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from gtpo.common.errors import UserError, did_you_mean, raise_all
@@ -66,11 +66,9 @@ def in_words(annotation: Any, rules: Iterable[Any] = ()) -> str:
     return " ".join(filter(None, (" or ".join(dict.fromkeys(words)), bounds)))
 
 
-def _read_json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
-
-
-JsonObject = Annotated[dict[str, Any], BeforeValidator(_read_json)]
+JsonObject = Annotated[
+    dict[str, Any], BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value)
+]
 """A mapping, which a flag writes as JSON."""
 
 
@@ -285,6 +283,7 @@ class CommandSettings(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise_all(map(self._sentence, error.errors()))
+        self.check_together()
 
     @classmethod
     def _sentence(cls, error: Mapping[str, Any]) -> str:
@@ -296,11 +295,6 @@ class CommandSettings(BaseModel):
         if error["type"] == "missing":
             return f"{cls.COMMAND} needs {name.upper()}; {cls.COMMAND} --help says what it may be"
         return key.sentence(name.upper() if name == cls.ARGUMENT else key.flags[0], error["input"])
-
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        self.check_together()
-        return self
 
     def check_together(self) -> None:
         """Check what more than one option decides. Raises UserError."""
@@ -367,50 +361,31 @@ def either(words: Sequence[str]) -> str:
 # -- help --------------------------------------------------------------------------------------------------------------
 
 
-def _meaning(key: Key) -> str:
-    choices = f" One of {', '.join(key.choices)}." if key.choices else ""
-    default = f"{key.default:g}" if isinstance(key.default, float) else str(key.default)
-    return key.doc + choices + (f" [default: {default}]" if key.default not in (None, False, "", ()) else "")
+def help_text(settings: type[CommandSettings], about: str, formatter: Any, *, everything: bool = False) -> str:
+    """Return the help of a command. about: what it does. everything: options beyond those of its first screen too.
 
-
-def _placeholder(key: Key) -> str:
-    """Return the word that stands for a value in the help."""
-    kinds = [get_origin(kind) or kind for kind in key.kinds if kind is not NoneType]
-    names = {int: "N", float: "X", Path: "PATH", dict: "JSON"}
-    return names.get(kinds[0], "TEXT")
-
-
-def _definitions(terms: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield the lines of terms beside their meanings."""
-    # A longer term has a line to itself.
-    column = min(26, max(len(term) for term, _ in terms)) + 4
-    for term, meaning in terms:
-        wrapped = textwrap.wrap(meaning, width, initial_indent=" " * column, subsequent_indent=" " * column)
-        if len(term) + 4 > column:
-            yield f"  {term}"
-        else:
-            wrapped[0] = f"  {term}".ljust(column) + wrapped[0][column:]
-        yield from wrapped
-
-
-def help_text(settings: type[CommandSettings], about: str, *, everything: bool = False) -> str:
-    """Return the help of a command. about: what it does. everything: options beyond those of its first screen too."""
-    width = min(80, shutil.get_terminal_size().columns)
+    formatter: click's, which folds and aligns.
+    """
+    formatter.width = min(80, shutil.get_terminal_size().columns)
     argument = settings.keys()[settings.ARGUMENT]
     name = f"{settings.ARGUMENT.upper()}..." if argument.repeatable else settings.ARGUMENT.upper()
-    usage = name if argument.info.is_required() else f"[{name}]"
-    lines = [f"Usage: {settings.COMMAND} {usage} [OPTIONS]", ""]
-    for paragraph in re.split(r"\n\s*\n", about.strip()):
-        lines += [*textwrap.wrap(" ".join(paragraph.split()), width, initial_indent="  ", subsequent_indent="  "), ""]
+    formatter.write_usage(settings.COMMAND, f"{name if argument.info.is_required() else f'[{name}]'} [OPTIONS]")
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(inspect.cleandoc(about))
     groups: dict[str, list[tuple[str, str]]] = {"Used most": list(settings.USED_MOST)}
     first = () if everything else settings.FIRST
     for key in settings.keys().values():
         if first and key.name not in first:
             continue
-        term = name if key == argument else ", ".join(reversed(key.flags))
-        term += "" if key.is_switch or key == argument else f" {_placeholder(key)}"
+        kind = next(get_origin(kind) or kind for kind in key.kinds if kind is not NoneType)
+        value = {int: " N", float: " X", Path: " PATH", dict: " JSON"}.get(kind, " TEXT")
+        term = name if key == argument else ", ".join(reversed(key.flags)) + ("" if key.is_switch else value)
+        choices = f" One of {', '.join(key.choices)}." if key.choices else ""
+        default = f"{key.default:g}" if isinstance(key.default, float) else str(key.default)
+        default = f" [default: {default}]" if key.default not in (None, False, "", ()) else ""
         section = "Used most" if first else key.about.get("section", "Options")
-        groups.setdefault(section, []).append((term, _meaning(key)))
+        groups.setdefault(section, []).append((term, key.doc + choices + default))
     last = groups["Used most" if first else "Options" if "Options" in groups else "Output"]
     if settings.FIRST:
         count = len(settings.keys())
@@ -418,7 +393,9 @@ def help_text(settings: type[CommandSettings], about: str, *, everything: bool =
     last.append(("-h, --help", "Show this message and exit."))
     for title, terms in groups.items():
         if terms:
-            lines += [f"{title}:", *_definitions(terms, width), ""]
+            with formatter.section(title):
+                formatter.write_dl(terms, col_max=26)
     if settings.EXAMPLES:
-        lines += ["Examples:", *(f"  {example}" for example in settings.EXAMPLES), ""]
-    return "\n".join(lines)
+        with formatter.section("Examples"):
+            formatter.write("".join(f"  {example}\n" for example in settings.EXAMPLES))
+    return str(formatter.getvalue())
