@@ -84,15 +84,11 @@ def _try(
 ) -> None:
     """Raise UserError for what is wrong with a loss on a small batch."""
     logps, entropies, mask = tokens[0].clone().requires_grad_(), tokens[1].clone().requires_grad_(), tokens[2]
-    arguments = (objective, completions, logps, entropies, mask, GROUP)
-    options = {
-        "gate_active": completions.old_logps is not None,
-        "groups": len(mask) / GROUP,
-        "epsilon_low": 0.2,
-        "epsilon_high": 0.2,
-    }
+    active, known = completions.old_logps is not None, {"epsilon_low": 0.2, "epsilon_high": 0.2}
     try:
-        output: Any = function(*arguments, **options)
+        output: Any = function(
+            objective, completions, logps, entropies, mask, GROUP, gate_active=active, groups=len(mask) / GROUP, **known
+        )
     except Exception as error:
         raise UserError(
             f"{name} raised {type(error).__name__}: {error}; it is called as policy_loss is, (objective, completions, "
@@ -107,14 +103,11 @@ def _try(
             raise UserError(f"{name}: {field} of its PolicyLoss must be a tensor {wanted}; found {found}")
     if not bool(output.loss.isfinite()):
         raise UserError(f"{name} is {float(output.loss.detach())} on a batch whose statistics are finite")
-    slopes: tuple[Tensor | None, ...] = (None, None)
-    if output.loss.requires_grad:
-        slopes = torch.autograd.grad(output.loss, (logps, entropies), allow_unused=True)
-    for slope, of in zip(slopes, ("log-probabilities", "entropies"), strict=True):
-        if slope is not None and not bool(slope.isfinite().all()):
-            raise UserError(f"{name}: its gradient with respect to the {of} is not finite")
     # One that is 0 may be right: this batch may hold no token that the loss looks for.
-    if all(slope is None for slope in slopes):
+    if not output.loss.requires_grad:
         raise UserError(f"{name} has no gradient: it depends neither on the log-probabilities nor on the entropies")
+    slopes = torch.autograd.grad(output.loss, (logps, entropies), allow_unused=True)
+    if not all(slope is None or bool(slope.isfinite().all()) for slope in slopes):
+        raise UserError(f"{name}: its gradient is not finite")
     if slopes[1] is not None and bool(slopes[1].any()) and not needs_entropy_gradient(objective, function):
         raise UserError(f"{name} differentiates the entropies: say so with {DECLARED} = True, or detach them")

@@ -191,32 +191,25 @@ def lora_config(config: TrainConfig, model: Any) -> Any:
     everywhere = section.target_modules == [ALL_LINEAR]
     targets = [] if everywhere else section.target_modules
     layers = {name: module for name, module in model.named_modules() if not any(module.children())}
-    head = next((name for name, layer in layers.items() if layer is model.get_output_embeddings()), "lm_head")
-    if head.rpartition(".")[2] in targets:
-        raise UserError(
-            f"model.target_modules {head}: the loss reads its weight, so an adapter on it would not be trained"
-        )
     named = {
         target: {name: layer for name, layer in layers.items() if f".{name}".endswith(f".{target}")}
         for target in targets
     }
-    absent = [target for target, matches in named.items() if not matches]
-    if absent:
+    if absent := [target for target, matches in named.items() if not matches]:
         linear = {name.rpartition(".")[2] for name, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
-        line = (
-            f"model.target_modules {', '.join(absent)}: no layer of this name; {section.model_name or 'the model'} has "
-        )
+        line = f"model.target_modules {', '.join(absent)}: no layer of this name; the model has "
         line += ", ".join(sorted(linear))
         if len(absent) == len(named):
             raise UserError(line)
         LOG.warning(line)
     for target, matches in named.items():
         for name, layer in matches.items():
-            if getattr(layer, "weight", None) is None or layer.weight.dim() < 2:
-                raise UserError(
-                    f"model.target_modules {target}: {name} is a {type(layer).__name__}, which takes no adapter; "
-                    "name linear layers"
-                )
+            if layer is model.get_output_embeddings():
+                why = "the loss reads its weight, so an adapter on it would not be trained"
+                raise UserError(f"model.target_modules {target}: {why}")
+            if (weight := getattr(layer, "weight", None)) is None or weight.dim() < 2:
+                why = f"{name} is a {type(layer).__name__}, which takes no adapter; name linear layers"
+                raise UserError(f"model.target_modules {target}: {why}")
     return LoraConfig(
         r=section.lora_rank,
         lora_alpha=section.lora_alpha or section.lora_rank,
