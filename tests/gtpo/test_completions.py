@@ -8,32 +8,10 @@ import pytest
 import torch
 
 from gtpo.completions import group_advantages, prepare_completions
-from gtpo.conflict import conflict_weights
 from gtpo.objective import PRESETS
 
 IDS = torch.tensor([[7, 1, 9], [7, 2, 9], [7, 3, 9], [7, 4, 9]])
 MASK = torch.ones_like(IDS, dtype=torch.bool)
-
-
-def test_advantages_weights_and_spans_are_those_of_their_definitions() -> None:
-    objective = replace(PRESETS["gtpo"], positive_weight=3.0, combine="product")
-    scored = group_advantages(objective, [1.0, 0.0, 1.0, 0.0], 4)
-    found = prepare_completions(objective, scored, IDS, MASK, 4)
-    spans = conflict_weights(IDS, MASK, scored.advantages, 4, positive_weight=3.0, combine="product")
-    assert torch.equal(found.advantages, scored.advantages)
-    for name in spans._fields:
-        assert torch.equal(getattr(found, name), getattr(spans, name)), name
-    assert found.weights[0].tolist() == [3, 1, 3]
-    assert not found.excluded.any()
-
-
-def test_without_conflict_weights_the_spans_are_still_known() -> None:
-    """GRPO logs the conflicts that GTPO would see."""
-    scored = group_advantages(PRESETS["grpo"], [1.0, 0.0, 1.0, 0.0], 4)
-    found = prepare_completions(PRESETS["grpo"], scored, IDS, MASK, 4, dtype=torch.float64)
-    assert found.weights.eq(1).all()
-    assert found.weights.dtype == found.advantages.dtype == torch.float64
-    assert found.forward.tolist() == found.backward.tolist() == [1] * 4
 
 
 def test_exclusions() -> None:

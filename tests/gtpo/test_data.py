@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,16 +83,17 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
         problem("empty", answer=""),
         problem("long", text="1 " * 200),
         problem("unexplained", solution=""),
+        problem("long example", solution="1 + " * 100),
     ]
-    config = config_of(tmp_path, method="sft", training__max_prompt_length=150)
+    config = config_of(tmp_path, method="sft", model__max_seq_length=160, training__max_prompt_length=150)
     kept, report = TrainingProblems(config, rows).select(TOKENIZER)
     assert [row["id"] for row in kept] == ["good"]
     assert set(report.unverifiable) == {"empty"}
-    assert set(report.too_long) == {"long"}
+    assert set(report.too_long) == {"long", "long example"}
     assert report.without_solution == ["unexplained"]
-    assert (report.available, report.examined, report.kept) == (4, 4, 1)
+    assert (report.available, report.examined, report.kept) == (5, 5, 1)
     text = "\n".join(report.lines())
-    for words in ("1 of 4", "cannot be verified: empty", "no worked solution: unexplained", "above training.max_"):
+    for words in ("1 of 5", "cannot be verified: empty", "no worked solution: unexplained", "above training.max_"):
         assert words in text
 
 
@@ -107,21 +109,10 @@ def test_template_without_a_system_role_is_named_with_the_remedy(tmp_path: Path)
     assert len(rows) == 1
 
 
-def test_sft_example_longer_than_the_sequence_is_left_out(tmp_path: Path) -> None:
-    config = config_of(tmp_path, method="sft", model__max_seq_length=150, training__max_prompt_length=140)
-    long = problem("long", solution="1 + " * 100)
-    kept, report = TrainingProblems(config, [problem("short"), long]).select(TOKENIZER)
-    assert [row["id"] for row in kept] == ["short"]
-    assert report.too_long["long"] > 150
-
-
 def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check before the model is loaded and the dataset for TRL share one TrainingProblems."""
-    loaded, verified = [], []
-
-    def load(*args: Any, **kwargs: Any) -> list[Problem]:
-        loaded.append(args)
-        return load_source(*args, **kwargs)
+    verified: list[str] = []
+    load = Mock(side_effect=load_source)
 
     def verify(golds: Any) -> Any:
         pairs = list(golds)
@@ -133,7 +124,7 @@ def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pyte
     problems = TrainingProblems(config_of(tmp_path, dataset__name="arithmetic"))
     without, _ = problems.select(None)
     dataset, report = problems.dataset(TOKENIZER)
-    assert (len(loaded), len(verified)) == (1, report.available)
+    assert (load.call_count, len(verified)) == (1, report.available)
     assert len(set(verified)) == report.available == len(dataset) == len(without)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,19 +28,13 @@ def test_flags_alone_make_a_config_that_its_file_repeats(method: str, tmp_path: 
 
 @pytest.mark.parametrize("failing", [None, 3])
 def test_demo_stops_at_the_first_command_that_fails(
-    failing: int | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    failing: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = tmp_path / "log"
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import json, pathlib, sys\n"
-        f"log = pathlib.Path({str(log)!r})\n"
-        "lines = log.read_text().splitlines() if log.exists() else []\n"
-        "log.write_text('\\n'.join([*lines, json.dumps(sys.argv[1:])]))\n"
-        f"sys.exit(5 if len(lines) == {failing} else 0)\n"
-    )
-    assert run_demo([sys.executable, str(program)]) == (0 if failing is None else 5)
-    ran = [tuple(word for word in json.loads(line) if word != "--quiet") for line in log.read_text().splitlines()]
+    codes = (CompletedProcess([], 5 if number == failing else 0) for number in range(len(COMMANDS)))
+    run = Mock(side_effect=codes)
+    monkeypatch.setattr("gtpo.demo.subprocess.run", run)
+    assert run_demo(["gtpo"]) == (0 if failing is None else 5)
+    ran = [tuple(word for word in call.args[0][1:] if word != "--quiet") for call in run.call_args_list]
     assert ran == list(COMMANDS[: None if failing is None else failing + 1])
-    shown = [line.partition("] ")[2] for line in capfd.readouterr().err.splitlines() if line.startswith("[")]
+    shown = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
     assert shown == ["gtpo " + " ".join(command) for command in ran]

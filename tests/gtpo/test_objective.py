@@ -11,6 +11,7 @@ import torch
 from approved import check_refusals
 
 from gtpo.completions import group_advantages, prepare_completions
+from gtpo.conflict import conflict_weights
 from gtpo.objective import LN2, PRESETS, Objective, filter_is_active, loss_from_statistics, policy_loss, reference_loss
 
 SEED = 7
@@ -55,19 +56,9 @@ def test_statistics_and_logits_give_the_same_loss_for_every_preset():
         objective = PRESETS[name]
         logits, ids, mask, rewards, size = batch()
         loss = reference_loss(objective, logits, ids, mask, rewards, size, initial_entropy=0.4)
-        from gtpo.conflict import conflict_weights
-
         spans = conflict_weights(ids, mask, loss.advantages, size)
-        found = loss_from_statistics(
-            objective,
-            loss.advantages,
-            loss.entropy,
-            mask.sum(1),
-            spans.forward,
-            spans.backward,
-            size,
-            initial_entropy=0.4,
-        )
+        statistics = (loss.advantages, loss.entropy, mask.sum(1), spans.forward, spans.backward)
+        found = loss_from_statistics(objective, *statistics, size, initial_entropy=0.4)
         assert found.loss.item() == pytest.approx(loss.loss.item(), abs=1e-12), name
 
 
@@ -87,17 +78,10 @@ def test_gate_drops_above_the_threshold_and_keeps_equality():
     assert logits.grad.isfinite().all()
     assert logits.grad[1].abs().sum() == 0
     # auto: on iff H_ini < ln 2; without H_ini it cannot decide.
-    assert reference_loss(PRESETS["gtpo"], logits, ids, mask, rewards, 2, initial_entropy=0.42).kept.tolist() == [
-        True,
-        False,
-    ]
-    assert reference_loss(PRESETS["gtpo"], logits, ids, mask, rewards, 2, initial_entropy=LN2).kept.all()
-    with pytest.raises(ValueError, match="initial_entropy"):
-        reference_loss(PRESETS["gtpo"], logits, ids, mask, rewards, 2)
-    # negative: only completions of negative advantage can be dropped.
-    negative = dataclasses.replace(gate, filter_scope="negative")
-    assert reference_loss(negative, logits, ids, mask, rewards, 2).kept.tolist() == [True, False]
-    assert reference_loss(negative, logits, ids, mask, rewards.flip(0), 2).kept.tolist() == [True, True]
+    assert [filter_is_active(PRESETS["gtpo"], entropy) for entropy in (0.42, LN2)] == [True, False]
+    for entropy in (None, math.nan, math.inf, -0.1):
+        with pytest.raises(ValueError, match="initial_entropy"):
+            filter_is_active(PRESETS["gtpo"], entropy)
 
 
 def test_equal_rewards_move_by_the_entropy_term_alone_unless_skipped():
@@ -143,12 +127,6 @@ def test_signs_are_those_of_the_rewards_whatever_their_dtype(rewards, signs, dty
         found = group_advantages(Objective(), torch.tensor(rewards, dtype=dtype), len(rewards)).advantages
         assert found.sign().tolist() == signs
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("initial_entropy", [float("nan"), float("inf"), -0.1])
-def test_an_initial_entropy_that_is_none_does_not_decide_the_gate(initial_entropy):
-    with pytest.raises(ValueError, match="initial_entropy"):
-        filter_is_active(Objective(), initial_entropy)
 
 
 def test_unscored_rewards_are_left_out():

@@ -12,9 +12,7 @@ from logs import logged
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
 from gtpo.config.load import TABLE, config_names, find_config
-from gtpo.inputs.dataset import TrainingProblems
-from gtpo.rewards import format_ok
-from gtpo.rewards.data.arithmetic import arithmetic_problems
+from gtpo.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(
@@ -51,18 +49,6 @@ def test_an_error_in_a_table_names_its_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"table.yaml:6: unknown key .objective.gamm"):
         load_config(tmp_path / "mine/large.yaml")
     assert find_config("paper/table") is None
-
-
-def test_names_in_a_table_may_be_numbers_and_a_config_may_be_called_table(tmp_path: Path) -> None:
-    (tmp_path / TABLE).write_text(
-        "base: {model: {model_name: o/m}}\ngroup:\n  8:\n  12: {training: {num_generations: 12}}"
-    )
-    groups = [load_config(tmp_path / f"{name}.yaml").training.num_generations for name in (8, 12)]
-    assert groups == [8, 12]
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / TABLE).write_text("model: {model_name: o/m}\ntraining: {max_steps: 3}\nrun_name: abc\n")
-    with pytest.raises(UserError, match=r"missing.yaml: no such config file"):
-        load_config(tmp_path / "other/missing.yaml")
 
 
 @pytest.mark.parametrize("base", PAPER)
@@ -108,8 +94,6 @@ def test_ablation_varies_what_its_name_says(name: str, expected: dict[str, objec
 
 
 def test_as_computed_recipe_is_the_published_objective() -> None:
-    from gtpo.presets import PRESETS
-
     config = load("published/llama-math-as-computed.yaml")
     assert config.resolved_objective() == PRESETS["gtpo-published"]
     assert config.trainer.reward_funcs == ["gtpo.rewards.published_final_reward"]
@@ -124,16 +108,6 @@ def test_demo_methods_share_everything_but_the_method() -> None:
         assert differing <= {"run_name", "method", "objective"}
     assert load("demo/base.yaml").model.build is not None
     assert method["model"]["model_name"] == f"results/train/{load('demo/base.yaml').run_name}"
-
-
-def test_the_demo_s_base_has_the_configured_share_of_faulty_targets_and_no_method_has_any() -> None:
-    shares = {}
-    for name in ("base", "sft"):
-        problems = TrainingProblems(load(f"demo/{name}.yaml"), arithmetic_problems("train", 400))
-        rows, _ = problems.select(None)
-        shares[name] = sum(not format_ok(row["completion"][0]["content"]) for row in rows) / len(rows)
-    assert 0.2 < shares["base"] < 0.35  # half of the faults are in the tags, half in the answer
-    assert shares["sft"] == 0
 
 
 def test_every_layer_has_a_run_of_the_demo_and_names_its_source() -> None:
