@@ -84,7 +84,7 @@ def train(context: typer.Context) -> None:
     Every key is also a flag, e.g. --training.learning_rate 2e-6; lists take several words. The same command again
     resumes an interrupted run.
     """
-    from gtpo.config.options import START, TrainOptions, from_flags, read_command
+    from gtpo.options import START, TrainOptions, from_flags, read_command
 
     options, overrides = read_command(_words(context, train, TrainOptions))
     from gtpo.config.load import load_config
@@ -121,7 +121,7 @@ def train(context: typer.Context) -> None:
 
         scorer = summary.score_held_out
     folder = run(config, json_output=options.json_output, score_held_out=scorer)
-    code = COLLAPSED if TrainFolder(folder).run().get("status") == "collapsed" else 0
+    code = COLLAPSED if TrainFolder(folder).collapsed else 0
     if launched_processes() > 1:
         from gtpo.train.environment import end_process
 
@@ -291,14 +291,15 @@ def configs(
     For programs that need a file:
     accelerate launch --config_file "$(gtpo configs accelerate/ddp)" -m gtpo train demo/gtpo
     """
-    from gtpo.config.load import CONFIGS, TABLE, config_folders, config_names, find_config
+    from gtpo.common.files import read_yaml
+    from gtpo.config.load import CONFIGS, TABLE, config_names, find_config
 
+    folders, _ = read_yaml(CONFIGS / "folders.yaml")
     if name is None:
-        for folder, line in config_folders().items():
+        for folder, line in folders.items():
             print(f"{folder}: {line}")
             print("\n".join(f"  {known}" for known in config_names() if known.startswith(f"{folder}/")))
         return
-    folders = config_folders()
     path = CONFIGS / name if name in folders else find_config(name)
     if path is None:
         raise UserError(f"gtpo configs {name}: there is none.{did_you_mean(name, [*config_names(), *folders])}")

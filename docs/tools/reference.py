@@ -19,10 +19,10 @@ from pydantic import BaseModel
 from gtpo import cli
 from gtpo.common.settings import CommandSettings
 from gtpo.config.load import RENAMED, REWARDS, TRAINERS, WITHOUT_EFFECT
-from gtpo.config.options import TrainOptions
 from gtpo.config.schema import SHORTCUTS, by_section, default_in_words
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.report.command import CompareSettings, PlanSettings
+from gtpo.options import TrainOptions
 from gtpo.runs.eval_record import (
     BenchmarkRecord,
     EvalRecord,

@@ -115,11 +115,6 @@ def read_scalar(value: Any) -> Any:
 # -- the configs that come with gtpo -----------------------------------------------------------------------------------
 
 
-def config_folders() -> dict[str, str]:
-    """Return the folders of the configs that come with gtpo -> what is in each."""
-    return read_yaml(CONFIGS / "folders.yaml")[0]
-
-
 def config_names() -> list[str]:
     """Return the names of the configs that come with gtpo, e.g. paper/llama-math-gtpo-g8."""
     files = (path.relative_to(CONFIGS) for path in CONFIGS.glob("*/*") if path.suffix in (".yaml", ".sbatch"))

@@ -14,8 +14,8 @@ from logs import logged
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
 from gtpo.config.load import RENAMED
-from gtpo.config.options import read_command
 from gtpo.config.schema import keys
+from gtpo.options import read_command
 from gtpo.presets import PRESETS
 from gtpo.train.command import choose_devices
 

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from gtpo.config import load_config
-from gtpo.config.options import START, from_flags
 from gtpo.demo import COMMANDS, run_demo
+from gtpo.options import START, from_flags
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
