@@ -28,7 +28,7 @@ from gtpo.evalkit.evaluation.tasks import find_protocol
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.tables import Sample
+from gtpo.runs.eval_folder import Sample
 
 TASKS = {"gsm8k": "lm-eval-gsm8k", "gsm8k-cot-zeroshot": "lm-eval-gsm8k-cot-zeroshot"}
 """lm-eval's file -> our protocol."""

@@ -27,7 +27,7 @@ from bench.common import parser, run_timed, save, table
 from gtpo.common.files import write_json
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.statistics import mean_interval
-from gtpo.runs.tables import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from gtpo.runs.eval_folder import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
 
 N = 64
 SIZES = {"gsm8k": 1319, "math": 5000, "aime24": 30, "aime25": 30, "amc": 40}

@@ -28,7 +28,7 @@ from gtpo.evalkit.evaluation.plan import find_tasks, plan_evaluation, with_sampl
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.tables import Sample
+from gtpo.runs.eval_folder import Sample
 
 
 class LastYield:

@@ -31,9 +31,9 @@ from gtpo.evalkit.report.excerpts import choose_groups, shorten
 from gtpo.evalkit.report.page import SHARED, render, segments
 from gtpo.evalkit.report.payload import training_payload
 from gtpo.rewards.data.problem import Problem
+from gtpo.runs.eval_folder import Sample, read_problems, read_table, sample_parts
 from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, EvalRecord, read_record
 from gtpo.runs.find import evals_of, every_folder, is_eval, resolve
-from gtpo.runs.tables import Sample, read_problems, read_table, sample_parts
 from gtpo.runs.train_run import TrainFolder
 
 # Samples that the page gets at a time.

@@ -24,9 +24,9 @@ from gtpo.inputs.dataset import TrainingProblems
 from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.rewards.data.problem import Problem, chat_messages
+from gtpo.runs.eval_folder import read_prompts, read_table, sample_parts
 from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.prompt import Clock, PromptRenderer, begins_twice, text_ids
-from gtpo.runs.tables import read_prompts, read_table, sample_parts
 from gtpo.runs.train_run import TrainFolder
 
 # Of public models, as TRL holds them, and what is peculiar to each.

@@ -23,6 +23,7 @@ from gtpo.config.schema import SHORTCUTS, by_section, default_in_words
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.report.command import CompareSettings, PlanSettings
 from gtpo.options import TrainOptions
+from gtpo.runs.eval_folder import PROBLEM_COLUMNS, PROMPT_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
 from gtpo.runs.eval_record import (
     BenchmarkRecord,
     EvalRecord,
@@ -30,7 +31,6 @@ from gtpo.runs.eval_record import (
     LabelAgreement,
     ScoringMetrics,
 )
-from gtpo.runs.tables import PROBLEM_COLUMNS, PROMPT_COLUMNS, QUESTION_COLUMNS, SAMPLE_COLUMNS, Columns
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_REFERENCE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("run_reference.yaml").read_text())
@@ -297,7 +297,7 @@ def files() -> str:
     sub = (("Interval", Interval, "in `pass@k` and `maj@k`"), ("Scoring", ScoringMetrics, "`strict` and `lenient`"))
     sub += (("Labels", LabelAgreement, "`labels`"),)
     parts = [
-        HEADER.format("docs/tools/run_reference.yaml, gtpo/runs/eval_record.py and gtpo/runs/tables.py"),
+        HEADER.format("docs/tools/run_reference.yaml, gtpo/runs/eval_record.py and gtpo/runs/eval_folder.py"),
         FILES_INTRODUCTION,
         "## run.json\n",
         fields("run.json"),

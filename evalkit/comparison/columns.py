@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
-from gtpo.runs.eval_run import Questions
+from gtpo.runs.find import Questions
 
 Array = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from gtpo.evalkit.comparison.methods import Method, group, members_of
 from gtpo.evalkit.comparison.questions import Shared, name_alike, share_questions
 from gtpo.evalkit.comparison.verdicts import Cell, correct_family, differ, pairing_note
 from gtpo.evalkit.statistics import MethodMean, method_mean
-from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.find import EvalRun
 from gtpo.runs.train_run import TrainFolder
 
 # The default baseline: the first of these presets (none: a model that was not trained here), else the first given.

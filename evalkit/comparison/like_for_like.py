@@ -18,7 +18,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import flatten
 from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.runs.eval_record import EvalRecord
-from gtpo.runs.eval_run import EvalRun
+from gtpo.runs.find import EvalRun
 from gtpo.runs.prompt import DERIVED
 from gtpo.runs.train_run import RESULTS
 

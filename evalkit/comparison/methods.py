@@ -26,8 +26,7 @@ from typing import Any
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object
 from gtpo.runs.eval_record import EvalRecord
-from gtpo.runs.eval_run import EvalRun
-from gtpo.runs.find import records_of, resolve
+from gtpo.runs.find import EvalRun, records_of, resolve
 from gtpo.runs.train_run import TrainFolder
 
 # Keys of a config in which the runs of a method always differ; and where they ran, which is noted.

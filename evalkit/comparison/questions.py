@@ -17,7 +17,7 @@ from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.statistics import FAMILIES, clusters_of, wording
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_record import BenchmarkRecord, Interval
-from gtpo.runs.eval_run import EvalRun, Questions
+from gtpo.runs.find import EvalRun, Questions
 
 # Name of a benchmark that several recorded files have in common.
 SAME = "the same questions"

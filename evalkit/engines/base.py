@@ -14,7 +14,7 @@ from gtpo.rewards.thoughts import opened_thought, plain, unfinished
 
 # It brings pyarrow, and `gtpo eval --list` reads this module.
 if TYPE_CHECKING:
-    from gtpo.runs.tables import Sample
+    from gtpo.runs.eval_folder import Sample
 
 
 class Prompt(NamedTuple):

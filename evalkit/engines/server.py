@@ -41,8 +41,8 @@ from gtpo.evalkit.engines.base import (
 )
 from gtpo.evalkit.engines.serve import ServerProcess
 from gtpo.evalkit.engines.server_request import Server, apart, names_max_tokens
+from gtpo.runs.eval_folder import Sample
 from gtpo.runs.outcomes import Ending, Reply, Tokens, check_reply, read_usage, says_something, whole_number
-from gtpo.runs.tables import Sample
 
 # Between two looks at the queue.
 TICK_S = 0.1

@@ -19,8 +19,8 @@ from gtpo.evalkit.engines.base import Engine, Sampling, Task, one_line, sample_s
 from gtpo.evalkit.engines.local import check_all_loaded, load_config
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.rewards.completions import decode_completion
+from gtpo.runs.eval_folder import Sample
 from gtpo.runs.outcomes import Reply, Tokens, check_reply
-from gtpo.runs.tables import Sample
 
 if TYPE_CHECKING:
     import torch

@@ -20,8 +20,8 @@ from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vll
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Sampling, Task, one_line, sample_seed
 from gtpo.evalkit.engines.local import load_config
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
+from gtpo.runs.eval_folder import Sample
 from gtpo.runs.outcomes import Reply, Tokens, check_reply
-from gtpo.runs.tables import Sample
 
 # Requests that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
 IN_FLIGHT = 2048

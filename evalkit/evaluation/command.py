@@ -123,7 +123,7 @@ def _print_by(
 ) -> None:
     """Print a benchmark's metrics by subject or level of its questions."""
     from gtpo.evalkit.statistics import clusters_of, mean_interval
-    from gtpo.runs.eval_run import EvalRun
+    from gtpo.runs.find import EvalRun
 
     run = EvalRun(record.name, folder, record)
     questions, problems = run.questions(name, record.scoring), run.problems(name)

@@ -49,7 +49,7 @@ from gtpo.evalkit.evaluation.together import first_look, settle_prompts, settle_
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import choose_scoring
 from gtpo.rewards.verify import Verifier, usable_cpus
-from gtpo.runs.eval_folder import OUTCOMES_SINCE, EvalFolder
+from gtpo.runs.eval_folder import OUTCOMES_SINCE, EvalFolder, Key, Sample, read_prompts
 from gtpo.runs.eval_record import (
     EVAL_SCHEMA_VERSION,
     SCORINGS,
@@ -59,7 +59,6 @@ from gtpo.runs.eval_record import (
     VerifierRecord,
     check_identity,
 )
-from gtpo.runs.tables import Key, Sample, read_prompts
 
 # After Ctrl-C, requests in flight may still be answered for so long.
 INTERRUPT_S = 0.3

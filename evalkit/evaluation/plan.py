@@ -30,10 +30,9 @@ from gtpo.evalkit.evaluation.tasks import (
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_folder import stored_record
+from gtpo.runs.eval_folder import Key, QuestionKey, read_problems, stored_record
 from gtpo.runs.eval_record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, SamplingRecord, read_record
 from gtpo.runs.prompt import PROMPT_SCHEMA_VERSION, Clock, PromptRecord, PromptRenderer, text_ids
-from gtpo.runs.tables import Key, QuestionKey, read_problems
 from gtpo.runs.train_run import find_train_run
 
 EVAL_RUNS = Path("results/eval")

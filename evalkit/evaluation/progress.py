@@ -15,8 +15,8 @@ from gtpo.common.log import LOG, duration, stderr_console
 from gtpo.evalkit.engines.base import Engine
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.verify import Verdict
+from gtpo.runs.eval_folder import Sample
 from gtpo.runs.eval_record import SCORINGS
-from gtpo.runs.tables import Sample
 
 LINE_EVERY_S = 10.0
 

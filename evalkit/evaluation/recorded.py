@@ -26,10 +26,10 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import data_folder, math_gold, problem_of, read_rows, renamed
 from gtpo.rewards.extract import gsm8k_gold
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_folder import Sample
 from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, SamplingRecord, read_record
 from gtpo.runs.outcomes import Reply, Tokens, check_reply
 from gtpo.runs.prompt import PromptRecord
-from gtpo.runs.tables import Sample
 
 CHUNK = 512
 

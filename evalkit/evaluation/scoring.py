@@ -19,9 +19,8 @@ from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both, is_expression
 from gtpo.rewards.thoughts import plain, unfinished
 from gtpo.rewards.verify import Verdict, Verifier
-from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.eval_folder import EvalFolder, QuestionKey, Sample, sample_parts
 from gtpo.runs.eval_record import SCORINGS
-from gtpo.runs.tables import QuestionKey, Sample, sample_parts
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
 RULES_VERSION = 19

@@ -10,10 +10,9 @@ from gtpo.evalkit.engines.base import Prompt
 from gtpo.evalkit.evaluation.caveats import misfit
 from gtpo.evalkit.evaluation.scoring import Scorer, Tally
 from gtpo.rewards.thoughts import closes_unopened
-from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey, Sample
 from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.outcomes import cut_prompts
-from gtpo.runs.tables import Key, QuestionKey, Sample
 
 _KEY = ("benchmark", "question_id", "sample_index")
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from gtpo.common.terminal import visible
 from gtpo.evalkit.report.page import segments
 from gtpo.rewards.data.problem import Problem
-from gtpo.runs.eval_run import EvalRun
-from gtpo.runs.tables import read_table, sample_parts
+from gtpo.runs.eval_folder import read_table, sample_parts
+from gtpo.runs.find import EvalRun
 from gtpo.runs.train_run import read_completions
 
 # Completions shown of a question and run if not all fit.

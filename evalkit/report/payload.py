@@ -23,7 +23,7 @@ from gtpo.evalkit.report.grid import Entry, Figure, Grid, MethodName, covers, he
 from gtpo.evalkit.report.page import render
 from gtpo.evalkit.report.summary import legend, verdict_sentence
 from gtpo.evalkit.report.writers import as_csv, as_latex, as_markdown
-from gtpo.runs.eval_run import Questions
+from gtpo.runs.find import Questions
 from gtpo.runs.train_run import TrainFolder
 
 # Steps of a training curve that the page holds; longer ones are averaged.

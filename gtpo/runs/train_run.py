@@ -34,8 +34,8 @@ from gtpo.common.files import (
     write_text,
 )
 from gtpo.common.provenance import text_hash
+from gtpo.runs.eval_folder import read_table
 from gtpo.runs.prompt import PromptRecord
-from gtpo.runs.tables import read_table
 
 # Where names are looked up: results/train/NAME and results/eval/NAME under the working directory.
 RESULTS = Path("results")

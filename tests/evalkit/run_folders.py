@@ -18,9 +18,8 @@ from gtpo.evalkit.evaluation.tasks import checksum
 from gtpo.evalkit.metrics import pass_at_all_k
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.eval_folder import PROBLEM_SCHEMA, QUESTION_SCHEMA, EvalFolder, Sample
 from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION, EvalRecord
-from gtpo.runs.tables import PROBLEM_SCHEMA, QUESTION_SCHEMA, Sample
 
 
 def write_lines(path: Path, rows: Iterable[Any]) -> Path:

@@ -21,7 +21,7 @@ from gtpo.evalkit.engines.base import Prompt, Sampling, Task
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.server import CANARY_TOKENS, ServerEngine
 from gtpo.evalkit.engines.server_request import Access, find_servers
-from gtpo.runs.tables import Sample
+from gtpo.runs.eval_folder import Sample
 
 
 class Reply(NamedTuple):

@@ -16,7 +16,7 @@ import gtpo.evalkit.engines.server as engine_module
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Task, sample_seed
 from gtpo.evalkit.engines.server_request import server_urls
-from gtpo.runs.tables import Sample
+from gtpo.runs.eval_folder import Sample
 
 GONE = Reply(503, {"error": "down"})
 

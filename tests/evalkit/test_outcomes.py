@@ -17,8 +17,8 @@ from gtpo.evalkit.engines.server import Answer, RequestError
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
+from gtpo.runs.eval_folder import Sample
 from gtpo.runs.outcomes import Tokens, cut_prompts, read_usage
-from gtpo.runs.tables import Sample
 
 MOST = 64
 WORDS: dict[str, list[str | None]] = {

@@ -16,7 +16,7 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.tasks import FewShot, Protocol, presets
 from gtpo.rewards.data.problem import Problem
-from gtpo.runs.tables import Sample
+from gtpo.runs.eval_folder import Sample
 
 QUESTION = Problem("q", "What is {answer}?", "4", solution="2+2\n#### 4")
 

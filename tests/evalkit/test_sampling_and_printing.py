@@ -14,7 +14,7 @@ from servers import Reply, Server
 
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.runs import prompt
-from gtpo.runs.tables import Sample, read_prompts
+from gtpo.runs.eval_folder import Sample, read_prompts
 
 EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
 

@@ -22,10 +22,9 @@ from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.scoring import ScoringPipeline, Tally, count_votes, score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.eval_folder import EvalFolder, Sample
 from gtpo.runs.eval_record import EvalRecord, check_identity
 from gtpo.runs.prompt import PromptRecord
-from gtpo.runs.tables import Sample
 
 PROBLEM = Problem("q", "", "4")
 PROBLEMS = {("b", "q"): PROBLEM}

@@ -13,9 +13,8 @@ from gtpo.evalkit.evaluation.scoring import Tally, score
 from gtpo.evalkit.evaluation.summary import score_held_out, summarise
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_folder import EvalFolder
+from gtpo.runs.eval_folder import EvalFolder, Sample
 from gtpo.runs.eval_record import BenchmarkRecord
-from gtpo.runs.tables import Sample
 
 
 def row(question: str, index: int, text: str, reason: str = "stop") -> Sample:

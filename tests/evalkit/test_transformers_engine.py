@@ -18,8 +18,8 @@ from gtpo.evalkit.engines.transformers import TransformersEngine, _presence_pena
 from gtpo.rewards.completions import decode_completion
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.data.problem import chat_messages
+from gtpo.runs.eval_folder import Sample
 from gtpo.runs.prompt import PromptRenderer
-from gtpo.runs.tables import Sample
 
 
 @pytest.fixture(scope="module")

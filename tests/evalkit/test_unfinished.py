@@ -17,8 +17,8 @@ from gtpo.evalkit.engines.base import Engine, EngineStopped, Task
 from gtpo.evalkit.evaluation.evaluate import Incomplete, evaluate
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.tasks import BENCHMARKS
+from gtpo.runs.eval_folder import Sample
 from gtpo.runs.eval_record import EvalRecord, read_record
-from gtpo.runs.tables import Sample
 
 GOLDS = {p.id: p.answer for p in BENCHMARKS["arithmetic"].load(None)}
 
