@@ -58,14 +58,14 @@ def entry(functions: dict[str, list[str]], seconds: float = 1.0, **other: Any) -
 def test_the_nearest_tests_come_first_within_the_limit():
     path = "gtpo/conflict.py"
     record = {
-        "tests/test_readme.py": entry({path: ["f"], "gtpo/cli.py": ["a", "b", "c"]}),
+        "tests/test_examples.py": entry({path: ["f"], "gtpo/cli.py": ["a", "b", "c"]}),
         "tests/gtpo/test_conflict.py": entry({path: ["f", "g"]}, 5),
         "tests/gtpo/test_head.py": entry({path: ["g"]}),
         "tests/gtpo/test_data.py": entry({"gtpo/cli.py": ["a"]}),
     }
     change = check.Change(path, path, frozenset({"f"}))
     order = check.nearest(change, record, check.Imports())
-    assert order == ["tests/gtpo/test_conflict.py", "tests/test_readme.py", "tests/gtpo/test_head.py"]
+    assert order == ["tests/gtpo/test_conflict.py", "tests/test_examples.py", "tests/gtpo/test_head.py"]
     assert check.chosen([order], record, 1, 6.5) == (order[:2], order[2:], 6.0)
 
 

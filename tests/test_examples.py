@@ -1,8 +1,9 @@
-"""The scripts in examples/ run as they stand."""
+"""The scripts in examples/ run as they stand, and the README's rows are read."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from statistics import mean
@@ -51,6 +52,15 @@ def test_recordings_are_scored_as_their_labels_say(root, tmp_path):
     done = command_line("eval", "--completions", root / "examples/recordings.jsonl", "--k", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "labels agree on 9 of 9 (lenient)" in done.stdout
+
+
+def test_the_readmes_row_of_completions_is_scored(root, tmp_path):
+    row = re.search(r"`(\{\"id\".*\})`", (root / "README.md").read_text()).group(1)
+    (tmp_path / "mine.jsonl").write_text(row + "\n")
+    done = command_line("eval", "--completions", "mine.jsonl", "--k", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results/eval/mine/eval.json").read_text())
+    assert results["benchmarks"]["mine"]["pass@k"]["1"]["mean"] == 0.5
 
 
 def committed(root):

@@ -65,19 +65,6 @@ def test_files_with_other_fields_are_compared(tmp_path: Path) -> None:
     assert "two is worse than one" in said
 
 
-def test_one_tag_makes_the_scoring_strict(tmp_path: Path) -> None:
-    write_rows(tmp_path / "tags.jsonl", [{"id": "q", "gold": "4", "completions": ["<answer>4</answer>", "so 4"]}])
-    assert "tags, strict scoring" in gtpo(tmp_path, "eval", "--completions", "tags.jsonl", "--k", "2")
-    assert "1 question, 2 samples each" in gtpo(tmp_path, "compare", "a=tags.jsonl", "b=tags.jsonl")
-
-
-def test_the_examples_show_a_verdict(tmp_path: Path, root: Path) -> None:
-    files = [str(root / f"examples/{name}.jsonl") for name in ("before", "after")]
-    said = gtpo(tmp_path, "compare", *files, "--html", "page.html")
-    assert "after is better than before on the same questions: " in said
-    assert (tmp_path / "page.html").stat().st_size > 100_000
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with the demo's base, and a run on problems of one's own; and what training printed."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -15,7 +17,8 @@ from gtpo.common.errors import UserError
 from gtpo.config import load_config
 from gtpo.config.load import RENAMED
 from gtpo.config.schema import keys
-from gtpo.options import read_command
+from gtpo.demo import COMMANDS, run_demo
+from gtpo.options import START, from_flags, read_command
 from gtpo.presets import PRESETS
 from gtpo.train.command import choose_devices
 
@@ -99,6 +102,33 @@ def test_every_key_is_a_flag_that_loads(tmp_path: Path) -> None:
         loaded = Loaded(tmp_path, MINIMAL, **{name.replace(".", "__"): overrides[name]}).config
         assert options.config == "run.yaml"
         assert loaded.as_dict() == reference, name
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
+def test_flags_alone_make_a_config_that_its_file_repeats(method: str, tmp_path: Path) -> None:
+    typed = {
+        "model": "org/Some-Model", "data": "arithmetic", "method": method, "training.learning_rate": "2e-6",
+        "data-dir": str(tmp_path), "training.lr_scheduler_kwargs.num_cycles": "2", "training.epsilon": "1e-3",
+    }  # fmt: skip
+    overrides = from_flags(typed)
+    config = load_config(START, overrides, world_size=1)
+    assert config.run_name == f"some-model-arithmetic-{method}"
+    (tmp_path / "mine.yaml").write_text(config.to_yaml())
+    assert load_config(tmp_path / "mine.yaml", world_size=1).as_dict() == config.as_dict()
+
+
+@pytest.mark.parametrize("failing", [None, 3])
+def test_demo_stops_at_the_first_command_that_fails(
+    failing: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = (CompletedProcess([], 5 if number == failing else 0) for number in range(len(COMMANDS)))
+    run = Mock(side_effect=codes)
+    monkeypatch.setattr("gtpo.demo.subprocess.run", run)
+    assert run_demo(["gtpo"]) == (0 if failing is None else 5)
+    ran = [tuple(word for word in call.args[0][1:] if word != "--quiet") for call in run.call_args_list]
+    assert ran == list(COMMANDS[: None if failing is None else failing + 1])
+    shown = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
+    assert shown == ["gtpo " + " ".join(command) for command in ran]
 
 
 # -- the published dialect ---------------------------------------------------------------------------------------------
@@ -189,15 +219,10 @@ def test_devices_flag_over_shell_over_file(
 
 @pytest.mark.parametrize(
     ("optimizer", "beta", "resolved"),
-    [
-        ("paged_adamw_8bit", 0.999999, "paged_adamw_32bit"),
-        ("adamw_8bit", 0.99999, "adamw_torch"),
-        ("lion_8bit", 0.99995, "lion_32bit"),
-        ("paged_adamw_8bit", 0.9999, "paged_adamw_8bit"),
-        ("paged_adamw_8bit", 0.95, "paged_adamw_8bit"),
-        ("adamw_torch", 0.999999, "adamw_torch"),
-    ],
-)
+    [("paged_adamw_8bit", 0.999999, "paged_adamw_32bit"), ("adamw_8bit", 0.99999, "adamw_torch"),
+     ("lion_8bit", 0.99995, "lion_32bit"), ("paged_adamw_8bit", 0.9999, "paged_adamw_8bit"),
+     ("adamw_torch", 0.999999, "adamw_torch")],
+)  # fmt: skip
 def test_8bit_states_are_widened_at_extreme_betas(tmp_path: Path, optimizer: str, beta: float, resolved: str) -> None:
     for name in ("training__adam_beta1", "training__adam_beta2"):
         loaded = Loaded(tmp_path, MINIMAL, training__optimizer=optimizer, **{name: beta})

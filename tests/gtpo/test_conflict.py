@@ -77,33 +77,6 @@ def test_equal_to_brute_force_on_random_groups(combine):
         assert_equal_to_brute_force(groups, signs, random.choice((0, vocabulary - 1, -100)), combine)
 
 
-def test_what_is_2_plus_2():
-    """The paper's illustration, by hand: shared formatting is protected in the wrong answer, its content is not.
-
-    Words stand for tokens. The right completion and the two wrong ones open and close alike; the second wrong one
-    is longer, so only counting from the end finds its closing tags.
-    """
-    words = [
-        "<reasoning>",
-        "</reasoning>",
-        "<answer>",
-        "</answer>",
-        "<eos>",
-        *["2", "4", "5", "6", "plus", "is", "because", "it", "adds", "up"],
-    ]
-    token = {word: i for i, word in enumerate(words)}
-    right = "<reasoning> 2 plus 2 is 4 </reasoning> <answer> 4 </answer> <eos>"
-    wrong = "<reasoning> 2 plus 2 is 5 </reasoning> <answer> 5 </answer> <eos>"
-    longer = "<reasoning> it adds up 6 because 2 plus 2 is 6 </reasoning> <answer> 6 </answer> <eos>"
-    rows = [[token[word] for word in text.split()] for text in (right, wrong, longer)]
-    found = conflict_weights(*padded(rows, 0), torch.tensor([2.0, -1.0, -1.0]), 3)
-    assert found.weights[0, :11].tolist() == [2, 2, 2, 2, 2, 1, 1, 1, 1, 2, 2]
-    assert found.weights[1, :11].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0]
-    assert found.weights[2, :16].tolist() == [0, *[1] * 13, 0, 0]
-    assert found.forward.tolist() == [5, 5, 1]
-    assert found.backward.tolist() == [2, 2, 2]
-
-
 def test_unscored_and_zero_advantages_take_no_part():
     ids, mask = padded([[1, 2], [1, 2], [1, 2]], 0)
     for advantages in ([0.0, 0.0, 0.0], [1.0, 0.0, float("nan")], [float("nan")] * 3):

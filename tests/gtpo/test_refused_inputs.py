@@ -96,10 +96,8 @@ ITERATIONS = {"training.num_iterations": 2}
     ("version", "gpu", "changes", "words"),
     [
         ("1.15.0", False, {"method": "grpo"}, "method grpo needs a GPU with TRL 1.15"),
-        ("1.15.0", False, {"method": "grpo", **ITERATIONS}, "method grpo needs a GPU"),
         ("1.15.0", False, ITERATIONS, "training.num_iterations"),
         ("1.15.0", False, {}, None),
-        ("1.15.0", False, {"method": "sft"}, None),
         ("1.15.0", True, {"method": "grpo", **ITERATIONS}, None),
         ("1.16.0", False, {"method": "grpo", **ITERATIONS}, None),
     ],
