@@ -15,12 +15,12 @@ ExactCheckpoints   a resumed run is the uninterrupted one, bit for bit; checkpoi
 """
 
 # "as": a name that this module offers.
-from gtpo.train.advice import Advice as Advice
 from gtpo.train.collapse import CollapseWatch as CollapseWatch
-from gtpo.train.progress import Progress as Progress
+from gtpo.train.collapse import UntrainedKL as UntrainedKL
+from gtpo.train.collapse import Validation as Validation
 from gtpo.train.resume import ExactCheckpoints as ExactCheckpoints
+from gtpo.train.run_log import Advice as Advice
+from gtpo.train.run_log import Progress as Progress
 from gtpo.train.run_log import RunLog as RunLog
-from gtpo.train.trainers import GRPOBaseline as GRPOBaseline
-from gtpo.train.trainers import SFTBaseline as SFTBaseline
-from gtpo.train.untrained_kl import UntrainedKL as UntrainedKL
-from gtpo.train.validation import Validation as Validation
+from gtpo.trainer.gtpo_trainer import GRPOBaseline as GRPOBaseline
+from gtpo.trainer.gtpo_trainer import SFTBaseline as SFTBaseline

@@ -102,7 +102,7 @@ def train(context: typer.Context) -> None:
     if options.dry_run:
         from gtpo.dry_run import dry_run as describe
         from gtpo.train.environment import quiet_libraries
-        from gtpo.train.trainers import trainer_arguments
+        from gtpo.train.session import trainer_arguments
 
         quiet_libraries()
         # What TRL would refuse. It would also wait for the other processes of a launcher.

@@ -1,19 +1,314 @@
-"""The collapse watch of a run, as a part of its trainer: it warns, stops, or rolls back to the best weights."""
+"""What judges a run while it trains, and what follows from it.
+
+    UntrainedKL     the distance of the policy from the untrained one, for any method, without a KL term in the loss
+    Validation      held-out problems, sampled by the training engine, scored by the same verifier
+    CollapseWatch   warns, stops, or rolls back to the best weights (`gtpo.train.health` has the tests)
+
+    KL = mean over tokens of sum_v p(v) (log p(v) - log q(v))        p the policy, q the untrained policy, in nats
+
+at the tokens of the step's first micro-batch, before the step changes the policy: of the completions that it sampled,
+or (sft) of the targets. The sum runs over the whole vocabulary, so that its only noise is which texts are in the batch.
+q is the same model with its adapter disabled, or a second copy of the weights that the run started from.
+"""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import torch
+from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
+from torch import Tensor
 from trl import SFTTrainer
 
 from gtpo.common.log import LOG
-from gtpo.config import HealthSection
-from gtpo.train.health import MAX_ROLLBACKS, Health
+from gtpo.config import HealthSection, TrainConfig
+from gtpo.inputs.model import LoadedModel, load_model
+from gtpo.rewards.completions import completion_text
+from gtpo.rewards.data.problem import Problem, chat_messages
+from gtpo.train.health import MAX_ROLLBACKS, Health, Judgement
 from gtpo.train.resume import save_weights
 from gtpo.train.run_log import metrics_row
-from gtpo.train.validation import METRIC, Validation
-from gtpo.trainer import RunPart, trl_seam
+from gtpo.trainer import GTPOTrainer, RunPart, SampledTrainer, trl_seam
+from gtpo.trainer.gtpo_trainer import require_trainer
+from gtpo.trainer.policy_head import LMHead, add_policy_head, sequences
+
+# -- the distance from the untrained policy ----------------------------------------------------------------------------
+
+
+KL_METRIC = "kl/untrained"
+# Steps between measurements, if they cost no second copy of the weights.
+KL_STEPS = 10
+# Sequences of the micro-batch that are looked at, per process.
+MAX_ROWS = 32
+# Bytes of logits that are held at a time, of each of the two policies.
+CHUNK_BYTES = 2**27
+
+
+def token_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
+    """Return KL(p || q) [...] in nats from two sets of logits [..., V], in float32 or better."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    p, q = logits.to(wide).log_softmax(dim=-1), reference_logits.to(wide).log_softmax(dim=-1)
+    # 0 log 0 = 0: a token that the policy cannot take adds nothing.
+    return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(dim=-1)
+
+
+def summed_kl(
+    now: Tensor, head: LMHead, before: Tensor, their_head: LMHead, mask: Tensor, temperature: float
+) -> Tensor:
+    """Return [the sum of KL(p || q) over the tokens of mask [B, T - 1], their number], from hidden states [B, T, D]."""
+    total = torch.zeros(2, dtype=torch.float64, device=now.device)
+    rows = max(1, CHUNK_BYTES // (4 * len(head.lm_head)))
+    chosen = (hidden[:, :-1][mask].split(rows) for hidden in (now, before))
+    for p, q in zip(*chosen, strict=True):
+        kl = token_kl(head.logits(p) / temperature, their_head.logits(q) / temperature)
+        total += torch.stack([kl.sum().double(), torch.tensor(len(p), dtype=torch.float64, device=kl.device)])
+    return total
+
+
+class UntrainedKL(RunPart):
+    """Logs `kl/untrained` every `every` steps: `trainer.add_callback(UntrainedKL(trainer, every=10))`.
+
+    trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline. reference: the untrained model; needed if the model has no
+    adapter to disable and TRL holds no reference: ValueError without it.
+    """
+
+    def __init__(self, trainer: Any, every: int, reference: Any = None) -> None:
+        self.trainer, self.every, self._measured_for = require_trainer(self, trainer), every, -1
+        self.reference = getattr(trainer, "ref_model", None)
+        if self.reference is None and not is_peft_model(trainer.accelerator.unwrap_model(trainer.model)):
+            if reference is None:
+                raise ValueError("UntrainedKL: all weights are trained, so it needs reference=, the untrained model")
+            self.reference = reference.eval().requires_grad_(False).to(trainer.accelerator.device)
+        if not isinstance(trainer, GTPOTrainer):  # which has done it
+            add_policy_head(trl_seam.policy(trainer))
+        if self.reference is not None:
+            add_policy_head(trainer.accelerator.unwrap_model(self.reference))
+
+    def on_micro_batch(self, model: Any, inputs: Mapping[str, Any]) -> None:
+        """Measure on a micro-batch if its step is due and this is the first of it. All processes call it."""
+        trainer, reference = self.trainer, cast(Any, self.reference)
+        step = trainer.state.global_step + 1
+        if step % self.every or step == self._measured_for:
+            return
+        self._measured_for = step
+        batch, mask = _sequences(inputs)
+        temperature = getattr(trainer, "temperature", 1.0)  # of the sampling; sft has none
+
+        def divergence(now: Tensor, head: LMHead, before: Tensor, their_head: LMHead) -> Tensor:
+            return summed_kl(now, head, before, their_head, mask, temperature)
+
+        def of_both(now: Tensor, head: LMHead) -> Any:
+            return reference(**batch, policy_loss=lambda before, theirs: divergence(now, head, before, theirs)).value
+
+        with torch.no_grad(), trainer.accelerator.autocast():
+            if reference is None:
+                now = model(**batch, policy_loss=lambda hidden, head: hidden).value
+                with trainer.accelerator.unwrap_model(model).disable_adapter():
+                    # Both have one head: an adapter on it is refused.
+                    # accelerate gives what a forward returns in float32.
+                    output = model(**batch, policy_loss=lambda b, head: divergence(now.to(b.dtype), head, b, head))
+            else:
+                # One forward inside the other: a sharded head is whole only in its own.
+                output = model(**batch, policy_loss=of_both)
+        total = trainer.accelerator.reduce(output.value)
+        trl_seam.log(trainer, KL_METRIC, float(total[0] / total[1].clamp(min=1)))
+
+
+def untrained_kl(trainer: Any, config: TrainConfig, loaded: LoadedModel, source: str) -> UntrainedKL | None:
+    """Return the part that a config asks for, or that costs no second copy of the weights; else None.
+
+    source: of the weights that the run began from (`find_weights`), also if it resumes.
+    """
+    training = config.training
+    every = training.log_kl_steps
+    if every is None:
+        # TRL logs the divergence itself with beta. Of a policy that samples nothing the watch could not use it.
+        wanted = isinstance(trainer, SampledTrainer) and not training.beta and loaded.peft_config is not None
+        every = training.logging_steps * math.ceil(KL_STEPS / training.logging_steps) if wanted else 0
+    # The adapter is disabled, or TRL's own reference serves.
+    copied = loaded.peft_config is None and training.beta == 0
+    return UntrainedKL(trainer, every, load_model(config, source).model if copied else None) if every else None
+
+
+def _sequences(inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
+    """Return what a model takes of the first rows, and which of their tokens from the second on count [B, T - 1]."""
+    some = {name: rows[:MAX_ROWS] for name, rows in inputs.items() if isinstance(rows, Tensor) and rows.dim()}
+    if "labels" in some:  # sft
+        ids = some["input_ids"]
+        batch = {"input_ids": ids, "attention_mask": some.get("attention_mask", torch.ones_like(ids))}
+        return batch, some["labels"][:, 1:] != -100
+    mask = torch.cat([torch.zeros_like(some["prompt_mask"]), some["completion_mask"]], dim=1)
+    return sequences(some), mask[:, 1:].bool()
+
+
+# -- held-out problems -------------------------------------------------------------------------------------------------
+
+# The metric that `best/` follows, a fraction.
+METRIC = "validation/pass@1"
+
+
+# (problems, their completions) -> metric (pass@1, maj@k, format) -> something with mean, low and high as fractions;
+# and "problems" -> pass@1 of each. `gtpo train` passes evalkit's, so that a validation and an evaluation of the same
+# completions say the same.
+ScoreHeldOut = Callable[[Sequence[Problem], Sequence[Sequence[str]]], Mapping[str, Any]]
+
+
+class Validation(RunPart):
+    """Samples and scores held-out problems every `every` steps, and before the first: `trainer.add_callback(...)`.
+
+    trainer: a GTPOTrainer or GRPOBaseline. score: what scores them, such as
+    `gtpo.evalkit.evaluation.summary.score_held_out`. prompts: of the problems, in the form of the training data; by
+    default the system prompt of the published experiments and the problem. The training does not notice it: it has
+    its own random stream. `CollapseWatch` takes it as the judge of a collapse.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        problems: Sequence[Problem],
+        score: ScoreHeldOut,
+        *,
+        every: int,
+        samples: int = 4,
+        prompts: Sequence[Any] | None = None,
+    ) -> None:
+        self.trainer, self.problems, self.score = require_trainer(self, trainer, SampledTrainer), problems, score
+        self.samples, self.every = samples, every
+        rows = [chat_messages(problem.problem) for problem in problems] if prompts is None else prompts
+        self.prompts = [prompt for prompt in rows for _ in range(samples)]
+        # Seconds that this process spent on validation.
+        self.seconds = 0.0
+        self.count = 0
+        # pass@1 of each problem in the latest validation.
+        self.passed: list[float] = []
+        # The latest validation, until it is judged.
+        self.fresh: dict[str, float] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Validate the untrained model."""
+        if state.global_step == 0 and not self.count:
+            self.run(0)
+            self.fresh = {}
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Keep the latest validation, which may wait for the next line of the log to be judged."""
+        return {"validation": {"passed": self.passed, "fresh": self.fresh}}
+
+    def on_resume(self, state: dict[str, Any]) -> None:
+        """Restore the latest validation; a checkpoint of 0.2 has none."""
+        for name, value in state.get("validation", {}).items():
+            setattr(self, name, value)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Validate after each `every`-th step, and the last that is logged; the next line of the log has the result."""
+        step, last = state.global_step, state.max_steps
+        if step % self.every == 0 or (step == last and step % max(1, int(args.logging_steps)) == 0):
+            for name, value in self.run(step).items():
+                trl_seam.log(self.trainer, name, value, instead=True)
+
+    def judge(self, health: Health, step: int, verdict: Judgement) -> Judgement:
+        """Return what counts of a line that gave `verdict`: an alarm is a reason to ask the held-out problems.
+
+        All processes call it.
+        """
+        if verdict.collapsed and not verdict.broken and not self.fresh:
+            LOG.info(f"asking the held-out problems: {verdict.collapsed}")
+            self.run(step)
+        if verdict.broken or not self.fresh:
+            return verdict
+        if verdict.collapsed is not None:
+            health.dismiss_alarm()
+        judgement = health.observe_validation(step, self.passed)
+        if verdict.collapsed is not None and judgement.collapsed is None:
+            LOG.warning(f"{verdict.collapsed}. The held-out problems do not confirm a collapse; the run goes on")
+        return judgement
+
+    def run(self, step: int) -> dict[str, float]:
+        """Return the metrics of the policy as it is now. All processes must call it; the training does not notice."""
+        trainer, begin = self.trainer, time.perf_counter()
+        accelerator = trainer.accelerator
+        # Another stream for each step, and none that a round of sampling has.
+        seed = (trainer.args.seed * 1_000_003 + step) % 2**31 + 2**31
+        row: list[dict[str, Any]] = [{}]
+        with trainer.activity("validating", len(self.prompts)):
+            texts = self._sample(seed)
+            if accelerator.is_main_process:
+                completions = [texts[at : at + self.samples] for at in range(0, len(texts), self.samples)]
+                scores = dict(self.score(self.problems, completions))
+                row[0]["passed"] = [float(value) for value in scores.pop("problems")]
+                for name, interval in scores.items():
+                    row[0][f"validation/{name}"] = interval.mean
+                    row[0] |= {f"validation/{name}_low": interval.low, f"validation/{name}_high": interval.high}
+        broadcast_object_list(row)
+        self.passed = row[0].pop("passed")
+        seconds = time.perf_counter() - begin
+        self.seconds += seconds
+        self.count += 1
+        row[0]["time/validation"] = seconds
+        if accelerator.is_main_process:
+            LOG.info(self._line(step, row[0]))
+        self.fresh = row[0]
+        return row[0]
+
+    def _sample(self, seed: int) -> list[str]:
+        """Return one sampled completion per prompt, on every process; each samples its share of the prompts.
+
+        The trainer's own model samples as many at once as a step samples; vLLM, which bounds its memory, all of them.
+        """
+        trainer, prompts = self.trainer, self.prompts
+        args = trainer.args
+        batch = args.per_device_train_batch_size * args.steps_per_generation * trainer.accelerator.num_processes
+        if trainer.use_vllm:
+            batch = max(batch, len(prompts))
+        texts: list[str] = []
+        with trl_seam.aside(trainer, seed):
+            for start in range(0, len(prompts), batch):
+                some = prompts[start : start + batch]
+                completions = trl_seam.sample(trainer, [{"prompt": prompt} for prompt in some])[3]
+                texts += gather_object([completion_text(completion) for completion in completions])[: len(some)]
+        return texts
+
+    def summary(self, session_s: float, health: Health) -> dict[str, Any]:
+        """Return, and say, what validation gave and what it cost in a session of `session_s` seconds, for run.json."""
+        untrained, gain = health.first_value, health.gain()
+        LOG.info(
+            f"validated {self.count} time{'s' * (self.count != 1)}: {self.seconds:.1f} s, "
+            f"{100 * self.seconds / session_s:.1f} % of the run"
+        )
+        if gain is not None and health.best_step == 0:
+            LOG.info("best/ is the untrained model: no validation was better by more than noise")
+        elif gain is not None:
+            mean, low, high = (100 * value for value in gain)
+            LOG.info(f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} [{low:+.1f}, {high:+.1f}]")
+        return {
+            "untrained": untrained,
+            "gain": None if gain is None else dict(zip(("mean", "low", "high"), gain, strict=True)),
+            "problems": [problem.id for problem in self.problems],
+            "samples": self.samples,
+            "count": self.count,
+            "seconds": round(self.seconds, 1),
+            "share_of_session": round(self.seconds / session_s, 4),
+        }
+
+    def _line(self, step: int, row: Mapping[str, float]) -> str:
+        """Say a validation's result and its cost."""
+        parts = [
+            f"{name.removeprefix('validation/')} {100 * value:.1f} % "
+            f"[{100 * row[f'{name}_low']:.0f}, {100 * row[f'{name}_high']:.0f}]"
+            for name, value in row.items()
+            if f"{name}_low" in row
+        ]
+        return (
+            f"step {step}: held-out {', '.join(parts)}; {len(self.problems)} problems x {self.samples} samples in "
+            f"{row['time/validation']:.1f} s"
+        )
+
+
+# -- the watch ---------------------------------------------------------------------------------------------------------
 
 
 class CollapseWatch(RunPart):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 # Nothing about a run is sent anywhere unless the config names a tracker.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -17,18 +17,14 @@ from gtpo.common.vllm_environment import quiet_vllm
 from gtpo.config import TrainConfig
 from gtpo.dry_run import preflight
 from gtpo.runs.train_run import ENDED, RESULTS, TrainFolder
-from gtpo.train.continuation import check_config
-from gtpo.train.environment import Stop, trackers_write_to
-
-if TYPE_CHECKING:
-    from gtpo.train.validation import ScoreHeldOut
+from gtpo.train.environment import Stop, check_config, trackers_write_to
 
 
 def train(
     config: TrainConfig,
     *,
     json_output: bool = False,
-    score_held_out: ScoreHeldOut | None = None,
+    score_held_out: Any = None,
     results_dir: Path = RESULTS,
 ) -> Path:
     """Train `config` into `results_dir/train/<run_name>` and return that folder.

@@ -35,8 +35,8 @@ from gtpo.common.files import write_json
 from gtpo.common.log import LOG
 from gtpo.inputs.model import LoadedModel, not_finite
 from gtpo.runs.train_run import PARTIAL, TrainFolder
-from gtpo.train.trainers import require_trainer
 from gtpo.trainer import RunPart, SampledTrainer, trl_seam
+from gtpo.trainer.gtpo_trainer import require_trainer
 
 # -- what a checkpoint must hold ---------------------------------------------------------------------------------------
 

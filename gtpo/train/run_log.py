@@ -1,40 +1,49 @@
-"""What a run writes of itself: config.yaml, run.json, the lines of metrics.jsonl, completions, and the last weights."""
+"""What a run says of itself: in its folder, on the terminal, and of settings that learn nothing.
+
+RunLog     config.yaml, run.json, the lines of metrics.jsonl, completions, and the last weights
+Progress   one live line on a terminal, log lines elsewhere
+Advice     a warning with what to change, before a day of GPU time is spent. Unlike collapse (`gtpo.train.health`),
+           none of this is a matter of a run's own best: it is wrong from its first steps
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
 import shlex
+import sys
+import threading
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
+from accelerate import PartialState
 from accelerate.utils import gather_object
+from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import SFTConfig
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder, write_json, write_text
-from gtpo.common.log import LOG, start_logging
+from gtpo.common.log import LOG, start_logging, stderr_console
 from gtpo.common.provenance import cpu_model, git_commit, now, package_versions, peak_memory
 from gtpo.rewards.completions import problem_text
 from gtpo.runs.prompt import PromptRenderer
 from gtpo.runs.train_run import COLLAPSED, OF_TRL, RUN_ID, TrainFolder
+from gtpo.train.environment import Stop
 from gtpo.train.resume import save_weights
 from gtpo.trainer import GTPOConfig, RunPart, trl_seam
-from gtpo.trainer.calibration import GateCalibration
-
-if TYPE_CHECKING:
-    from gtpo.train.environment import Stop
+from gtpo.trainer.group_statistics import GateCalibration
 
 # Packages whose versions run.json has.
 PACKAGES = (
@@ -360,3 +369,227 @@ def describe_calibration(gate: GateCalibration) -> dict[str, Any]:
         **own,
         **({"initial_entropy": measured.record()} if measured and measured.samples else {}),
     }
+
+
+# -- on the terminal ---------------------------------------------------------------------------------------------------
+
+
+SHOWN = (
+    ("loss", "loss", "{:.4f}"),
+    ("reward/accuracy", "acc", "{:.2f} of 10"),
+    ("reward/format", "fmt", "{:.2f} of 10"),
+    ("entropy/mean", "H", "{:.3f}"),
+    ("gate/kept", "kept", "{:.2f}"),
+    ("conflict/fraction", "conflict", "{:.2f}"),
+    ("completions/length", "len", "{:.0f}"),
+    ("kl", "kl", "{:.4f}"),
+    ("kl/untrained", "kl", "{:.4f}"),
+    ("validation/pass@1", "held-out", "{:.3f}"),
+    ("tokens/accuracy", "tokens right", "{:.3f}"),
+)
+# Seconds after which a part of a step is shown; on a terminal again after as many.
+TELL_SECONDS = 10.0
+# Least seconds between two log lines.
+PLAIN_SECONDS = 5.0
+
+
+def summary(row: Mapping[str, Any]) -> str:
+    """Return the headline metrics of a step in one line."""
+    known = (shown for shown in SHOWN if isinstance(row.get(shown[0]), int | float))
+    return "  ".join(f"{label} {pattern.format(row[name])}" for name, label, pattern in known)
+
+
+def _live_line(title: str) -> Any:
+    """Return rich's progress: the bar, and under it the metrics, each in one line of the terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.table import Column
+    from rich.text import Text
+
+    class TwoLines(Bar):
+        def get_renderables(self) -> Any:
+            yield from super().get_renderables()
+            for task in self.tasks:
+                yield Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
+
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    return TwoLines(*columns, console=stderr_console(), expand=len(title) > 30)
+
+
+class Progress(RunPart):
+    """Shows steps as they come, at log level INFO: `trainer.add_callback(Progress("my run"))`.
+
+    While a step takes long it says what the step is at: sampling, scoring, or which micro-batch is trained on.
+
+    shown: whether this process shows them; unset: the main one does.
+    """
+
+    def __init__(self, title: str, *, shown: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.title, self._clock = title, clock
+        main = PartialState().is_main_process if shown is None else shown
+        self.shown = main and LOG.isEnabledFor(logging.INFO)
+        self._bar: Any = None
+        self._task: Any = None
+        self._last = 0.0
+        # When what is going on began, and what it is.
+        self._now: tuple[float, str] | None = None
+        self._micro_batch = self._of = 0
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin at the step that the run begins at."""
+        self._first_step, self._begin = state.global_step, time.monotonic()
+        if self.shown and sys.stderr.isatty():
+            self._bar = _live_line(self.title)
+            self._task = self._bar.add_task(self.title, total=state.max_steps, completed=state.global_step, status="")
+            self._bar.start()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count the micro-batches of the step."""
+        self._micro_batch, self._of = 0, args.gradient_accumulation_steps
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Show a line of metrics."""
+        if not logs or "loss" not in logs:
+            return
+        step, total, row = state.global_step, state.max_steps, metrics_row(state.global_step, logs, args)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, status=summary(row))
+            return
+        now = time.monotonic()
+        due = now - self._last >= PLAIN_SECONDS or step >= total or step - 1 == self._first_step
+        if self.shown and due:
+            self._last = now
+            remaining = (now - self._begin) / max(step - self._first_step, 1) * (total - step)
+            LOG.info(f"{self.title} {step}/{total}  {summary(row)}  ({remaining:.0f} s left)")
+
+    def on_train_end(self, *of_the_event: Any, **kwargs: Any) -> None:
+        """Take the live line down; also if the training did not come to its end."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    # -- within a step ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def activity(self, name: str, count: int) -> Iterator[None]:
+        """Show inside now and then how long the trainer has been at it; inside another activity, in its place."""
+        what = f"{name} {count} completions"
+        if name == "training":
+            self._micro_batch += 1
+            what = f"training on micro-batch {self._micro_batch} of {self._of}"
+        outer, ended = self._now, threading.Event()
+        self._now = (self._clock(), what)
+        thread = threading.Thread(target=self._report, args=(ended,), daemon=True)
+        reports = outer is None and self.shown
+        if reports:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._now = None if outer is None else (self._clock(), outer[1])
+            if reports:
+                ended.set()
+                thread.join()
+
+    def _report(self, ended: threading.Event) -> None:
+        shown, at = None, 0.0
+        while not ended.wait(TELL_SECONDS / 10):
+            # The clock first: what begins meanwhile has taken no time.
+            now, activity = self._clock(), self._now
+            if activity is None:
+                continue
+            seconds, before = now - activity[0], at if activity is shown else 0.0
+            # A log gets fewer lines the longer it takes: what is on a terminal is replaced.
+            if seconds >= (before + TELL_SECONDS if self._bar is not None else max(TELL_SECONDS, 1.5 * before)):
+                text = f"{activity[1]} for {seconds:.0f} s"
+                if self._bar is not None:
+                    self._bar.update(self._task, status=text)
+                else:
+                    LOG.info(f"{self.title}  {text}")
+                shown, at = activity, seconds
+
+
+# -- advice ------------------------------------------------------------------------------------------------------------
+
+# Logged steps that must agree before a warning.
+STEPS = 5
+
+# Sum of the shares of groups with equal rewards, over so many logged steps, from which on a warning is due. A test
+# holds it to the recorded runs: no warning if training is calm, one if it fails.
+EQUAL, EQUAL_STEPS = 8, 10
+
+# Mean share of truncated completions above which most of them are.
+TRUNCATED = 0.5
+
+
+class Advice(TrainerCallback):
+    """Warns of what learns nothing: `trainer.add_callback(Advice(trainer))`, for a GTPOTrainer or TRL's GRPOTrainer.
+
+    Each warning is given once in a run, and names what GTPOConfig and the configs of `gtpo train` both have.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.recent: deque[Mapping[str, Any]] = deque(maxlen=EQUAL_STEPS)
+        self.warned: set[str] = set()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Look at a line of metrics."""
+        if logs and "loss" in logs:
+            for text in self.observe(logs):
+                LOG.warning(text)
+
+    def observe(self, row: Mapping[str, Any]) -> list[str]:
+        """Take in one line of metrics; return what is to be said now."""
+        self.recent.append(row)
+        if len(self.recent) < STEPS:
+            return []
+        faults = self._faults()
+        new = [text for name, text in faults.items() if name not in self.warned]
+        # A cause that comes and goes is still one cause: in a log of 300 steps the same text stood six times.
+        self.warned |= set(faults)
+        return new
+
+    def _values(self, *names: str, steps: int = STEPS) -> list[float]:
+        """Return a metric of the last steps under the first of its names that they have; none if a step lacks it."""
+        values = [next((row[name] for name in names if name in row), None) for row in list(self.recent)[-steps:]]
+        return [] if None in values else [float(value) for value in values if value is not None]
+
+    def _faults(self) -> dict[str, str]:
+        since, faults = f"in the last {STEPS} logged steps", dict[str, str]()
+        if (passing := self._values("gate/kept")) and max(passing) == 0:
+            faults["gate"] = (
+                f"the entropy gate dropped every completion {since}: their entropy is "
+                f"{sum(self._values('entropy/mean')) / STEPS:.2f} nats, the threshold "
+                f"{self.trainer.objective.entropy_threshold:.2f}, and nothing is learned. Raise the objective's "
+                "entropy_threshold, lower temperature, or take the preset gtpo-no-filter"
+            )
+        truncated = sum(self._values("completions/truncated", "completions/clipped_ratio")) / STEPS
+        if truncated > TRUNCATED:
+            faults["truncated"] = (
+                f"{truncated:.0%} of the completions were cut off at max_completion_length "
+                f"{self.trainer.args.max_completion_length} {since}, so their answers are missing. Raise it (in a "
+                "config max_seq_length too), ask for shorter answers in the system prompt, or leave them out of the "
+                "loss with the objective's mask_truncated"
+            )
+        equal = self._values("groups/zero_variance", "frac_reward_zero_std", steps=EQUAL_STEPS)
+        if sum(equal) >= EQUAL:
+            names = {name: name.removeprefix("reward/") for name in ("reward/format", "reward/accuracy")}
+            names |= {f"rewards/{name}/mean": name for name in self.trainer.reward_func_names}
+            means = {shown: self._values(name, steps=EQUAL_STEPS) for name, shown in names.items()}
+            shown = ", ".join(f"{name} {sum(each) / len(each):.2f}" for name, each in means.items() if each)
+            faults["equal"] = (
+                f"in {sum(equal) / len(equal):.0%} of the groups every completion earned the same reward in the last "
+                f"{len(equal)} logged steps (mean: {shown or 'unknown'}), so no completion is preferred to another. "
+                "Read some completions. If the reward is low, or what a part of the task earns, start from an sft run, "
+                "take easier problems, raise num_generations or lower learning_rate. If it is high, take harder "
+                "problems. Else the reward function returns a constant"
+            )
+        return faults

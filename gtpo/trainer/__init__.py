@@ -3,7 +3,6 @@
 Begin with gtpo_trainer, which calls the other modules by name, in the order in which things happen.
 """
 
-from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.gtpo_trainer import GTPOTrainer, RunPart, RunTrainer, SampledTrainer
+from gtpo.trainer.gtpo_trainer import GTPOConfig, GTPOTrainer, RunPart, RunTrainer, SampledTrainer
 
 __all__ = ["GTPOConfig", "GTPOTrainer", "RunPart", "RunTrainer", "SampledTrainer"]

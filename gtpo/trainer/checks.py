@@ -29,8 +29,7 @@ from gtpo.rewards.loading import probe_reward
 from gtpo.runs.prompt import begins_twice
 from gtpo.trainer import trl_seam
 from gtpo.trainer.group_statistics import loss_mask, padded_batch
-from gtpo.trainer.kept_sets import listed, shaping
-from gtpo.trainer.policy_head import sequences
+from gtpo.trainer.policy_head import listed, sequences, shaping
 
 # The check takes 8 rows of at most 64 tokens, of which the last 16 are drawn.
 ROWS, WIDTH, DRAWN = 8, 64, 16

@@ -1,11 +1,11 @@
 """What GTPO and a run do around TRL's methods, in the order in which it happens.
 
+    GTPOConfig      GRPOConfig plus the objective
     RunPart         a callback of a run with further events
     RunTrainer      any method: calls these events
     SampledTrainer  methods that sample: group statistics too
+    SFTBaseline, GRPOBaseline   TRL's own methods
     GTPOTrainer     GRPOTrainer with GTPO's objective. A TRL user switches by changing the class name
-
-TRL's own methods are RunTrainer and SampledTrainer before TRL's classes (`gtpo.train.trainers`).
 
 TRL calls, at the start of a round of sampling, `_generate_and_score_completions`, and from within it `_generate`,
 `_calculate_rewards` and, if several steps share the round, `_get_per_token_logps_and_entropies`; then for each
@@ -14,16 +14,21 @@ micro-batch `training_step`, from within it `compute_loss` and `_compute_loss`.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import json
 import math
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, SFTTrainer
 
 from gtpo.common.log import LOG, start_logging
 from gtpo.completions import Completions
@@ -35,14 +40,16 @@ from gtpo.inputs.model import (
     widen_adapters,
 )
 from gtpo.inputs.model_shape import router_loss_obstacle
-from gtpo.objective import Objective, PolicyLoss
+from gtpo.objective import PolicyLoss
 from gtpo.own_loss import LossFunction, loss_function, needs_entropy_gradient, with_loss
+from gtpo.presets import PRESETS, Objective
+from gtpo.rewards.loading import source_hash
 from gtpo.trainer import trl_seam
 from gtpo.trainer.adapter_sync import AdapterGeneration
-from gtpo.trainer.calibration import GateCalibration
 from gtpo.trainer.checks import SamplerCheck, check_inputs, prepare, written
 from gtpo.trainer.group_statistics import (
     BATCH_ROWS,
+    GateCalibration,
     GroupStatistics,
     batch_statistics,
     completion_means,
@@ -50,9 +57,150 @@ from gtpo.trainer.group_statistics import (
     loss_mask,
     without_empty_columns,
 )
-from gtpo.trainer.gtpo_config import GTPOConfig
-from gtpo.trainer.kept_sets import ROWS, KeptSets
-from gtpo.trainer.policy_head import add_policy_head, token_forward
+from gtpo.trainer.policy_head import KEPT_ROWS, KeptSets, add_policy_head, sequences, token_forward
+
+# -- their arguments ---------------------------------------------------------------------------------------------------
+
+# Settings that are not the user's -> what to do instead, by who decides them (objective, run, sampler): setting one is
+# an error, never ignored.
+DECIDED = tomllib.loads(Path(__file__).with_name("decided.toml").read_text(encoding="utf-8"))
+
+
+def sampling_faults(args: Any) -> Iterator[tuple[str, str]]:
+    """Yield (key, why) for what TRL's GRPO takes, and fails with, or trains otherwise, when the first round begins."""
+    batches = args.accelerator_config
+    for name in ("split_batches", "dispatch_batches"):
+        if batches.get(name) if isinstance(batches, dict) else getattr(batches, name, None):
+            yield (
+                f"accelerator_config {name}",
+                "hands a group's rows to processes by another order than TRL's; remove it",
+            )
+    if args.use_transformers_continuous_batching and (args.fp16 or args.bf16 in (None, True)):
+        yield (
+            "use_transformers_continuous_batching",
+            "casts the trained weights to 16 bits for good; set bf16=False, or sample without it",
+        )
+    # TRL corrects by default; a script that comes from there may say how, and lose the correction in silence.
+    for entry in fields(args) if not args.vllm_importance_sampling_correction else ():
+        how = entry.name.startswith("vllm_importance_sampling_") and entry.name != "vllm_importance_sampling_correction"
+        if how and getattr(args, entry.name) != entry.default:
+            key = "vllm_importance_sampling_correction=True (a config: rollout.importance_sampling_correction: true)"
+            yield entry.name, f"does nothing without {key}"
+
+
+@dataclass
+class GTPOConfig(GRPOConfig):
+    """GRPOConfig plus the objective.
+
+    Raises ValueError for an unknown preset or field of the objective, and for a field of GRPOConfig that the
+    objective decides.
+    """
+
+    preset: str = field(default="gtpo", metadata={"help": "A preset of docs/method.md."})
+    # `str | None` is for TRL's parser, which passes JSON.
+    objective: dict[str, Any] | str | Objective | None = field(
+        default=None,
+        metadata={"help": "Fields of gtpo.objective.Objective that differ from the preset; or an Objective, whole."},
+    )
+    initial_entropy: float | None = field(
+        default=None,
+        metadata={"help": "H_ini in nats, if already known; measured before step 0 when the filter is `auto`."},
+    )
+    resample_equal_groups: int = field(
+        default=0, metadata={"help": "How many times groups whose rewards are all equal are drawn again."}
+    )
+    learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate for AdamW."})
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "Set dropout to 0: the loss is of the policy that samples."}
+    )
+    loss_type: str = field(default="grpo", metadata={"help": "The objective's own loss; no other."})
+    scale_rewards: str = field(default="", metadata={"help": "As the objective has it."})
+    vllm_importance_sampling_correction: bool | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "Correct vLLM's rounding by importance weights, as TRL does; costs a forward more a round. Unset: "
+            "True, if the objective takes the sampling temperature. False: the paper's exact loss."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ValueError(f"preset {self.preset!r} is not one of {', '.join(PRESETS)}")
+        # As JSON can hold it: GTPOConfig(**to_dict()) has the same objective.
+        if isinstance(self.objective, Objective):
+            self.objective = asdict(self.objective)
+        objective = self.resolved_objective()
+        # Tried before a model is loaded.
+        loss_function(objective)
+        defaults = {entry.name: entry.default for entry in fields(self)}
+        faults = list[str]()
+        for name, instead in DECIDED["objective"].items():
+            as_decided = name == "scale_rewards" and getattr(self, name) == objective.scale_rewards
+            if name in defaults and getattr(self, name) != defaults[name] and not as_decided:
+                faults.append(f"remove {name}={getattr(self, name)!r}: {instead}")
+        on_cpu = self.use_cpu or not torch.accelerator.is_available()
+        # TRL's default is True, which transformers refuses there without use_cpu.
+        if self.bf16 is None and on_cpu:
+            self.bf16 = False
+        if self.fp16 and on_cpu:
+            faults.append("fp16=True needs a GPU; on a CPU train in float32, or with bf16=True")
+        comparable = objective.temperature(self.temperature) == self.temperature
+        if self.vllm_importance_sampling_correction is None:
+            self.vllm_importance_sampling_correction = comparable
+        faults += [f"{name} {why}" for name, why in sampling_faults(self)]
+        if self.use_vllm and self.vllm_importance_sampling_correction and not comparable:
+            faults.append(
+                "vllm_importance_sampling_correction compares vLLM's log-probabilities, at temperature "
+                f"{self.temperature}, with the objective's at 1 (entropy_temperature 'one'): set temperature=1.0, "
+                "objective={'entropy_temperature': 'sampling'} or vllm_importance_sampling_correction=False"
+            )
+        if faults:
+            raise ValueError(f"GTPOConfig: {'; '.join(faults)}")
+        self.scale_rewards = objective.scale_rewards
+        # The objective's `mask_truncated` leaves them out of the loss.
+        self.mask_truncated_completions = False
+        super().__post_init__()
+
+    def resolved_objective(self) -> Objective:
+        """Return the preset with the fields changed that `objective` names."""
+        changes: Any = self.objective or {}
+        if isinstance(changes, str):
+            with contextlib.suppress(json.JSONDecodeError):
+                changes = json.loads(changes)
+        if not isinstance(changes, dict):
+            raise ValueError(
+                f"GTPOConfig: objective must be an Objective or a dict of its fields; found {self.objective!r} "
+                "(the name of a preset goes into preset)"
+            )
+        try:
+            if loss := changes.get("loss"):
+                changes = {**changes, "loss_source": source_hash(loss, "objective.loss")}
+            return replace(PRESETS[self.preset], **changes)
+        except ValueError as error:
+            raise ValueError(f"GTPOConfig: {error}") from None
+
+
+def grpo_faults(arguments: Any) -> Iterator[tuple[str, str]]:
+    """Yield (key, why) for what TRL's GRPO takes, and then ends at its first loss or trains otherwise than it says."""
+    yield from sampling_faults(arguments)
+    loss, high, level = arguments.loss_type, arguments.epsilon_high, arguments.importance_sampling_level
+    # inspect.getsource would parse it for half a second.
+    if f'"{loss}"' not in Path(inspect.getfile(GRPOTrainer)).read_text():
+        yield "loss_type", f"{loss!r} is none of TRL's losses (grpo, dapo, dr_grpo, cispo and others: its GRPOConfig)"
+    if loss == "cispo" and (high is None or high < 1):
+        why = "cuts the ratio itself off at epsilon_high; set it above 1 (configs/recipes/cispo.yaml: 5.0)"
+        yield "epsilon_high", f"{high} contradicts loss_type cispo, which {why}"
+    if loss == "luspo" and level != "sequence":
+        why = "a loss of whole sequences; set it to sequence"
+        yield "importance_sampling_level", f"{level} contradicts loss_type luspo, {why}"
+    if arguments.neftune_noise_alpha:
+        yield "neftune_noise_alpha", "contradicts method grpo: the loss would be of another policy than what sampled"
+    low, most = arguments.entropy_coef_min, arguments.entropy_coef_max
+    if arguments.use_adaptive_entropy and low > most:
+        yield "entropy_coef_min", f"{low} exceeds entropy_coef_max {most}"
+
+
+# -- what all methods share --------------------------------------------------------------------------------------------
 
 
 class RunPart(TrainerCallback):
@@ -270,6 +418,60 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
         return self.groups.score(prompts, completions, rewards)
 
 
+def require_trainer(part: Any, trainer: Any, kind: type = RunTrainer) -> Any:
+    """Return a trainer that `part` is built for. Raises ValueError if it never calls one."""
+    if not isinstance(trainer, kind):
+        needed = f"{type(part).__name__} needs a GTPOTrainer, or GRPOBaseline or SFTBaseline of gtpo.callbacks"
+        raise ValueError(f"{needed}; found {type(trainer).__name__}")
+    return trainer
+
+
+# -- TRL's methods -----------------------------------------------------------------------------------------------------
+
+
+class SFTBaseline(RunTrainer, SFTTrainer):
+    """TRL's SFTTrainer; the parts of a run can be added to it (`gtpo.callbacks`)."""
+
+
+class GRPOBaseline(SampledTrainer):
+    """TRL's GRPOTrainer, with its own loss: what it logs of a group has GTPOTrainer's names.
+
+    The parts of a run can be added to it (`gtpo.callbacks`). Raises ValueError for what TRL would train otherwise than
+    the arguments say.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, why in grpo_faults(self.args):
+            raise ValueError(f"GRPOConfig: {name} {why}")
+        self.groups = GroupStatistics(self)
+        self._micro_batch: dict[str, Any] = {}
+
+    def logps_of(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return log-probabilities [B, L] of a batch's completions as TRL's loss has them."""
+        length = batch["completion_ids"].size(1)
+        with torch.no_grad():
+            outputs = super()._get_per_token_logps_and_entropies(self.model_wrapped, *sequences(batch).values(), length)
+        logps: Tensor = outputs[0]
+        return logps
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        self._micro_batch = inputs
+        loss: Tensor = super()._compute_loss(model, inputs)
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        logps, entropies = outputs[:2]
+        # In the loss, not while a round is scored.
+        if kwargs.get("compute_entropy") and entropies is not None:
+            self.groups.log_completions(self._micro_batch, entropies.detach())
+            self.sampler.observe(logps, self._micro_batch)
+        return outputs
+
+
+# -- GTPO --------------------------------------------------------------------------------------------------------------
+
 _TITLE = "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control"
 
 
@@ -350,7 +552,7 @@ class GTPOTrainer(SampledTrainer):
             if not self._found:
                 self._found = {name: batch[name] for name in batch if name.endswith(("_ids", "_mask"))}
                 batch_statistics(self, self.model_wrapped, self._found)
-            batch |= {name: self._found[name] for name in ROWS}
+            batch |= {name: self._found[name] for name in KEPT_ROWS}
             refused = (batch.pop("kept_outside") & loss_mask(batch).bool()).any(dim=1)
             batch["excluded"] = batch["excluded"] | refused
             trl_seam.log(self, "sampling/refused", self.accelerator.gather(refused.float()).mean().item())

@@ -1,9 +1,15 @@
-"""The fused loss inside a causal LM's forward, where DDP, FSDP and ZeRO have their hooks.
+"""The fused loss inside a causal LM's forward, where DDP, FSDP and ZeRO have their hooks; and the kept sets it is of.
 
 `model(input_ids, attention_mask, policy_loss=f)` runs the backbone to the last hidden states and returns a PolicyOutput
 with what f(hidden [N, T, D], LMHead) returns; called without `policy_loss`, the model behaves as before. The logits of
 the whole batch never exist, and the weights of the head are whole while `f` runs: gathered from FSDP2's shards or
 ZeRO-3's partitions. With `output_router_logits=True` a mixture of experts gives its load-balancing loss beside it.
+
+A kept set holds the ids that a truncated sampler (top_p, top_k, min_p) could draw at a position. It belongs to the
+policy that sampled. So it is found once a round, before the first update, by the sampler's own rule on logits made as
+the sampler makes them; the ids travel with the round, and every optimizer step of it takes log-probabilities and
+entropies over them. The id that was drawn always belongs: another rounding may put it just outside. A completion with
+an id further out than rounding explains was drawn by another rule: it is left out, counted.
 """
 
 from __future__ import annotations
@@ -17,12 +23,25 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    LogitsProcessor,
+    MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from gtpo.completions import Kept, check_finite
 from gtpo.head import token_statistics
-from gtpo.inputs.model import backbone
+from gtpo.inputs.model import NOT_OF_SAMPLING, backbone
 from gtpo.inputs.model_shape import logit_transform
+from gtpo.trainer import trl_seam
 
 
 class LMHead(NamedTuple):
@@ -136,3 +155,128 @@ def token_forward(
     router = {"output_router_logits": True} if trainer.aux_loss_enabled else {}
     with trainer.accelerator.autocast():
         return cast(PolicyOutput, model(**sequences(batch), policy_loss=of_hidden, **router))
+
+
+# -- kept sets ---------------------------------------------------------------------------------------------------------
+
+# What `generate` removes ids with, if it asks no more than the logits of their position.
+_OF_GENERATE = (TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper, EpsilonLogitsWarper,
+                EtaLogitsWarper, TopHLogitsWarper, SuppressTokensLogitsProcessor)  # fmt: skip
+
+# In the order in which vLLM applies them; ties at the edge stay, as there.
+_OF_VLLM: dict[str, Any] = {"min_p": MinPLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper}
+
+# Parameters of vLLM's sampler that do not change which tokens are likely.
+_NOT_OF_VLLM_SAMPLING = {
+    *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "include_stop_str_in_output"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "detokenize", "output_kind", "truncate_prompt_tokens"),
+    *("logprobs", "prompt_logprobs", "flat_logprobs", "extra_args", "skip_clone"),
+}
+
+# Multiple of the mean difference that rounding may make, by which two logits may have come apart.
+FARTHEST = 4.0
+
+# Logits that are sorted at a time.
+LOGITS = {"cpu": 2**22, "cuda": 2**26}
+
+# Keys of the batch dict: sizes of the sets [B, L], their ids [B, W] (`Kept.of_tokens`), tokens outside theirs [B, L].
+KEPT_ROWS = ("kept_counts", "kept_ids", "kept_outside")
+
+
+def shaping(trainer: Any) -> dict[str, Any]:
+    """Return the sampling parameters that leave another distribution than the model's."""
+    kwargs = trainer.args.generation_kwargs or {}
+    names = {"top_p", "top_k", "min_p", "repetition_penalty", *kwargs} - NOT_OF_SAMPLING
+    if trainer.use_vllm:
+        names -= _NOT_OF_VLLM_SAMPLING
+        values = {name: kwargs.get(name, getattr(trainer.args, name, None)) for name in sorted(names)}
+    else:
+        values = {name: getattr(trainer.generation_config, name, None) for name in sorted(names)}
+    # -1 is vLLM's word for no top_k.
+    neutral = {"top_k": (0, -1), "min_p": (0,), "temperature": (trainer.temperature,)}
+    off = {name: (None, *neutral.get(name, (0, 1, [], {}))) for name in values}
+    return {name: value for name, value in values.items() if value not in off[name]}
+
+
+def listed(parameters: Mapping[str, Any]) -> str:
+    """Return `min_p 0.1, top_p 0.9`."""
+    return ", ".join(f"{name} {value}" for name, value in parameters.items())[:99]
+
+
+class KeptSets:
+    """Finds the kept sets of completions in the forward that scores them.
+
+    rule: what the sampler does to the logits of a position, in its order. tolerance: mean difference of the sampler's
+    logits from ours, given their size (`SamplerCheck.allowed`).
+    """
+
+    def __init__(self, rule: list[LogitsProcessor], tolerance: Any) -> None:
+        self.rule, self.tolerance = rule, tolerance
+        self._found: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    @classmethod
+    def of_trainer(cls, trainer: Any) -> KeptSets | None:
+        """Return what finds the sets of a trainer's sampler; None if it draws from all ids.
+
+        Raises ValueError if they cannot be had.
+        """
+        acting, temperature = shaping(trainer), TemperatureLogitsWarper(float(trainer.temperature))
+        if trainer.use_vllm:
+            rule = [cut(acting[name]) for name, cut in _OF_VLLM.items() if name in acting]
+            others = listed({name: value for name, value in acting.items() if name not in _OF_VLLM})
+        else:
+            each = [one for one in trl_seam.logits_processors(trainer) if type(one) is not TemperatureLogitsWarper]
+            rule = [one for one in each if isinstance(one, _OF_GENERATE)]
+            others = ", ".join(type(one).__name__ for one in each if not isinstance(one, _OF_GENERATE))
+        if not rule:
+            return None
+        truncated = f"{type(trainer).__name__}: sampling is truncated ({listed(acting)}), and what could be drawn "
+        if others:
+            raise ValueError(
+                f"{truncated}cannot be found beside {others}, which sees more than logits. Remove one of them"
+            )
+        if trainer.rollout_func is not None:
+            raise ValueError(f"{truncated}is known to rollout_func only: sample from all ids in it, and remove these")
+        return cls([temperature, *rule], trainer.sampler.allowed)
+
+    def inside(self, logits: Tensor) -> Tensor:
+        """Return which ids [m, V] the sampler may draw, given their logits."""
+        for processor in self.rule:
+            logits = processor(None, logits)
+        return logits > -torch.inf
+
+    def find(self, hidden: Tensor, head: Any, ids: Tensor, mask: Tensor) -> Kept:
+        """Return the kept sets of the tokens that the mask marks, and keep them for `take`.
+
+        hidden [B, L, D]: states that predict ids [B, L]; head: an LMHead.
+        """
+        rows = mask.flatten().nonzero()[:, 0]
+        counts = torch.zeros(ids.numel(), dtype=torch.long, device=ids.device)
+        outside, parts = torch.zeros_like(counts, dtype=torch.bool), [counts[:0].int()]
+        size = max(1, LOGITS.get(hidden.device.type, 2**22) // len(head.lm_head))
+        for some in rows.split(size):
+            # In the model's own type: rounded logits have ties, which belong to the rule.
+            logits, own = head.logits(hidden.flatten(0, 1)[some]).float(), ids.flatten()[some, None].long()
+            inside = self.inside(logits)
+            counts[some] = inside.sum(dim=1)
+            parts.append(inside.nonzero()[:, 1].int())
+            if len(out := (~inside.gather(1, own)[:, 0]).nonzero()[:, 0]):
+                # As far as rounding can go for the id that was drawn: all that are likelier are less so, and those
+                # that are as likely, of which a sampler may sort others first.
+                logits, own, shift = logits[out], own[out], self.rule[0].temperature * FARTHEST
+                drawn = logits.gather(1, own)
+                shift *= self.tolerance(float(drawn.abs().mean()))
+                lowered = torch.where(logits < drawn, logits, logits - shift).scatter(1, own, drawn)
+                outside[some[out]] = ~self.inside(lowered).gather(1, own)[:, 0]
+        found = counts.view(ids.shape), torch.cat(parts), outside.view(ids.shape)
+        self._found.append(found)
+        return Kept(torch.arange(ids.numel(), device=ids.device).repeat_interleave(counts), found[1])
+
+    def take(self) -> dict[str, Tensor]:
+        """Return what was found since the last call, as rows of the batch dict (`KEPT_ROWS`)."""
+        parts, self._found = self._found, []
+        counts, outside = (torch.cat([part[which] for part in parts]) for which in (0, 2))
+        totals = counts.sum(dim=1)
+        ids = torch.zeros(len(totals), int(totals.max()), dtype=torch.int32, device=totals.device)
+        ids[torch.arange(ids.size(1), device=ids.device) < totals[:, None]] = torch.cat([part[1] for part in parts])
+        return dict(zip(KEPT_ROWS, (counts, ids, outside), strict=True))

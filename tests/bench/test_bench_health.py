@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.health import RUNS, STEPS, curve, read_records, tables, trends
-from gtpo.train.advice import EQUAL, EQUAL_STEPS
+from gtpo.train.run_log import EQUAL, EQUAL_STEPS
 
 
 def test_false_alarms_are_what_is_promised(published) -> None:

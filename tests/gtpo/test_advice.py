@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gtpo.presets import PRESETS
-from gtpo.train.advice import EQUAL, EQUAL_STEPS, STEPS, Advice
+from gtpo.train.run_log import EQUAL, EQUAL_STEPS, STEPS, Advice
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from transformers import TrainerState
 from gtpo import GTPOTrainer
 from gtpo.entropy import describe_gate
 from gtpo.objective import PRESETS
-from gtpo.trainer import calibration
+from gtpo.trainer import group_statistics
 from gtpo.trainer.checks import OtherPolicy
 from gtpo.trainer.group_statistics import padded_batch
 
@@ -105,9 +105,9 @@ def test_the_trainers_own_model_samples_so_many_tokens_at_once(tmp_path: Path, m
     model, tokenizer = tiny_model()
     gate = trainer_at(tmp_path, model, tokenizer, [], gradient_accumulation_steps=2).gate
     tokens = len(tokenizer("8 - 5 - 1")["input_ids"]) + 32
-    monkeypatch.setattr(calibration, "TOKENS", 70 * tokens)
+    monkeypatch.setattr(group_statistics, "TOKENS", 70 * tokens)
     assert gate.sampled_at_once(ROWS) == 70
-    monkeypatch.setattr(calibration, "TOKENS", tokens)
+    monkeypatch.setattr(group_statistics, "TOKENS", tokens)
     assert gate.sampled_at_once(ROWS) == 4, "what a step samples"
 
 

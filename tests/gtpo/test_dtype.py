@@ -14,7 +14,7 @@ from gtpo.common.errors import UserError
 from gtpo.config import ModelSection
 from gtpo.inputs.model import compute_precision, resolve_dtype
 from gtpo.runs.train_run import TrainFolder
-from gtpo.train.continuation import check_same
+from gtpo.train.environment import check_same
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
 

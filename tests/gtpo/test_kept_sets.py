@@ -10,7 +10,7 @@ import torch
 from test_sampler_check import TOKENIZER, built, check, sampled_by_vllm, small, under_vllm, vllm_cut
 
 from gtpo.trainer.group_statistics import batch_statistics
-from gtpo.trainer.kept_sets import KeptSets
+from gtpo.trainer.policy_head import KeptSets
 
 CUTS: list[dict[str, Any]] = [
     {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.1}, {"top_k": 7, "top_p": 0.6, "min_p": 0.05}, {"top_p": 1e-6},

@@ -22,7 +22,7 @@ from gtpo.dry_run import preflight
 from gtpo.inputs.model import lora_settings
 from gtpo.rewards import final_reward, format_reward
 from gtpo.rewards.loading import load_reward, says
-from gtpo.train.trainers import require_optimizer, trainer_arguments
+from gtpo.train.session import require_optimizer, trainer_arguments
 from gtpo.trainer import GTPOConfig
 
 NAMED = {
@@ -138,7 +138,7 @@ def test_whatever_transformers_raises_for_an_absent_package_is_one_sentence(
 
 
 def test_an_absent_tracker_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gtpo.train.trainers", "gtpo.dry_run"):
+    for module in ("gtpo.train.session", "gtpo.dry_run"):
         monkeypatch.setattr(f"{module}.installed", lambda package: False)
     config = loaded(tmp_path, "sft", report_to=["wandb"])
     with logged() as lines:

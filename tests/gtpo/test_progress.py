@@ -18,8 +18,8 @@ from test_trainer import arguments
 
 from gtpo import GTPOTrainer
 from gtpo.common.log import LOG
-from gtpo.train import progress
-from gtpo.train.progress import SHOWN, Progress, summary
+from gtpo.train import run_log
+from gtpo.train.run_log import SHOWN, Progress, summary
 
 ROW = {name: 123.456 for name, _, _ in SHOWN}
 
@@ -30,7 +30,7 @@ def test_bar_and_metrics_take_one_line_each_of_80_columns(
 ) -> None:
     caplog.set_level(logging.INFO, LOG.name)
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
-    monkeypatch.setattr(progress, "stderr_console", lambda: console)
+    monkeypatch.setattr(run_log, "stderr_console", lambda: console)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     state, shown = SimpleNamespace(global_step=0, max_steps=100000), Progress(title, shown=True)
     args = SimpleNamespace(gradient_accumulation_steps=1)
@@ -74,7 +74,7 @@ class Told(logging.Handler):
 def test_a_long_step_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(progress, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(run_log, "TELL_SECONDS", 0.01)
     model, tokenizer = tiny_model()
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_completion_length": 48}
     args = arguments(tmp_path, **settings, gradient_checkpointing=False, initial_entropy=0.5)
@@ -104,7 +104,7 @@ def test_a_long_step_says_where_it_is(
     monkeypatch.setattr(type(model), "generate", long_generate)
     monkeypatch.setattr(LOG, "handlers", [told])
     caplog.set_level(logging.INFO, LOG.name)
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", math.inf)
+    monkeypatch.setattr(run_log, "PLAIN_SECONDS", math.inf)
     for title, shown in (("run (gtpo)", True), ("of another process", False)):
         trainer.add_callback(Progress(title, shown=shown, clock=lambda: told.now))
     trainer.train()

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.callbacks import GRPOBaseline
 from gtpo.inputs.model_shape import logit_transform
 from gtpo.inputs.tiny import build_tokenizer
-from gtpo.train.trainers import GRPOBaseline
 from gtpo.trainer import trl_seam
 from gtpo.trainer.checks import TOLERANCE, OtherPolicy
-from gtpo.trainer.kept_sets import KeptSets
+from gtpo.trainer.policy_head import KeptSets
 
 TOKENIZER = build_tokenizer()
 SHAPE: dict[str, Any] = {

@@ -24,7 +24,7 @@ from transformers import (
 from trl.trainer import utils
 
 from gtpo.common.errors import UserError
-from gtpo.train.trainers import sharing_prefixes
+from gtpo.train.session import sharing_prefixes
 from gtpo.trainer import shared_prefixes
 from gtpo.trainer.shared_prefixes import prefix_tree, share_prefixes
 

@@ -30,7 +30,7 @@ def test_steps_are_those_of_the_trainer(
     from gtpo.inputs.tiny import build_tiny_model
     from gtpo.rewards.data.problem import Problem
     from gtpo.train.resume import ExactCheckpoints
-    from gtpo.train.trainers import trainer_arguments
+    from gtpo.train.session import trainer_arguments
 
     config = config_of(
         tmp_path,

@@ -12,9 +12,10 @@ import pytest
 from test_train_run import config_of
 
 from gtpo import GTPOTrainer
+from gtpo.callbacks import GRPOBaseline, SFTBaseline
 from gtpo.config import load_config
 from gtpo.train.command import train
-from gtpo.train.trainers import GRPOBaseline, SFTBaseline, trainer_class
+from gtpo.train.session import trainer_class
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """\

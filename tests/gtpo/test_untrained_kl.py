@@ -12,8 +12,8 @@ from test_train_run import config_of, metrics, run
 from torch.nn.functional import kl_div
 
 from gtpo.inputs.tiny import build_tiny_model
-from gtpo.train import untrained_kl
-from gtpo.train.untrained_kl import METRIC, summed_kl, token_kl
+from gtpo.train import collapse
+from gtpo.train.collapse import KL_METRIC, summed_kl, token_kl
 from gtpo.trainer import SampledTrainer
 from gtpo.trainer.policy_head import LMHead
 
@@ -33,7 +33,7 @@ def test_divergence_of_a_token_is_torchs_own() -> None:
 def test_divergence_of_hidden_states_is_that_of_their_logits(
     rows: int, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(untrained_kl, "CHUNK_BYTES", rows * 4 * 11)
+    monkeypatch.setattr(collapse, "CHUNK_BYTES", rows * 4 * 11)
     draw = torch.Generator().manual_seed(0)
     now, before = torch.randn(2, 3, 6, 5, generator=draw)
     heads = [LMHead(torch.randn(11, 5, generator=draw), torch.randn(11, generator=draw), 0.5, softcap) for _ in "pq"]
@@ -56,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_it_starts_at_nothing_grows_and_leaves_the_training_alone(case: str, tmp_path: Path) -> None:
     changes = CASES[case] | {"training.log_completions_steps": 0, "training.max_steps": 4}
     logged = metrics(run(tmp_path / "on", **changes, **{"training.log_kl_steps": 1}))
-    kl = [row.pop(METRIC) for row in logged]
+    kl = [row.pop(KL_METRIC) for row in logged]
     assert kl[0] == pytest.approx(0, abs=1e-9), "before the first step the policy is the untrained one"
     assert kl[-1] > 1e-6
     if case == "gtpo":
@@ -71,7 +71,7 @@ def test_it_is_measured_beside_bfloat16_weights_too(tmp_path: Path) -> None:
         (part.bfloat16() if isinstance(part, torch.nn.Module) else part).save_pretrained(tmp_path / "base")
     given = {"model.build": None, "model.model_name": str(tmp_path / "base"), "model.dtype": "bfloat16"}
     changes = {"model.lora_rank": 4, "training.max_steps": 4, "training.learning_rate": 0.1, "training.log_kl_steps": 1}
-    found = [row[METRIC] for row in metrics(run(tmp_path, method="gtpo", **given, **changes))]
+    found = [row[KL_METRIC] for row in metrics(run(tmp_path, method="gtpo", **given, **changes))]
     assert found[0] == 0 < found[-1]
 
 
@@ -89,9 +89,9 @@ def test_an_adapter_can_be_switched_off_so_the_watch_has_the_divergence(
     changes: dict[str, Any], every: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[int] = []
-    monkeypatch.setattr(untrained_kl, "UntrainedKL", lambda trainer, steps, reference: found.append(steps))
+    monkeypatch.setattr(collapse, "UntrainedKL", lambda trainer, steps, reference: found.append(steps))
     config = config_of(tmp_path, **{"model.lora_rank": 2, **changes})
     loaded: Any = SimpleNamespace(peft_config=config.model.lora_rank or None, weights=None)
     # A trainer that was not built: only its class is looked at.
-    untrained_kl.untrained_kl(SampledTrainer.__new__(SampledTrainer), config, loaded, loaded.weights)
+    collapse.untrained_kl(SampledTrainer.__new__(SampledTrainer), config, loaded, loaded.weights)
     assert found == every
