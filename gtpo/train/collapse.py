@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from torch import Tensor
@@ -29,15 +30,12 @@ from gtpo.config import HealthSection, TrainConfig
 from gtpo.inputs.model import LoadedModel, load_model
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.data.problem import Problem, chat_messages
-from gtpo.train.health import MAX_ROLLBACKS, Health, Judgement
+from gtpo.train.health import MAX_ROLLBACKS, Health
 from gtpo.train.resume import save_weights
 from gtpo.train.run_log import metrics_row
 from gtpo.trainer import GTPOTrainer, RunPart, SampledTrainer, trl_seam
 from gtpo.trainer.gtpo_trainer import require_trainer
 from gtpo.trainer.policy_head import LMHead, add_policy_head, sequences
-
-# -- the distance from the untrained policy ----------------------------------------------------------------------------
-
 
 KL_METRIC = "kl/untrained"
 # Steps between measurements, if they cost no second copy of the weights.
@@ -145,8 +143,6 @@ def _sequences(inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
     return sequences(some), mask[:, 1:].bool()
 
 
-# -- held-out problems -------------------------------------------------------------------------------------------------
-
 # The metric that `best/` follows, a fraction.
 METRIC = "validation/pass@1"
 
@@ -210,23 +206,6 @@ class Validation(RunPart):
             for name, value in self.run(step).items():
                 trl_seam.log(self.trainer, name, value, instead=True)
 
-    def judge(self, health: Health, step: int, verdict: Judgement) -> Judgement:
-        """Return what counts of a line that gave `verdict`: an alarm is a reason to ask the held-out problems.
-
-        All processes call it.
-        """
-        if verdict.collapsed and not verdict.broken and not self.fresh:
-            LOG.info(f"asking the held-out problems: {verdict.collapsed}")
-            self.run(step)
-        if verdict.broken or not self.fresh:
-            return verdict
-        if verdict.collapsed is not None:
-            health.dismiss_alarm()
-        judgement = health.observe_validation(step, self.passed)
-        if verdict.collapsed is not None and judgement.collapsed is None:
-            LOG.warning(f"{verdict.collapsed}. The held-out problems do not confirm a collapse; the run goes on")
-        return judgement
-
     def run(self, step: int) -> dict[str, float]:
         """Return the metrics of the policy as it is now. All processes must call it; the training does not notice."""
         trainer, begin = self.trainer, time.perf_counter()
@@ -250,7 +229,16 @@ class Validation(RunPart):
         self.count += 1
         row[0]["time/validation"] = seconds
         if accelerator.is_main_process:
-            LOG.info(self._line(step, row[0]))
+            means = (
+                f"{name.removeprefix('validation/')} {100 * value:.1f} % "
+                f"[{100 * row[0][f'{name}_low']:.0f}, {100 * row[0][f'{name}_high']:.0f}]"
+                for name, value in row[0].items()
+                if f"{name}_low" in row[0]
+            )
+            LOG.info(
+                f"step {step}: held-out {', '.join(means)}; {len(self.problems)} problems x {self.samples} samples in "
+                f"{seconds:.1f} s"
+            )
         self.fresh = row[0]
         return row[0]
 
@@ -274,7 +262,7 @@ class Validation(RunPart):
 
     def summary(self, session_s: float, health: Health) -> dict[str, Any]:
         """Return, and say, what validation gave and what it cost in a session of `session_s` seconds, for run.json."""
-        untrained, gain = health.first_value, health.gain()
+        gain = health.gain()
         LOG.info(
             f"validated {self.count} time{'s' * (self.count != 1)}: {self.seconds:.1f} s, "
             f"{100 * self.seconds / session_s:.1f} % of the run"
@@ -285,7 +273,7 @@ class Validation(RunPart):
             mean, low, high = (100 * value for value in gain)
             LOG.info(f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} [{low:+.1f}, {high:+.1f}]")
         return {
-            "untrained": untrained,
+            "untrained": None if health.first is None else float(np.mean(health.first)),
             "gain": None if gain is None else dict(zip(("mean", "low", "high"), gain, strict=True)),
             "problems": [problem.id for problem in self.problems],
             "samples": self.samples,
@@ -293,22 +281,6 @@ class Validation(RunPart):
             "seconds": round(self.seconds, 1),
             "share_of_session": round(self.seconds / session_s, 4),
         }
-
-    def _line(self, step: int, row: Mapping[str, float]) -> str:
-        """Say a validation's result and its cost."""
-        parts = [
-            f"{name.removeprefix('validation/')} {100 * value:.1f} % "
-            f"[{100 * row[f'{name}_low']:.0f}, {100 * row[f'{name}_high']:.0f}]"
-            for name, value in row.items()
-            if f"{name}_low" in row
-        ]
-        return (
-            f"step {step}: held-out {', '.join(parts)}; {len(self.problems)} problems x {self.samples} samples in "
-            f"{row['time/validation']:.1f} s"
-        )
-
-
-# -- the watch ---------------------------------------------------------------------------------------------------------
 
 
 class CollapseWatch(RunPart):
@@ -375,12 +347,21 @@ class CollapseWatch(RunPart):
             return
         step, health = state.global_step, self.health
         verdict = health.observe(step, {**logs, **metrics_row(step, logs, args)})
-        if self.validation is not None:
-            verdict = self.validation.judge(health, step, verdict)
-            # Of one that an alarm has asked for, too.
-            logs |= self.validation.fresh
-            state.log_history[-1] |= self.validation.fresh
-            self.validation.fresh = {}
+        if (held_out := self.validation) is not None:
+            alarm = verdict.collapsed
+            # An alarm is a reason to ask the held-out problems.
+            if alarm and not verdict.broken and not held_out.fresh:
+                LOG.info(f"asking the held-out problems: {alarm}")
+                held_out.run(step)
+            if held_out.fresh and not verdict.broken:
+                if alarm:
+                    health.dismiss_alarm()
+                verdict = health.observe_validation(step, held_out.passed)
+                if alarm and not verdict.collapsed:
+                    LOG.warning(f"{alarm}. The held-out problems do not confirm a collapse; the run goes on")
+            logs |= held_out.fresh
+            state.log_history[-1] |= held_out.fresh
+            held_out.fresh = {}
         if verdict.new_best:
             self._save_best()
         if verdict.out_of_patience:

@@ -430,11 +430,6 @@ class Health:
         """Mean of what selected the best weights."""
         return None if self.best is None else float(np.mean(self.best))
 
-    @property
-    def first_value(self) -> float | None:
-        """Held-out pass@1 of the untrained model."""
-        return None if self.first is None else float(np.mean(self.first))
-
     def about_best(self) -> dict[str, Any]:
         """Return best.json of the weights that are the best now."""
         step = self.best_step

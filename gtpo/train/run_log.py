@@ -43,7 +43,6 @@ from gtpo.runs.train_run import COLLAPSED, OF_TRL, RUN_ID, TrainFolder
 from gtpo.train.environment import Stop
 from gtpo.train.resume import save_weights
 from gtpo.trainer import GTPOConfig, RunPart, trl_seam
-from gtpo.trainer.group_statistics import GateCalibration
 
 # Packages whose versions run.json has.
 PACKAGES = (
@@ -134,7 +133,14 @@ class RunLog(RunPart):
         self.folder.drop_after(state.global_step)
         self.write_about(steps=state.max_steps)
         if (gate := getattr(self.trainer, "gate", None)) is not None:
-            self.folder.update_run(**describe_calibration(gate))
+            measured, objective = gate.calibration, gate.objective
+            decision = {"filter": objective.filter, "active": gate.active(), "scope": objective.filter_scope}
+            about: dict[str, Any] = {"gate": decision}
+            if objective.loss:
+                about["loss"] = {"function": objective.loss, "source": objective.loss_source}
+            if measured and measured.samples:
+                about["initial_entropy"] = measured.record()
+            self.folder.update_run(**about)
 
     def _take_folder(self, args: Any, state: Any) -> None:
         """Lock the folder of a script and write its config.yaml and problems.txt."""
@@ -160,7 +166,11 @@ class RunLog(RunPart):
     def write_about(self, **more: Any) -> None:
         """Write to run.json what runs. The main process calls it."""
         args, before, versions = self.trainer.args, self.folder.run(), package_versions(*PACKAGES)
-        outside = self.about is None
+        script: dict[str, Any] = {}
+        if self.about is None:
+            # Where its checkpoints lie, from the folder.
+            script["weights"] = os.path.relpath(args.output_dir, self.folder.root)
+            script["prompt"] = before.get("prompt") or self._prompt()
         self.folder.update_run(**{
             "id": self.id,
             "run_name": self.folder.root.name,
@@ -179,10 +189,7 @@ class RunLog(RunPart):
             "processes": self.trainer.accelerator.num_processes,
             "started": before.get("started") or now(),
             "status": "running",
-            # Where a script's checkpoints lie, from the folder.
-            **({"weights": os.path.relpath(args.output_dir, self.folder.root)} if outside else {}),
-            **({"prompt": before.get("prompt") or self._prompt()} if outside else {}),
-            **(self.about or {}),
+            **(self.about or script),
             **more,
         })  # fmt: skip
 
@@ -250,13 +257,42 @@ class RunLog(RunPart):
         self._write_rollout()
 
     def _write_rollout(self) -> None:
-        groups = getattr(self.trainer, "groups", None)
+        """Write the last round of sampling (`GroupStatistics.rollouts`) if it has been used up and is due."""
+        trainer: Any = self.trainer
+        groups: Any = getattr(trainer, "groups", None)
         rollout = None if groups is None else groups.rollouts.get("train")
-        if rollout is None or rollout["step"] == self._written or trl_seam.round_in_use(self.trainer) is not None:
+        if rollout is None or rollout["step"] == self._written or trl_seam.round_in_use(trainer) is not None:
             return
-        self._written = rollout["step"]
-        if self.every and (self._written == 1 or self._written % self.every == 0):
-            log_rollout(self.trainer, self.folder, rollout)
+        step = self._written = rollout["step"]
+        if not self.every or (step != 1 and step % self.every):
+            return
+        # Gathered only if it is written: prompts may be long.
+        prompts = gather_object(rollout["prompts"])
+        if not trainer.accelerator.is_main_process:
+            return
+        ids, mask, weights = rollout["ids"].cpu(), rollout["mask"].cpu(), rollout["weights"].float().cpu()
+        count, group_size = len(ids), trainer.args.num_generations
+        rewards = {f"reward_{name}": rollout["rewards"][:, i] for i, name in enumerate(trainer.reward_func_names)}
+        rewards.setdefault("reward_format", rollout["format"])
+        if (accuracy := groups.accuracy(rollout["rewards"], rollout["format"])) is not None:
+            rewards["reward_accuracy"] = accuracy
+        numbers = {"advantage": rollout["advantages"], "entropy": rollout["entropy"], **rewards}
+        self.folder.write_completions(step, {
+            "step": [step] * count,
+            "group": [row // group_size for row in range(count)],
+            "completion_index": [row % group_size for row in range(count)],
+            "prompt": [problem_text(prompt) for prompt in prompts],
+            "tokens": [
+                [trainer.processing_class.decode([token]) for token in row[keep].tolist()]
+                for row, keep in zip(ids, mask, strict=True)
+            ],
+            "weight": [w[keep].tolist() for w, keep in zip(weights, mask, strict=True)],
+            "kept": rollout["keep_mask"].tolist(),
+            **{
+                name: [None if math.isnan(value) else value for value in values.float().tolist()]
+                for name, values in numbers.items()
+            },
+        })  # fmt: skip
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -287,9 +323,6 @@ class RunLog(RunPart):
             LOG.info(f"{self.folder.root}; next: gtpo eval {run} --benchmarks NAME --k 16")
 
 
-# -- metrics -----------------------------------------------------------------------------------------------------------
-
-
 def metrics_row(step: int, logs: Mapping[str, Any], args: Any) -> dict[str, Any]:
     """Return the line of a step from what transformers' Trainer logs, the user's own metrics included."""
     row: dict[str, Any] = {"step": step}
@@ -306,45 +339,6 @@ def metrics_row(step: int, logs: Mapping[str, Any], args: Any) -> dict[str, Any]
     return row
 
 
-# -- completions -------------------------------------------------------------------------------------------------------
-
-
-def _numbers(values: Any) -> list[float | None]:
-    return [None if math.isnan(value) else value for value in values.float().tolist()]
-
-
-def log_rollout(trainer: Any, folder: TrainFolder, rollout: Mapping[str, Any]) -> None:
-    """Write a round of sampling (`GroupStatistics.rollouts`). All processes call it."""
-    # Gathered only if it is written: prompts may be long.
-    prompts = gather_object(rollout["prompts"])
-    if not trainer.accelerator.is_main_process:
-        return
-    ids, mask, weights = rollout["ids"].cpu(), rollout["mask"].cpu(), rollout["weights"].float().cpu()
-    count, group_size = len(ids), trainer.args.num_generations
-    rewards = {f"reward_{name}": rollout["rewards"][:, i] for i, name in enumerate(trainer.reward_func_names)}
-    rewards.setdefault("reward_format", rollout["format"])
-    if (accuracy := trainer.groups.accuracy(rollout["rewards"], rollout["format"])) is not None:
-        rewards["reward_accuracy"] = accuracy
-    folder.write_completions(rollout["step"], {
-        "step": [rollout["step"]] * count,
-        "group": [row // group_size for row in range(count)],
-        "completion_index": [row % group_size for row in range(count)],
-        "prompt": [problem_text(prompt) for prompt in prompts],
-        "tokens": [
-            [trainer.processing_class.decode([token]) for token in row[keep].tolist()]
-            for row, keep in zip(ids, mask, strict=True)
-        ],
-        "weight": [w[keep].tolist() for w, keep in zip(weights, mask, strict=True)],
-        "advantage": _numbers(rollout["advantages"]),
-        "entropy": _numbers(rollout["entropy"]),
-        "kept": rollout["keep_mask"].tolist(),
-        **{name: _numbers(values) for name, values in rewards.items()},
-    })  # fmt: skip
-
-
-# -- run.json ----------------------------------------------------------------------------------------------------------
-
-
 def _hardware() -> dict[str, Any]:
     machine: dict[str, Any] = {
         "machine": platform.machine(),
@@ -357,21 +351,6 @@ def _hardware() -> dict[str, Any]:
     if torch.cuda.is_available():
         machine["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return machine
-
-
-def describe_calibration(gate: GateCalibration) -> dict[str, Any]:
-    """Return the gate's decision, and H_ini if it was measured, for run.json."""
-    decision = {"filter": gate.objective.filter, "active": gate.active(), "scope": gate.objective.filter_scope}
-    measured, objective = gate.calibration, gate.objective
-    own = {"loss": {"function": objective.loss, "source": objective.loss_source}} if objective.loss else {}
-    return {
-        "gate": decision,
-        **own,
-        **({"initial_entropy": measured.record()} if measured and measured.samples else {}),
-    }
-
-
-# -- on the terminal ---------------------------------------------------------------------------------------------------
 
 
 SHOWN = (
@@ -515,8 +494,6 @@ class Progress(RunPart):
                     LOG.info(f"{self.title}  {text}")
                 shown, at = activity, seconds
 
-
-# -- advice ------------------------------------------------------------------------------------------------------------
 
 # Logged steps that must agree before a warning.
 STEPS = 5

@@ -16,8 +16,8 @@ import re
 import shlex
 import time
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -44,7 +44,7 @@ from gtpo.rewards.completions import problem_text
 from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
 from gtpo.runs.prompt import Clock
 from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
-from gtpo.train.collapse import CollapseWatch, ScoreHeldOut, Validation, untrained_kl
+from gtpo.train.collapse import CollapseWatch, Validation, untrained_kl
 from gtpo.train.environment import Stop, begin, check_same, quiet_libraries
 from gtpo.train.resume import ExactCheckpoints, check_checkpoint, out_of_space, provide_base
 from gtpo.train.run_log import Advice, Progress, RunLog
@@ -57,7 +57,7 @@ from gtpo.trainer.trl_seam import score_only_labels
 class TrainingRun:
     """One run of a config: it loads, builds the trainer with its parts, and trains into the run folder.
 
-    score_held_out: what scores the held-out problems; UserError without it if the config asks for validation.
+    score_held_out: what scores the held-out problems, if the config asks for validation.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TrainingRun:
         inputs: RunInputs,
         stop: Stop,
         *,
-        score_held_out: ScoreHeldOut | None = None,
+        score_held_out: Any = None,
     ) -> None:
         quiet_libraries()
         if not torch.accelerator.is_available():
@@ -77,10 +77,6 @@ class TrainingRun:
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         self.config, self.folder, self.inputs, self.stop = config, folder, inputs, stop
         self.score_held_out = score_held_out
-        if config.training.eval_steps is not None and score_held_out is None:
-            raise UserError(
-                "training.eval_steps: held-out problems cannot be scored without score_held_out; gtpo train gives it"
-            )
         # Without being told, accelerate sees one process if torchrun started several on CPUs.
         self.processes = PartialState(cpu=not torch.accelerator.is_available())
         self.main = self.processes.is_main_process
@@ -111,7 +107,14 @@ class TrainingRun:
             loaded, dataset, about = self._load(checkpoint)
             with sharing_prefixes(self.config, loaded.model):
                 self._build(kind, loaded, dataset, rewards, about)
-                self._train(checkpoint)
+                if checkpoint is not None:
+                    LOG.info(f"resuming from {checkpoint}")
+                self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            self._say_the_end()
+            if self.main:
+                self.stop.forget()
+            # A launcher ends the others when the first process has ended.
+            self.processes.wait_for_everyone()
         except Exception as error:
             step = None if self.trainer is None else self.trainer.state.global_step
             mistake = explain(error, self.config, self.folder, step or 0)
@@ -123,6 +126,7 @@ class TrainingRun:
                     self.folder.update_run(status="failed", stopped_because=str(mistake).splitlines()[0])
             raise mistake from (None if isinstance(error, UserError | torch.OutOfMemoryError) else error)
         finally:
+            self.progress.on_train_end()
             if self.main:
                 lock.release()
             # Left to the interpreter's end, it can wait forever. vLLM closes what it shares by itself.
@@ -205,7 +209,7 @@ class TrainingRun:
     def _parts(self, loaded: LoadedModel, about: dict[str, Any]) -> list[Any]:
         """Return the parts of the run, in the order in which they see each event."""
         config, trainer, training, validation = self.config, self.trainer, self.config.training, None
-        if training.eval_steps is not None and self.score_held_out is not None:
+        if training.eval_steps is not None:
             problems = self.inputs.problems.validation(loaded.tokenizer)
             prompts = [to_row(problem, config)["prompt"] for problem in problems]
             how: Any = {"every": training.eval_steps, "samples": training.eval_samples, "prompts": prompts}
@@ -233,19 +237,6 @@ class TrainingRun:
             ExactCheckpoints(trainer, shuffled_from=1),
         ]
 
-    def _train(self, checkpoint: Path | None) -> None:
-        if checkpoint is not None:
-            LOG.info(f"resuming from {checkpoint}")
-        try:
-            self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            self._say_the_end()
-        finally:
-            self.progress.on_train_end()
-        if self.main:
-            self.stop.forget()
-        # A launcher ends the others when the first process has ended.
-        self.processes.wait_for_everyone()
-
     def _say_the_end(self) -> None:
         folder, step, total = self.folder, self.trainer.state.global_step, self.trainer.state.max_steps
         if self.log.interrupted:
@@ -272,8 +263,6 @@ _TRLS_NAMES = {"optimizer": "optim", "warmup_ratio": "warmup_steps"}
 # in its own words, or when the model is loaded.
 _NEEDED = {"deepspeed": ("deepspeed", "deepspeed"), "use_liger_kernel": ("liger_kernel", "liger-kernel")}
 
-
-# -- the trainers ------------------------------------------------------------------------------------------------------
 
 # Arguments that a run gives to the trainer of any method.
 _KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config")
@@ -313,26 +302,21 @@ def trainer_class(config: TrainConfig) -> Any:
     return theirs if issubclass(theirs, ours) else type(theirs.__name__, (ours, theirs), {})
 
 
-@contextmanager
-def sharing_prefixes(config: TrainConfig, model: Any) -> Iterator[None]:
+def sharing_prefixes(config: TrainConfig, model: Any) -> AbstractContextManager[Any]:
     """Let a model that no trainer has yet share prefixes inside, if the config asks for it.
 
     Raises UserError if it cannot.
     """
     if not config.training.share_prefixes:
-        yield
-        return
+        return nullcontext()
     try:
         if config.model.backend == "unsloth":
             raise ValueError("unsloth computes attention in its own way")
         shared = share_prefixes(model)
     except ValueError as error:
         raise UserError(f"training.share_prefixes: {error}; set it to false") from None
-    with shared, score_only_labels():
-        yield
-
-
-# -- their arguments ---------------------------------------------------------------------------------------------------
+    shared.enter_context(score_only_labels())
+    return shared
 
 
 def rollout_engine(config: TrainConfig) -> str:
@@ -474,8 +458,6 @@ def require_optimizer(config: TrainConfig, arguments: Any) -> None:
             raise UserError(f"{config.setting('training.optimizer')} {config.training.optimizer}: {error}") from None
 
 
-# -- rewards -----------------------------------------------------------------------------------------------------------
-
 _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
 
 
@@ -498,21 +480,9 @@ class GuardedReward:
 
         Raises UserError if what it returned are no scores of these completions.
         """
-        scores = self._scores(prompts, completions, completion_ids, columns)
-        if scores is not None:
-            return scores
-        scores = []
-        for index in range(len(completions)):
-            one = slice(index, index + 1)
-            row = {key: value if key in _NOT_COLUMNS else value[one] for key, value in columns.items()}
-            # One bad completion must not take the scores of the others.
-            scores += self._scores(prompts[one], completions[one], completion_ids[one], row) or [None]
-        return scores
-
-    def _scores(self, prompts: Any, completions: Any, ids: Any, columns: dict[str, Any]) -> list[float | None] | None:
-        """Return the scores of some completions; None if the function raised."""
+        count = len(completions)
         try:
-            returned = self.function(prompts=prompts, completions=completions, completion_ids=ids, **columns)
+            returned = self.function(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
         except Exception:
             # The user's code may raise anything; its traceback is shown, and no score is made up.
             if self.first_traceback is None:
@@ -520,14 +490,18 @@ class GuardedReward:
                 LOG.warning(
                     f"reward function {self.__name__} raised; these completions are unscored\n{self.first_traceback}"
                 )
-            return None
+            scores: list[float | None] = [None] * count
+            # One bad completion must not take the scores of the others.
+            for index in range(count) if count > 1 else ():
+                one = slice(index, index + 1)
+                row = {key: value if key in _NOT_COLUMNS else value[one] for key, value in columns.items()}
+                scores[one] = self(prompts[one], completions[one], completion_ids[one], **row)
+            return scores
         scores = list(returned) if isinstance(returned, Iterable) else returned
-        if fault := score_fault(str(self.__name__), scores, len(completions)):
+        if fault := score_fault(str(self.__name__), scores, count):
             raise UserError(fault)
         return scores
 
-
-# -- what ended it -----------------------------------------------------------------------------------------------------
 
 # What helps if a GPU's memory is used up (docs/one_gpu.md).
 _LESS_MEMORY = (

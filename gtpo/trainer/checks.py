@@ -38,11 +38,6 @@ ROWS, WIDTH, DRAWN = 8, 64, 16
 # dtype (docs/nodes.md): a pretrained model of 135 million parameters in bfloat16 differs by 0.04 from its vLLM.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
-_OTHER_WEIGHTS = (
-    "vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample with the trainer's own "
-    "model (rollout.engine: transformers, use_vllm=False)"
-)
-
 
 def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None:
     """Raise ValueError if no rollout can be filled, rows lack `prompt` or have images, or a function returns no scores.
@@ -192,24 +187,19 @@ class SamplerCheck:
         whole = int(trainer.accelerator.gather(length).max()) + trainer.max_completion_length
         if beyond := beyond_positions(trl_seam.policy(trainer), whole):
             LOG.warning(beyond)
-        if not trainer.use_vllm:
-            with torch.random.fork_rng():
-                self._own_model(prompt_ids, whole)
-
-    def _own_model(self, prompt_ids: Sequence[Sequence[int]], whole: int) -> None:
-        """Let the trainer's own model continue a few prompts, cut to different lengths so that there is padding.
-
-        Then two, of which one has as many tokens as the run allows (whole): positions may count otherwise far out.
-        """
-        trainer = self.trainer
-        torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
-        prompts, longest = [], max(prompt_ids, key=len)
-        for row in range(ROWS):
-            ids = prompt_ids[row % len(prompt_ids)][-(WIDTH - DRAWN) :]
-            prompts.append(ids[-max(1, len(ids) * (ROWS - row) // ROWS) :])
-        self._compare(prompts)
-        if whole > WIDTH:
-            self._compare([(list(longest) * whole)[: whole - DRAWN], longest[-1:]])
+        if trainer.use_vllm:
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
+            # Cut to different lengths, so that there is padding.
+            some, longest = [], max(prompt_ids, key=len)
+            for row in range(ROWS):
+                ids = prompt_ids[row % len(prompt_ids)][-(WIDTH - DRAWN) :]
+                some.append(ids[-max(1, len(ids) * (ROWS - row) // ROWS) :])
+            self._compare(some)
+            # One that has as many tokens as the run allows: positions may count otherwise far out.
+            if whole > WIDTH:
+                self._compare([(list(longest) * whole)[: whole - DRAWN], longest[-1:]])
 
     def _compare(self, prompts: Sequence[Sequence[int]]) -> None:
         """Compare log-probabilities of a few tokens that the trainer's own model draws after prompts."""
@@ -245,17 +235,6 @@ class SamplerCheck:
             f"by {moved:.2g} nats on average: the loss, the gate and H_ini are of the distribution without them"
         )
 
-    def _tell_rounding(self, mean: float) -> None:
-        self._told, what = True, "is not corrected: the loss is exactly the paper's"
-        if self.trainer.vllm_importance_sampling_correction:
-            what = (
-                "importance weights correct, at one forward more a round. The paper's exact loss is that of "
-                "rollout.importance_sampling_correction: false (a script: vllm_importance_sampling_correction=False)"
-            )
-        LOG.info(
-            f"vLLM's log-probabilities differ from the loss's by {mean:.2g} nats per token: rounding, which {what}"
-        )
-
     def allowed(self, size: float = 0.0) -> float:
         """Return the tolerance in nats per token; logits of this mean size, made in 16 bits, add their spacing.
 
@@ -283,8 +262,21 @@ class SamplerCheck:
         mean, allowed = difference / tokens, self.allowed(size / tokens)
         acting = self.acting()
         if mean <= allowed:  # never if it is not a number
-            if trainer.use_vllm and not self._told:
-                (self._tell if acting else self._tell_rounding)(mean)
+            if not trainer.use_vllm or self._told:
+                return
+            if acting:
+                self._tell(mean)
+                return
+            self._told, what = True, "is not corrected: the loss is exactly the paper's"
+            if trainer.vllm_importance_sampling_correction:
+                what = (
+                    "importance weights correct, at one forward more a round. The paper's exact loss is that of "
+                    "rollout.importance_sampling_correction: false (a script: vllm_importance_sampling_correction="
+                    "False)"
+                )
+            LOG.info(
+                f"vLLM's log-probabilities differ from the loss's by {mean:.2g} nats per token: rounding, which {what}"
+            )
             return
         policy = trl_seam.policy(trainer)
         text = (
@@ -311,7 +303,10 @@ class SamplerCheck:
                 "please report the model's class"
             )
         elif trainer.use_vllm:
-            cause = _OTHER_WEIGHTS
+            cause = (
+                "vLLM holds other weights (stale, merged, or another base); see gtpo doctor, or sample with the "
+                "trainer's own model (rollout.engine: transformers, use_vllm=False)"
+            )
             if acting:
                 cause = (
                     f"sampling parameters act ({listed(acting)}): vLLM's log-probabilities are of the distribution "

@@ -59,15 +59,13 @@ from gtpo.trainer.group_statistics import (
 )
 from gtpo.trainer.policy_head import KEPT_ROWS, KeptSets, add_policy_head, sequences, token_forward
 
-# -- their arguments ---------------------------------------------------------------------------------------------------
-
 # Settings that are not the user's -> what to do instead, by who decides them (objective, run, sampler): setting one is
 # an error, never ignored.
 DECIDED = tomllib.loads(Path(__file__).with_name("decided.toml").read_text(encoding="utf-8"))
 
 
-def sampling_faults(args: Any) -> Iterator[tuple[str, str]]:
-    """Yield (key, why) for what TRL's GRPO takes, and fails with, or trains otherwise, when the first round begins."""
+def grpo_faults(args: Any) -> Iterator[tuple[str, str]]:
+    """Yield (key, why) for what TRL's GRPO takes, and then fails with, or trains otherwise than it says."""
     batches = args.accelerator_config
     for name in ("split_batches", "dispatch_batches"):
         if batches.get(name) if isinstance(batches, dict) else getattr(batches, name, None):
@@ -76,16 +74,31 @@ def sampling_faults(args: Any) -> Iterator[tuple[str, str]]:
                 "hands a group's rows to processes by another order than TRL's; remove it",
             )
     if args.use_transformers_continuous_batching and (args.fp16 or args.bf16 in (None, True)):
-        yield (
-            "use_transformers_continuous_batching",
-            "casts the trained weights to 16 bits for good; set bf16=False, or sample without it",
-        )
+        why = "casts the trained weights to 16 bits for good; set bf16=False, or sample without it"
+        yield "use_transformers_continuous_batching", why
     # TRL corrects by default; a script that comes from there may say how, and lose the correction in silence.
     for entry in fields(args) if not args.vllm_importance_sampling_correction else ():
         how = entry.name.startswith("vllm_importance_sampling_") and entry.name != "vllm_importance_sampling_correction"
         if how and getattr(args, entry.name) != entry.default:
             key = "vllm_importance_sampling_correction=True (a config: rollout.importance_sampling_correction: true)"
             yield entry.name, f"does nothing without {key}"
+    if isinstance(args, GTPOConfig):  # which has none of the others
+        return
+    loss, high, level = args.loss_type, args.epsilon_high, args.importance_sampling_level
+    # inspect.getsource would parse it for half a second.
+    if f'"{loss}"' not in Path(inspect.getfile(GRPOTrainer)).read_text():
+        yield "loss_type", f"{loss!r} is none of TRL's losses (grpo, dapo, dr_grpo, cispo and others: its GRPOConfig)"
+    if loss == "cispo" and (high is None or high < 1):
+        why = "cuts the ratio itself off at epsilon_high; set it above 1 (configs/recipes/cispo.yaml: 5.0)"
+        yield "epsilon_high", f"{high} contradicts loss_type cispo, which {why}"
+    if loss == "luspo" and level != "sequence":
+        why = "a loss of whole sequences; set it to sequence"
+        yield "importance_sampling_level", f"{level} contradicts loss_type luspo, {why}"
+    if args.neftune_noise_alpha:
+        yield "neftune_noise_alpha", "contradicts method grpo: the loss would be of another policy than what sampled"
+    low, most = args.entropy_coef_min, args.entropy_coef_max
+    if args.use_adaptive_entropy and low > most:
+        yield "entropy_coef_min", f"{low} exceeds entropy_coef_max {most}"
 
 
 @dataclass
@@ -147,7 +160,7 @@ class GTPOConfig(GRPOConfig):
         comparable = objective.temperature(self.temperature) == self.temperature
         if self.vllm_importance_sampling_correction is None:
             self.vllm_importance_sampling_correction = comparable
-        faults += [f"{name} {why}" for name, why in sampling_faults(self)]
+        faults += [f"{name} {why}" for name, why in grpo_faults(self)]
         if self.use_vllm and self.vllm_importance_sampling_correction and not comparable:
             faults.append(
                 "vllm_importance_sampling_correction compares vLLM's log-probabilities, at temperature "
@@ -178,29 +191,6 @@ class GTPOConfig(GRPOConfig):
             return replace(PRESETS[self.preset], **changes)
         except ValueError as error:
             raise ValueError(f"GTPOConfig: {error}") from None
-
-
-def grpo_faults(arguments: Any) -> Iterator[tuple[str, str]]:
-    """Yield (key, why) for what TRL's GRPO takes, and then ends at its first loss or trains otherwise than it says."""
-    yield from sampling_faults(arguments)
-    loss, high, level = arguments.loss_type, arguments.epsilon_high, arguments.importance_sampling_level
-    # inspect.getsource would parse it for half a second.
-    if f'"{loss}"' not in Path(inspect.getfile(GRPOTrainer)).read_text():
-        yield "loss_type", f"{loss!r} is none of TRL's losses (grpo, dapo, dr_grpo, cispo and others: its GRPOConfig)"
-    if loss == "cispo" and (high is None or high < 1):
-        why = "cuts the ratio itself off at epsilon_high; set it above 1 (configs/recipes/cispo.yaml: 5.0)"
-        yield "epsilon_high", f"{high} contradicts loss_type cispo, which {why}"
-    if loss == "luspo" and level != "sequence":
-        why = "a loss of whole sequences; set it to sequence"
-        yield "importance_sampling_level", f"{level} contradicts loss_type luspo, {why}"
-    if arguments.neftune_noise_alpha:
-        yield "neftune_noise_alpha", "contradicts method grpo: the loss would be of another policy than what sampled"
-    low, most = arguments.entropy_coef_min, arguments.entropy_coef_max
-    if arguments.use_adaptive_entropy and low > most:
-        yield "entropy_coef_min", f"{low} exceeds entropy_coef_max {most}"
-
-
-# -- what all methods share --------------------------------------------------------------------------------------------
 
 
 class RunPart(TrainerCallback):
@@ -426,9 +416,6 @@ def require_trainer(part: Any, trainer: Any, kind: type = RunTrainer) -> Any:
     return trainer
 
 
-# -- TRL's methods -----------------------------------------------------------------------------------------------------
-
-
 class SFTBaseline(RunTrainer, SFTTrainer):
     """TRL's SFTTrainer; the parts of a run can be added to it (`gtpo.callbacks`)."""
 
@@ -469,8 +456,6 @@ class GRPOBaseline(SampledTrainer):
             self.sampler.observe(logps, self._micro_batch)
         return outputs
 
-
-# -- GTPO --------------------------------------------------------------------------------------------------------------
 
 _TITLE = "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control"
 

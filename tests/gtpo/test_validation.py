@@ -13,7 +13,6 @@ from logs import logged
 from safetensors.torch import load_file
 from test_train_run import MANY_STEPS_A_ROUND, STEPS, assert_same_run, config_of, crash, metrics, whole_run
 
-from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.summary import score_held_out
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.rewards.data.problem import Problem
@@ -141,8 +140,3 @@ def test_held_out_problems_are_not_trained_on(tmp_path: Path) -> None:
         config_of(tmp_path, **{"training.eval_steps": 2, "dataset.validation_file": str(file)}), problems
     ).select(None)
     assert "  2 held out for validation" in report.lines()
-
-
-def test_caller_without_a_scorer_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="score_held_out"):
-        run(tmp_path, None, **ON)
