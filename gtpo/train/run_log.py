@@ -15,11 +15,10 @@ import os
 import platform
 import shlex
 import sys
-import threading
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -212,7 +211,7 @@ class RunLog(RunPart):
             about = {"id": self.folder.run()["id"], "folder": os.path.relpath(self.folder.root, weights)}
             write_json(weights / RUN_ID, about)
 
-    # -- steps -------------------------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def activity(self, name: str, count: int) -> Iterator[None]:
@@ -276,7 +275,10 @@ class RunLog(RunPart):
         rewards.setdefault("reward_format", rollout["format"])
         if (accuracy := groups.accuracy(rollout["rewards"], rollout["format"])) is not None:
             rewards["reward_accuracy"] = accuracy
-        numbers = {"advantage": rollout["advantages"], "entropy": rollout["entropy"], **rewards}
+
+        def numbers(values: Any) -> list[float | None]:
+            return [None if math.isnan(value) else value for value in values.float().tolist()]
+
         self.folder.write_completions(step, {
             "step": [step] * count,
             "group": [row // group_size for row in range(count)],
@@ -287,11 +289,10 @@ class RunLog(RunPart):
                 for row, keep in zip(ids, mask, strict=True)
             ],
             "weight": [w[keep].tolist() for w, keep in zip(weights, mask, strict=True)],
+            "advantage": numbers(rollout["advantages"]),
+            "entropy": numbers(rollout["entropy"]),
             "kept": rollout["keep_mask"].tolist(),
-            **{
-                name: [None if math.isnan(value) else value for value in values.float().tolist()]
-                for name, values in numbers.items()
-            },
+            **{name: numbers(values) for name, values in rewards.items()},
         })  # fmt: skip
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -366,8 +367,6 @@ SHOWN = (
     ("validation/pass@1", "held-out", "{:.3f}"),
     ("tokens/accuracy", "tokens right", "{:.3f}"),
 )
-# Seconds after which a part of a step is shown; on a terminal again after as many.
-TELL_SECONDS = 10.0
 # Least seconds between two log lines.
 PLAIN_SECONDS = 5.0
 
@@ -403,23 +402,16 @@ def _live_line(title: str) -> Any:
 class Progress(RunPart):
     """Shows steps as they come, at log level INFO: `trainer.add_callback(Progress("my run"))`.
 
-    While a step takes long it says what the step is at: sampling, scoring, or which micro-batch is trained on.
-
-    shown: whether this process shows them; unset: the main one does.
+    On a terminal it says what the step is at: sampling, scoring, training. shown: whether this process shows them;
+    unset: the main one does.
     """
 
-    def __init__(self, title: str, *, shown: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.title, self._clock = title, clock
+    def __init__(self, title: str, *, shown: bool | None = None) -> None:
         main = PartialState().is_main_process if shown is None else shown
-        self.shown = main and LOG.isEnabledFor(logging.INFO)
+        self.title, self.shown = title, main and LOG.isEnabledFor(logging.INFO)
         self._bar: Any = None
         self._task: Any = None
         self._last = 0.0
-        # When what is going on began, and what it is.
-        self._now: tuple[float, str] | None = None
-        self._micro_batch = self._of = 0
-
-    # -- steps -----------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin at the step that the run begins at."""
@@ -428,10 +420,6 @@ class Progress(RunPart):
             self._bar = _live_line(self.title)
             self._task = self._bar.add_task(self.title, total=state.max_steps, completed=state.global_step, status="")
             self._bar.start()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the micro-batches of the step."""
-        self._micro_batch, self._of = 0, args.gradient_accumulation_steps
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Show a line of metrics."""
@@ -454,45 +442,20 @@ class Progress(RunPart):
             self._bar.stop()
             self._bar = None
 
-    # -- within a step ---------------------------------------------------------------------------------------------
-
     @contextmanager
     def activity(self, name: str, count: int) -> Iterator[None]:
-        """Show inside now and then how long the trainer has been at it; inside another activity, in its place."""
-        what = f"{name} {count} completions"
-        if name == "training":
-            self._micro_batch += 1
-            what = f"training on micro-batch {self._micro_batch} of {self._of}"
-        outer, ended = self._now, threading.Event()
-        self._now = (self._clock(), what)
-        thread = threading.Thread(target=self._report, args=(ended,), daemon=True)
-        reports = outer is None and self.shown
-        if reports:
-            thread.start()
+        """Say inside what the trainer is at; inside another activity, in its place."""
+        if self._bar is None:
+            yield
+            return
+        before = self._bar.tasks[0].description
+        what = f"{name} {count} completions" if count else name
+        self._bar.update(self._task, description=f"{self.title}: {what}")
         try:
             yield
         finally:
-            self._now = None if outer is None else (self._clock(), outer[1])
-            if reports:
-                ended.set()
-                thread.join()
-
-    def _report(self, ended: threading.Event) -> None:
-        shown, at = None, 0.0
-        while not ended.wait(TELL_SECONDS / 10):
-            # The clock first: what begins meanwhile has taken no time.
-            now, activity = self._clock(), self._now
-            if activity is None:
-                continue
-            seconds, before = now - activity[0], at if activity is shown else 0.0
-            # A log gets fewer lines the longer it takes: what is on a terminal is replaced.
-            if seconds >= (before + TELL_SECONDS if self._bar is not None else max(TELL_SECONDS, 1.5 * before)):
-                text = f"{activity[1]} for {seconds:.0f} s"
-                if self._bar is not None:
-                    self._bar.update(self._task, status=text)
-                else:
-                    LOG.info(f"{self.title}  {text}")
-                shown, at = activity, seconds
+            if self._bar is not None:
+                self._bar.update(self._task, description=before)
 
 
 # Logged steps that must agree before a warning.
