@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,12 +100,6 @@ def correlation_time(values: Floats) -> Floats:
     later = (rho * np.cumprod(rho > noise, axis=1)).sum(1)
     tau[known] = np.maximum(1 + 2 * CAUTION * later, (1 + first) / (1 - first))
     return tau
-
-
-def _log_sum(logs: Floats, axis: int) -> Floats:
-    """Return log(sum(exp)); scipy's costs ten times as much on arrays as small as these."""
-    largest = logs.max(axis, keepdims=True)
-    return np.asarray(largest.squeeze(axis) + np.log(np.exp(logs - largest).sum(axis)))
 
 
 class Drift:
@@ -184,7 +178,7 @@ class Drift:
             scores = self._scores(values[:, None], self.bound, self.low)
             odds = (self.null - scores) / (1.0 - self.null)
             self.log_wealth += np.log(1.0 + odds * FRACTIONS)  # numpy has no fast log1p
-            wealth = _log_sum(self._capital(), axis=1)
+            wealth = np.logaddexp.reduce(self._capital(), axis=1)
         self.past = np.column_stack([self.past, values])[:, -KEPT:]
         self.count += 1
         stride = next(stride for until, stride in STRIDES if self.count <= until)
@@ -195,7 +189,7 @@ class Drift:
     def _capital(self, rows: slice = slice(None)) -> Floats:
         """Return the log of what each live bet [rows, bets] has now."""
         shares = self.log_wealth[:, rows] / self.tau[rows, None] - math.log(len(FRACTIONS))
-        return self.log_capital + _log_sum(shares, axis=0)
+        return np.asarray(self.log_capital + np.logaddexp.reduce(shares, axis=0))
 
     def strongest(self, row: int = 0) -> tuple[int, float]:
         """Return (values before it, mean of its past) of the bet of a stream that has won most."""
@@ -293,8 +287,17 @@ class Watch:
             if math.isfinite(value):
                 values[test] = np.array([value])
         alarms_of = self.look(values)
-        new = [name for name, alarms in alarms_of.items() if alarms[0]]
-        return self._words(new[0], step) if new else None
+        name = next((name for name, alarms in alarms_of.items() if alarms[0]), None)
+        if name is None:
+            return None
+        drift = self.tests[name]
+        start, mean = drift.strongest()
+        later = drift.count - start
+        return (
+            f"at step {step} {WORDS[name]} from {mean:.3g} to {drift.past[0, -later:].mean():.3g} (means of "
+            f"{start} lines and of the {later} lines after them); a policy that does not change does this in fewer "
+            f"than {100 * drift.alpha:.2g} % of runs"
+        )
 
     def look(self, values: Mapping[str, Floats]) -> dict[str, NDArray[np.bool_]]:
         """Take in one value per run [rows] for each test that has one; return by test which runs it flags now."""
@@ -309,16 +312,6 @@ class Watch:
         for name, alarms in flags.items():
             self.flagged[name] |= alarms
         return flags
-
-    def _words(self, name: str, step: int) -> str:
-        test = self.tests[name]
-        start, mean = test.strongest()
-        later = test.count - start
-        return (
-            f"at step {step} {WORDS[name]} from {mean:.3g} to {test.past[0, -later:].mean():.3g} (means of "
-            f"{start} lines and of the {later} lines after them); a policy that does not change does this in fewer "
-            f"than {100 * test.alpha:.2g} % of runs"
-        )
 
     def _accuracy_lost(self, at: int) -> bool:
         """Return whether the accuracy reward of run `at` is lower than before its KL divergence passed the limit.
@@ -486,7 +479,13 @@ class Health:
             return Judgement(new_best=True)
         self.looks += 1
         self.recent.append(values)
-        alarm = next(self._fallen_since(step, values), None)
+        alarm, level = None, look_level(self.alpha / 2, self.looks)
+        for then, share, what in ((self.first, WORSE, "the untrained model"), (self.best, LOST, "the best")):
+            if then is not None and paired_bound(values, then, level, share)[1] < 0:
+                alarm = (
+                    f"at step {step} held-out pass@1 is {100 * float(np.mean(values)):.1f} %, surely below {share:.0%} "
+                    f"of {what} ({100 * float(np.mean(then)):.1f} %), paired by problem"
+                )
         before, self.fallen = self.judged, self.fallen or alarm is not None
         self.judged = self.judged or alarm is not None
         window = np.mean(list(self.recent), axis=0).tolist()
@@ -496,16 +495,6 @@ class Health:
         if new_best:
             self.best, self.best_step = window, step
         return Judgement(None if before else alarm, False, new_best, self._patience(step))
-
-    def _fallen_since(self, step: int, values: list[float]) -> Iterator[str]:
-        """Yield what the held-out problems say of a collapse."""
-        level, now = look_level(self.alpha / 2, self.looks), 100 * float(np.mean(values))
-        for then, share, what in ((self.best, LOST, "the best"), (self.first, WORSE, "the untrained model")):
-            if then is not None and paired_bound(values, then, level, share)[1] < 0:
-                yield (
-                    f"at step {step} held-out pass@1 is {now:.1f} %, surely below {share:.0%} of {what} "
-                    f"({100 * float(np.mean(then)):.1f} %), paired by problem"
-                )
 
     def _patience(self, step: int) -> bool:
         patience = self.section.early_stop_patience
