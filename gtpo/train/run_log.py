@@ -402,8 +402,8 @@ def _live_line(title: str) -> Any:
 class Progress(RunPart):
     """Shows steps as they come, at log level INFO: `trainer.add_callback(Progress("my run"))`.
 
-    On a terminal it says what the step is at: sampling, scoring, training. shown: whether this process shows them;
-    unset: the main one does.
+    On a terminal it says that a step is sampling or scoring. shown: whether this process shows them; unset: the main
+    one does.
     """
 
     def __init__(self, title: str, *, shown: bool | None = None) -> None:
@@ -449,8 +449,7 @@ class Progress(RunPart):
             yield
             return
         before = self._bar.tasks[0].description
-        what = f"{name} {count} completions" if count else name
-        self._bar.update(self._task, description=f"{self.title}: {what}")
+        self._bar.update(self._task, description=f"{self.title}: {name} {count} completions")
         try:
             yield
         finally:

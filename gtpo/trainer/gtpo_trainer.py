@@ -9,7 +9,7 @@
 
 TRL calls, at the start of a round of sampling, `_generate_and_score_completions`, and from within it `_generate`,
 `_calculate_rewards` and, if several steps share the round, `_get_per_token_logps_and_entropies`; then for each
-micro-batch `training_step`, from within it `compute_loss` and `_compute_loss`.
+micro-batch `compute_loss`, and from within it `_compute_loss`.
 """
 
 from __future__ import annotations
@@ -200,10 +200,7 @@ class RunPart(TrainerCallback):
     keeps_checkpoints = False
 
     def activity(self, name: str, count: int) -> AbstractContextManager[None]:
-        """Return what to enter while the trainer is busy with something.
-
-        name: training on a micro-batch; sampling, scoring, calibrating or validating on `count` completions.
-        """
+        """Return what to enter while the trainer is sampling, scoring, calibrating or validating on completions."""
         return nullcontext()
 
     def on_round_begin(self) -> None:
@@ -245,7 +242,7 @@ class RunTrainer(Trainer):
         return next((part for part in self.parts if part.keeps_checkpoints), None)
 
     @contextmanager
-    def activity(self, name: str, count: int = 0) -> Iterator[None]:
+    def activity(self, name: str, count: int) -> Iterator[None]:
         """Let the parts know inside what the trainer is doing (`RunPart.activity`)."""
         with ExitStack() as stack:
             for part in self.parts:
@@ -253,12 +250,6 @@ class RunTrainer(Trainer):
             yield
 
     # -- a step --------------------------------------------------------------------------------------------------------
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Train on a micro-batch."""
-        with self.activity("training"):
-            loss: Tensor = super().training_step(*args, **kwargs)
-        return loss
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Return the gradient's norm; if it is not finite, the step that follows changes nothing."""

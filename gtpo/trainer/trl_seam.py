@@ -35,8 +35,7 @@ NEWEST = (1, 16)
 # What is overridden, called, read or set, of each class of TRL's: methods with their parameters (...: handed on as they
 # come), and fields.
 OF_TRAINERS = """
-    _run_epoch(...) _get_train_sampler(...) training_step(...) compute_loss(...) create_model_card(...)
-    _get_grad_norm(model,grad_norm)
+    _run_epoch(...) _get_train_sampler(...) compute_loss(...) create_model_card(...) _get_grad_norm(model,grad_norm)
     _get_output_dir(trial) _save_checkpoint(model,trial) _load_optimizer_and_scheduler(checkpoint)
     _load_from_checkpoint(resume_from_checkpoint,model)
     _total_train_tokens _metrics model_wrapped
