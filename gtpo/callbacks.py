@@ -9,7 +9,7 @@ UntrainedKL        logs the distance from the untrained policy, without a KL ter
 Validation         samples and scores held-out problems while training
 CollapseWatch      warns of a collapse, stops or rolls back, with a stated rate of false alarms; keeps best/
 RunLog             a run folder, which `gtpo view`, `gtpo eval` and `gtpo compare` read; for TRL's own trainers too
-Progress           one line on the terminal that says how far the run is, and that it samples or scores
+Progress           one line on the terminal that says how far the run is, and whether it samples or scores
 Advice             warns of settings that learn nothing
 ExactCheckpoints   a resumed run is the uninterrupted one, bit for bit; checkpoints end a round of sampling
 """

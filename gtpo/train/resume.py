@@ -19,7 +19,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,25 +127,23 @@ WEIGHED = (".safetensors", ".pt", ".pth", ".bin")
 class EpochOrder(RepeatSampler):
     """Indices of a dataset: a permutation drawn from (seed, epoch), before epoch `shuffled_from` its own order.
 
-    Each chunk of `chunk` distinct indices is emitted `rounds` times, each index `repeats` times in a row; an incomplete
+    If the trainer samples, its prompts come in chunks of those of a round, as often as TRL asks for them; an incomplete
     last chunk is left out.
     """
 
-    def __init__(
-        self,
-        size: int,
-        seed: int,
-        epoch: Callable[[], int],
-        shuffled_from: float = 0,
-        chunk: int = 1,
-        repeats: int = 1,
-        rounds: int = 1,
-    ) -> None:
-        super().__init__(range(size), repeats, chunk, rounds, shuffle=False)
-        self.first_seed, self.epoch, self.shuffled_from = seed * 1_000_003, epoch, shuffled_from
+    def __init__(self, trainer: Any, shuffled_from: float) -> None:
+        args, sampled = trainer.args, (1, 1, 1)
+        # TRL's GRPO has a switch of its own; transformers' trainers shuffle unless their sampler is sequential.
+        shuffled = getattr(args, "train_sampling_strategy", "random") != "sequential"
+        if isinstance(trainer, SampledTrainer):
+            shuffled, prompts = args.shuffle_dataset, args.generation_batch_size // args.num_generations
+            sampled = args.num_generations, prompts, args.num_iterations * args.steps_per_generation
+        super().__init__(range(len(trainer.train_dataset)), *sampled, shuffle=False)
+        self.trainer, self.shuffled_from = trainer, 0 if shuffled else shuffled_from
+        self.first_seed = (args.seed if args.data_seed is None else args.data_seed) * 1_000_003
 
     def __iter__(self) -> Iterator[int]:
-        epoch, order = self.epoch(), list(range(self.num_samples))
+        epoch, order = int((self.trainer.state.epoch or 0) + 1e-6), list(range(self.num_samples))
         if epoch >= self.shuffled_from:
             generator = torch.Generator().manual_seed(self.first_seed + epoch)
             order = torch.randperm(len(order), generator=generator).tolist()
@@ -179,22 +177,7 @@ class ExactCheckpoints(RunPart):
 
     def order(self) -> EpochOrder:
         """Return the order of the training data."""
-        args = self.trainer.args
-        sampled: dict[str, int] = {}
-        # TRL's GRPO has a switch of its own; transformers' trainers shuffle unless their sampler is sequential.
-        shuffled = getattr(args, "train_sampling_strategy", "random") != "sequential"
-        if isinstance(self.trainer, SampledTrainer):
-            shuffled = args.shuffle_dataset
-            sampled = {
-                "chunk": args.generation_batch_size // args.num_generations,
-                "repeats": args.num_generations,
-                "rounds": args.num_iterations * args.steps_per_generation,
-            }
-        first, seed = 0 if shuffled else self.shuffled_from, args.seed if args.data_seed is None else args.data_seed
-        trainer = self.trainer
-        return EpochOrder(
-            len(trainer.train_dataset), seed, lambda: int((trainer.state.epoch or 0) + 1e-6), first, **sampled
-        )
+        return EpochOrder(self.trainer, self.shuffled_from)
 
     def on_round_begin(self) -> None:
         """Seed all random numbers by the seed and the step, before a round of sampling."""
