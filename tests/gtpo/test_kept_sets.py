@@ -9,7 +9,6 @@ import pytest
 import torch
 from test_sampler_check import TOKENIZER, built, check, sampled_by_vllm, small, under_vllm, vllm_cut
 
-from gtpo.trainer.group_statistics import batch_statistics
 from gtpo.trainer.policy_head import KeptSets
 
 CUTS: list[dict[str, Any]] = [
@@ -124,21 +123,6 @@ def test_a_completion_that_could_not_be_drawn_is_refused_and_counted(
     excluded = {int(row) for inputs in seen for row in inputs["row"][inputs["excluded"]]}
     assert excluded == {2}
     assert trainer.state.log_history[0]["sampling/refused"] == 1 / 8
-
-
-def test_sets_that_are_known_are_not_found_again(tmp_path: Path) -> None:
-    trainer = built(tmp_path, small("Llama"), top_k=3)
-    ids = torch.randint(5, len(TOKENIZER), (2, 9))
-    batch = {"prompt_ids": ids[:, :4], "completion_ids": ids[:, 4:]}
-    batch |= {f"{name.split('_')[0]}_mask": torch.ones_like(rows) for name, rows in batch.items()}
-    before = batch_statistics(trainer, trainer.model, batch)
-    sizes = batch["kept_counts"].clone()
-    with torch.no_grad():
-        trainer.model.lm_head.weight.mul_(-1)
-    after = batch_statistics(trainer, trainer.model, batch)
-    assert torch.equal(batch["kept_counts"], sizes)
-    assert (sizes == 3).all()
-    assert not torch.allclose(before[0], after[0])
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.5}, {"top_p": 0.02}, {"top_k": 3}, {"min_p": 0.9}, {"typical_p": 0.5}])

@@ -39,9 +39,10 @@ def fail_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 def test_start_that_made_no_step_is_replaced_by_the_corrected_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told = r"out of GPU memory .*2\.00 GiB.*Lower, in this order: .*per_device_train_batch_size, and raise"
     with monkeypatch.context() as patched:
         fail_at_step(patched, 0)
-        with pytest.raises(UserError, match="out of GPU memory"):
+        with pytest.raises(UserError, match=told):
             run(tmp_path, **{"model.lora_rank": 4})
     folder = tmp_path / "results/train/run"
     assert (folder / "base/model.safetensors").is_file()
@@ -127,9 +128,7 @@ def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_
     ("name", "text", "words"),
     [
         ("run.json", "[]", "run.json: expected a JSON object, found list"),
-        ("run.json", "null", "run.json: expected a JSON object, found NoneType"),
         ("metrics.jsonl", '{"step": 1}\n5\n', "metrics.jsonl:2: not a JSON object with a number as its step"),
-        ("metrics.jsonl", '{"loss": 1}\n', "metrics.jsonl:1: not a JSON object with a number as its step"),
     ],
 )
 def test_damaged_file_of_a_run_is_named(name: str, text: str, words: str, tmp_path: Path) -> None:
@@ -189,19 +188,14 @@ def test_rollback_within_a_round_samples_anew_from_the_restored_weights(
     assert_same_run(tmp_path / "cut/results/train/run", whole)
 
 
-@pytest.mark.parametrize(("method", "value"), [("gtpo", math.nan), ("sft", math.inf)])
-def test_a_checkpoint_with_weights_that_are_no_numbers_is_refused(method: str, value: float, tmp_path: Path) -> None:
-    weights = (
-        cut_run(tmp_path, **{} if method == "gtpo" else {"method": method})
-        / "checkpoints/checkpoint-4/model.safetensors"
-    )
+def test_a_checkpoint_with_weights_that_are_no_numbers_is_refused(tmp_path: Path) -> None:
+    weights = cut_run(tmp_path, method="sft") / "checkpoints/checkpoint-4/model.safetensors"
     tensors = load_file(weights)
-    tensors["model.norm.weight"][0] = value
+    tensors["model.norm.weight"][0] = math.inf
     save_file(tensors, weights, {"format": "pt"})
-    with pytest.raises(
-        UserError, match=r"checkpoint-4 holds NaN or infinity in the weight model\.norm\.weight\. Move it"
-    ):
-        run(tmp_path, method=method)
+    told = r"checkpoint-4 holds NaN or infinity in the weight model\.norm\.weight\. Move it"
+    with pytest.raises(UserError, match=told):
+        run(tmp_path, method="sft")
 
 
 def checkpoints(folder: Path) -> set[str]:

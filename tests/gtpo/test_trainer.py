@@ -55,22 +55,6 @@ def untrained(folder: Path, tmp_path: Path) -> GTPOTrainer:
     )
 
 
-def test_script_of_the_page_for_trl_runs(
-    folder: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As printed, except for the model, the data and the number of steps."""
-    block = next(part for part in (root / "docs/trl.md").read_text().split("```") if "GTPOTrainer(" in part)
-    code = block.removeprefix("python\n").replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(str(folder)))
-    assert "max_steps=100" in code
-    code = code.replace("max_steps=100", "max_steps=1, max_completion_length=8, use_cpu=True")
-    rows = Dataset.from_dict({"question": ["1 + 2?"] * 4, "answer": ["1 + 2 = 3\n#### 3"] * 4})
-    monkeypatch.setattr("datasets.load_dataset", lambda *args, **kwargs: rows)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    assert names["trainer"].state.global_step == 1
-
-
 @pytest.mark.parametrize(
     ("changes", "passes"),
     [({}, 0), ({"gradient_accumulation_steps": 2}, 0), pytest.param({"num_iterations": 2}, 1, marks=needs_trl_kernel)],
