@@ -67,7 +67,7 @@ def test_a_noun_that_nobody_counts_is_refused(verifier: Verifier) -> None:
 
 @pytest.mark.parametrize("kind", TYPES_OF_ANSWERS)
 def test_a_type_says_what_it_leaves(kind: type[Kind]) -> None:
-    """One place a type: its file says how it is read, compared and what work it leaves, and the page names it."""
+    """One place a type: its class says how it is read, compared and what work it leaves, and the page names it."""
     page = (Path(__file__).parents[2] / "docs/verification.md").read_text()
     assert f"`{kind.__name__}`" in page
     assert "read" in vars(kind)
