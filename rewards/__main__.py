@@ -4,7 +4,7 @@ Each row of a .jsonl, .csv or .parquet file has `prediction`, or `completion` or
 reads them, `gold` (or `answer`, `ground_truth`) and perhaps `problem`; --fields gives them other names. Prints a row
 for each as JSON, or writes it to --out, with its `verdict`, with --explain how both answers were read too, and the
 counts on standard error. --against names a reward function with TRL's signature and prints on which completions it
-differs from this judge instead. --page serves a page to try the judge.
+differs from this judge instead. --page serves a page to try the judge, on this machine until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import html
 import io
 import json
+import secrets
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from gtpo.common.errors import UserError, explained
 from gtpo.common.files import check_writable, read_jsonl, write_parquet, write_text
 from gtpo.rewards import Verifier, extract_answer
-from gtpo.rewards.adapters import audit, interval
+from gtpo.rewards.adapters import Flip, audit, interval
 from gtpo.rewards.completions import completion_text, problem_text
 from gtpo.rewards.data.problems import read_rows, renamed
 from gtpo.rewards.extract import Scoring, choose_scoring
 from gtpo.rewards.loading import import_dotted
-from gtpo.rewards.page import serve
 
 PREDICTIONS, GOLDS = ("prediction", "pred", "completion"), ("gold", "answer", "ground_truth")
 
@@ -61,15 +64,25 @@ def main() -> int:
         raise UserError(f"--workers must be at least 1; found {args.workers}")
     if args.out:
         check_writable("--out", args.out, folder=False)
-    every = [sample for where, row in _rows(args.file) for sample in _samples(row, names, where)]
+    read = read_rows(Path(args.file))
+    if args.file == "-":
+        read = ((f"-:{number}", row) for number, row in read_jsonl(Path("/dev/stdin")))
+    every = [sample for where, row in read for sample in _samples(row, names, where)]
     # A sample that failed is missing: no answer was wrong.
     rows = [row for row in every if row.get("completion", "") is not None]
-    golds = [next(row[name] for name in GOLDS if name in row) for row in rows]
-    scoring = _scoring(rows) if args.scoring == "auto" else args.scoring
-    texts = [_prediction(row, scoring) for row in rows]
+    raw, golds = ([next(row[name] for name in known if name in row) for row in rows] for known in (PREDICTIONS, GOLDS))
+    completions = [str(row["completion"]) for row in rows if "completion" in row]
+    # As of `gtpo eval`; answers by themselves are judged strictly.
+    auto = choose_scoring(map(extract_answer, completions)) if completions else "strict"
+    scoring: Scoring = auto if args.scoring == "auto" else args.scoring
+    texts = [
+        extract_answer(text, scoring) if "completion" in row else text for row, text in zip(rows, raw, strict=True)
+    ]
     if args.against:
         function = import_dotted(args.against, "reward function")
-        return _against(function, rows, golds, texts, scoring, args.fail_above)
+        columns = zip(rows, map(str, raw), golds, strict=True)
+        scored = [row | {"completion": text, "gold": gold} for row, text, gold in columns]
+        return _told(*audit(function, scored, texts, scoring), args.fail_above)
     problems = [row.get("problem") for row in rows]
     with Verifier(workers=args.workers) as verifier:
         verdicts = verifier.verify_many(list(zip(texts, golds, strict=True)), problems, scoring=scoring)
@@ -83,18 +96,8 @@ def main() -> int:
     return 0
 
 
-def _against(
-    function: Any,
-    rows: list[dict[str, Any]],
-    golds: list[Any],
-    texts: list[str | None],
-    scoring: Scoring,
-    most: float,
-) -> int:
+def _told(flips: list[Flip], total: int, most: float) -> int:
     """Print how a reward function differs from the judge; 5 if by more than `most`."""
-    raw = [str(next(row[name] for name in PREDICTIONS if name in row)) for row in rows]
-    given = [row | {"completion": text, "gold": gold} for row, text, gold in zip(rows, raw, golds, strict=True)]
-    flips, total = audit(function, given, texts, scoring)
     low, high = interval(len(flips), total) if total else (0.0, 1.0)
     print(f"{len(flips)} of {total} differ ({100 * low:.2f} to {100 * high:.2f} %)")
     for (direction, verdict), count in Counter((flip.direction, flip.verdict) for flip in flips).most_common():
@@ -104,13 +107,6 @@ def _against(
             f"  {flip.direction}: {flip.text[-200:]!r} | gold {flip.gold!r}: {flip.verdict}, Math-Verify {flip.second}"
         )
     return 5 if total and len(flips) / total > most else 0
-
-
-def _rows(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where it stands, fields) of each row."""
-    if file == "-":
-        return ((f"-:{number}", row) for number, row in read_jsonl(Path("/dev/stdin")))
-    return read_rows(Path(file))
 
 
 def _samples(row: dict[str, Any], names: dict[str, str], where: str) -> Iterator[dict[str, Any]]:
@@ -140,18 +136,6 @@ def _samples(row: dict[str, Any], names: dict[str, str], where: str) -> Iterator
         raise UserError(f"{where}: {error}") from None
 
 
-def _scoring(rows: list[dict[str, Any]]) -> Scoring:
-    """Return what the completions of a file want, as `gtpo eval` does; answers alone are judged strictly."""
-    texts = [str(row["completion"]) for row in rows if "completion" in row]
-    return choose_scoring(map(extract_answer, texts)) if texts else "strict"
-
-
-def _prediction(row: dict[str, Any], scoring: Scoring) -> str | None:
-    """Return the answer of a row, extracted if it is a whole completion."""
-    given = next(row[name] for name in PREDICTIONS if name in row)
-    return extract_answer(given, scoring) if "completion" in row else given
-
-
 def _write(rows: list[dict[str, Any]], file: Path | None) -> None:
     """Write judged rows to a file, of the kind that its name ends in, or print them."""
     if file is None or file.suffix not in (".csv", ".parquet"):
@@ -170,6 +154,62 @@ def _write(rows: list[dict[str, Any]], file: Path | None) -> None:
             write_parquet(file, pa.Table.from_pylist(rows))
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UserError(f"--out {file}: a column holds several types ({error}); write a .jsonl file") from None
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+FIELDS = (("problem", "Problem (may be empty)"), ("gold", "Gold"), ("answer", "Answer, or a whole completion"))
+LARGEST = 200_000
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>gtpo judge</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; form-action 'self'">
+<style>body {{ font: 16px system-ui, sans-serif; max-width: 44rem; margin: 2rem auto; padding: 0 1rem }}
+textarea {{ width: 100%; box-sizing: border-box; font: inherit }} code {{ overflow-wrap: anywhere }}</style>
+<h1>gtpo judge</h1><form method="post">{fields}<p><button>Judge</button></p></form>{result}</html>"""
+
+
+def rendered(values: dict[str, str], result: str = "") -> bytes:
+    """Return the page with what was typed; every text is shown as text."""
+    fields = "".join(
+        f'<p><label>{label}<br><textarea name="{name}" rows="3">{html.escape(values.get(name, ""))}</textarea></label>'
+        for name, label in FIELDS
+    )
+    return PAGE.format(fields=fields, result=result).encode()
+
+
+def judged(verifier: Verifier, values: dict[str, str]) -> str:
+    """Return the verdict, how both answers were read and the rule that decided, as HTML."""
+    text, problem = values.get("answer", ""), values.get("problem") or None
+    found = extract_answer(text, "lenient") if len(text) > 200 or "\\boxed" in text or "<answer>" in text else text
+    verdict, why = verifier.verify(found, values.get("gold", ""), problem=problem, explain=True)
+    read = "" if found == text else f"<p>The answer in it: <code>{html.escape(str(found))}</code></p>"
+    return f"<h2>{html.escape(str(verdict))}</h2>{read}<p><code>{html.escape(why)}</code></p>"
+
+
+def serve(verifier: Verifier, port: int = 0) -> ThreadingHTTPServer:
+    """Return a server of the page on 127.0.0.1, whose address begins with a random token; the caller runs it."""
+    path = f"/{secrets.token_urlsafe(16)}/"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(rendered({}))
+
+        def do_POST(self) -> None:
+            size = min(int(self.headers.get("Content-Length") or 0), LARGEST)
+            typed = {name: words[0].strip() for name, words in parse_qs(self.rfile.read(size).decode()).items()}
+            self._answer(rendered(typed, judged(verifier, typed)) if self.path == path else b"")
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200 if self.path == path else 403)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(body if self.path == path else b"Open the address that was printed.")
+
+        def log_message(self, *args: object) -> None:
+            """Print no line for a request."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    print(f"http://127.0.0.1:{server.server_port}{path}   Ctrl-C ends it", flush=True)
+    return server
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from gtpo.rewards import Verifier
-from gtpo.rewards.page import serve
+from gtpo.rewards.__main__ import serve
 
 
 @pytest.fixture
