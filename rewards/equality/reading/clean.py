@@ -306,7 +306,7 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
         if len(current) > MAX_STATEMENT or SAYS.wordy.search(current) is None:
             return
         # The first rule that reads anything away decides: a text has one reading.
-        bare = next(_less(SAYS.text_piece.sub(r" \1 ", current).strip(), asked, others), "")
+        bare = _less(SAYS.text_piece.sub(r" \1 ", current).strip(), asked, others)
         rest = unwrap_answer(bare.strip().rstrip(".。"))
         # A remark that becomes an equation may grow by its sign; all else gets shorter, so this ends.
         if not rest or rest == current or len(rest) >= len(current) + 16:
@@ -314,58 +314,51 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
         current = rest
 
 
-def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> Iterator[str]:
-    """Yield what a text says with less around it."""
-    yield from _without_remark(text, asked)
+def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> str:
+    """Return what a text says with less around it, empty if nothing can be read away."""
+    if (rest := _without_remark(text, asked)) is not None:
+        return rest
     if (point := SAYS.point.match(text)) is not None:
-        yield point[1]
+        return point[1]
     pieces = _pieces(text)
     spoken = _words(pieces)
     value = _value(pieces)
     if not spoken or (value is not None and not others.isdisjoint(spoken)):
-        return  # of another than the one asked for: `Jane is 24`
+        return ""  # of another than the one asked for: `Jane is 24`
     parts = [SAYS.label.match(part.strip()) for part in re.split(r",(?!\d)|;|\band\b", text)]
     if len(parts) > 1 and all(part is not None and re.search(r"[^\W\d_]{2}", part["label"]) for part in parts):
-        if not _denies(text, "or"):  # `Ann: 18, Ben: 14`
-            yield ", ".join(part["rest"] for part in parts if part is not None)
-        return
+        # `Ann: 18, Ben: 14`
+        return "" if _denies(text, "or") else ", ".join(part["rest"] for part in parts if part is not None)
     label = SAYS.label.match(text)
     if label is not None and not _denies(label["label"]):
         named = set(re.findall(r"[a-z]+", label["label"].lower()))
         # What is behind a label that makes no other number of it.
-        if (
-            not _chooses(label["label"], asked)
-            and _is_of_the_question(label["label"], label["rest"], asked)
-            and named.isdisjoint(WORDS.reversals | WORDS.modals | WORDS.bounds)
-        ):
-            yield label["rest"]
-        return
+        fits = named.isdisjoint(WORDS.reversals | WORDS.modals | WORDS.bounds) and not _chooses(label["label"], asked)
+        return label["rest"] if fits and _is_of_the_question(label["label"], label["rest"], asked) else ""
     if value is None:
-        yield from _in_words(text)
-        return
+        return _in_words(text)
     first, last = value
     start, end = pieces[first].start, pieces[last].end
     before, inner, after = text[:start], text[start:end], text[end:]
     if first == 0 and not after.strip(" .!"):
-        return
+        return ""
     predicate = re.search(r"\b(?:is|are)\s+(?:an?\s+|the\s+)?([a-z]+(?: [a-z]+)?)[.!]?$", after)
     if predicate is not None and not _denies(text):
-        yield predicate[1]
-        return
+        return predicate[1]
     prose = before + " " + after
     if _denies(prose) or _chooses(prose, asked) or re.search(r"(?<=\w{3})[.!?]\s+\S", prose.strip()):
-        return
+        return ""
     if first == 0 or not _leads_to(before, asked) or not _is_of_the_question(before, after, asked):
-        return
+        return ""
     name = SAYS.named.search(before.strip())
     inner = f"{name[1]} = {inner}" if name is not None and name[1].isascii() else inner
     tail = after.strip(" .!")
     following = tail.lower().split(" ")[0]
     if tail and scale_of(following) is None and following in WORDS.changes_meaning - WORDS.prepositions:
-        return
+        return ""
     # A few words are a unit, and must be one; many are the rest of the sentence.
     short = 0 < len(tail.split()) <= 3 and not tail.startswith(_OPENERS) and not SAYS.foreign_tail.match(after)
-    yield f"{inner} {tail}" if tail and (scale_of(following) or short) else inner
+    return f"{inner} {tail}" if tail and (scale_of(following) or short) else inner
 
 
 def _chooses(prose: str, asked: frozenset[str]) -> bool:
@@ -376,13 +369,12 @@ def _chooses(prose: str, asked: frozenset[str]) -> bool:
     return any(not kind.isdisjoint(spoken) and kind.isdisjoint(asked) for kind in _CHOOSING)
 
 
-def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
+def _without_remark(text: str, asked: frozenset[str]) -> str | None:
     for pattern, joint in _REMARKS:
         match = pattern.match(text)
         said = match["v"].strip(" $") if match is not None else ""
         if match is not None and said and not _denies(said, "or") and re.search(r"\d", match["a"]):
-            yield said + joint + match["a"].strip(" .$")
-            return
+            return said + joint + match["a"].strip(" .$")
     bracketed = SAYS.in_brackets.search(text)
     if bracketed is not None and re.search(r"[\d\\$]", text[: bracketed.start()]):
         said, bare = bracketed[1].strip(), text[: bracketed.start()] + text[bracketed.end() :]
@@ -390,7 +382,7 @@ def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
         given = re.search(r"-?[\d,]*\.?\d+", bare)
         agrees = given is not None and given.group().replace(",", "") == str(number)
         if agrees or (number is None and not _denies(said) and WORDS.changes_meaning.isdisjoint(said.lower().split())):
-            yield bare
+            return bare
     clause = SAYS.clause.search(text)
     if clause is not None and not _denies(text, "or"):
         spoken = set(re.findall(r"[a-zA-Z]{2,}", text[clause.start("c") :]))
@@ -398,31 +390,30 @@ def _without_remark(text: str, asked: frozenset[str]) -> Iterator[str]:
         if second is not None and not _words(_pieces(second["v"])):
             # `12, which equals 3 \cdot 4` is an equation, which must hold; `4 because 5` says nothing.
             *_, value = cores(head, asked)
-            yield f"{second['v']} = {value}" if second["equal"] else ""
-        elif clause["c"][:3] in ("whi", "bec", "sin", "as ", "att", "ach", "rea", "occ") or spoken <= WORDS.domain:
-            yield head
+            return f"{second['v']} = {value}" if second["equal"] else ""
+        if clause["c"][:3] in ("whi", "bec", "sin", "as ", "att", "ach", "rea", "occ") or spoken <= WORDS.domain:
+            return head
     if (it := SAYS.is_answer.match(text)) is not None and not _denies(text, "or"):
         said = set(re.findall(r"[^\W\d_]+", it["c"].lower()))
         kinds = (asked | WORDS.kinds) - WORDS.changes_meaning
         answers = said <= kinds or not said.isdisjoint(WORDS.answer | {"correct"})
         if answers and re.search(r"[\d\\$]|^\(?[A-H]\)?$", it["v"]):
-            yield it["v"]
-    if (yes := SAYS.yes.match(text)) is not None:
-        yield yes[yes.lastindex or 1]
+            return it["v"]
+    yes = SAYS.yes.match(text)
+    return yes[yes.lastindex or 1] if yes is not None else None
 
 
-def _in_words(text: str) -> Iterator[str]:
-    """Yield what a sentence without mathematics ends in: `It will be Thursday.`, `The shape is an ellipse.`"""
+def _in_words(text: str) -> str:
+    """Return what a sentence without mathematics ends in: `It will be Thursday.`, `The shape is an ellipse.`"""
     spoken = text.strip(" .!").split()
     if _denies(text) or not WORDS.modals.isdisjoint(map(str.lower, spoken)):
-        return
+        return ""
     if (kind := SAYS.kind_of.fullmatch(text.strip(" .!"))) is not None:
-        yield kind[1]
-        return
+        return kind[1]
     for at in range(len(spoken) - 1, 0, -1):
         if spoken[at - 1].lower() in WORDS.copulas | {"called"} and at > 1 and len(spoken) - at <= 4:
-            yield re.sub(r"^(?:an?|the)\s+", "", " ".join(spoken[at:]))
-            return
+            return re.sub(r"^(?:an?|the)\s+", "", " ".join(spoken[at:]))
+    return ""
 
 
 def _leads_to(before: str, asked: frozenset[str]) -> bool:
