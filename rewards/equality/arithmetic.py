@@ -16,7 +16,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from fractions import Fraction
 from functools import reduce
 from itertools import chain
@@ -464,7 +464,7 @@ class Budget:
 
     visits = 0
     limit = 100_000
-    price = 1
+    price = 1  # Of a visit: more while arithmetic has more digits
 
     @classmethod
     def refill(cls) -> None:
@@ -477,16 +477,6 @@ class Budget:
         cls.visits += cls.price
         if cls.visits > cls.limit:
             raise TooBig
-
-    @classmethod
-    @contextmanager
-    def dearer(cls, digits: int) -> Iterator[None]:
-        """Charge more for visits while arithmetic has so many digits."""
-        cls.price = max(1, digits // 60)
-        try:
-            yield
-        finally:
-            cls.price = 1
 
 
 def evaluate(term: Term, point: Mapping[str, Value], sign: int = 1) -> Value:

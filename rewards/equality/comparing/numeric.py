@@ -91,8 +91,12 @@ def stable(decide: Callable[[], bool], literal_digits: int = 0) -> bool:
     if digits > COMPARISON_DIGITS:
         raise TooBig
     Magnitudes.reset()
-    with mp.workdps(digits), Budget.dearer(digits):
-        return decide()
+    Budget.price = digits // 60
+    try:
+        with mp.workdps(digits):
+            return decide()
+    finally:
+        Budget.price = 1
 
 
 def is_real_value(value: Value) -> bool:
