@@ -9,12 +9,11 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import lru_cache
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from typing import Literal, NamedTuple, overload
 
 from gtpo.common.errors import UserError
@@ -29,6 +28,7 @@ _EXPONENT = re.compile(r"(?:\^|(?<=[\w)}\]])\*\*)\s*\{?\s*[-+]?\d{7,}|\d[eE][-+]
 # A mark that turns the direction of writing lets a log show another answer than the one that was judged.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONG_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
+_BRACKET = re.compile(r"[()\[\]{}]")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]+|[0-9.]+|[^\s]")
 
 
@@ -42,13 +42,8 @@ def reject_reason(text: str) -> str | None:
         return f"more than {MAX_DIGITS} digits in a run"
     if _EXPONENT.search(text):
         return "an exponent of a million or more"
-    depth = deepest = 0
-    for character in text:
-        if character in "([{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in ")]}":
-            depth = max(0, depth - 1)
+    steps = (1 if bracket in "([{" else -1 for bracket in _BRACKET.findall(text))
+    deepest = max(accumulate(steps, lambda depth, step: max(0, depth + step), initial=0))
     if deepest > MAX_NESTING:
         return f"brackets nested {deepest} deep, more than {MAX_NESTING}"
     tokens = len(_TOKEN.findall(text))
@@ -188,7 +183,7 @@ class Verifier:
     ) -> None:
         self.workers = workers if workers is not None else usable_cpus()
         self.timeout_s, self.memory_mb, self.cache_size = timeout_s, memory_mb, cache_size
-        self._cache: OrderedDict[_Key, str] = OrderedDict()
+        self._cache: dict[_Key, str] = {}
         self._pool = WorkerPool(self.workers, self.timeout_s, self.memory_mb)
 
     @overload
@@ -263,35 +258,22 @@ class Verifier:
         findings = self._find(dict.fromkeys(keys))
         return [Verdict(findings[key]) for key in keys]
 
-    def _find(self, keys: Iterable[_Key]) -> dict[_Key, str]:
+    def _find(self, keys: Collection[_Key]) -> dict[_Key, str]:
         """Return what each key comes to: from the cache, by exact arithmetic, or from the workers."""
         # The pool's lock is renewed in a forked child; a second one for the cache could stay held there for ever.
-        findings: dict[_Key, str] = {}
-        unknown: list[_Key] = []
         with self._pool.lock:
-            for key in keys:
-                known = self._cache.get(key)
-                if known is None:
-                    unknown.append(key)
-                else:
-                    self._cache.move_to_end(key)
-                    findings[key] = known
+            known = {key: finding for key in keys if (finding := self._cache.get(key)) is not None}
+        unknown = [key for key in keys if key not in known]
         found = {key: decided for key in unknown if (decided := _decide_here(*key)) is not None}
         open_keys = [key for key in unknown if key not in found]
-        tasks = [
-            {"text": p, "gold": g, "by": kind}
-            if kind == "math-verify"
-            else {"prediction": p, "gold": g, "problem": problem}
-            for p, g, problem, kind in open_keys
-        ]
-        if tasks:
-            found |= zip(open_keys, self._pool.run(tasks), strict=True)
+        tasks = [dict(zip(("prediction", "gold", "problem", "by"), key, strict=True)) for key in open_keys]
+        found |= zip(open_keys, self._pool.run(tasks), strict=True)
         with self._pool.lock:
             # A timeout tells how busy the machine was: the same pair may be decided the next time.
             self._cache.update((key, finding) for key, finding in found.items() if finding != "TIMEOUT")
-            while len(self._cache) > self.cache_size:
-                self._cache.popitem(last=False)
-        return findings | found
+            for key in [*islice(self._cache, max(0, len(self._cache) - self.cache_size))]:
+                del self._cache[key]
+        return known | found
 
     def extract_by_rules(self, rules: Sequence[tuple[str, str]]) -> list[str | None]:
         """Return the answers by (regular expression, completion), in the workers. UserError for one without an end."""

@@ -348,19 +348,7 @@ def _serve(pool: WorkerPool) -> None:
 
 
 _POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for pool in list(_POOLS):
-        pool.close()
-
-
-def _renew_all() -> None:
-    for pool in list(_POOLS):
-        pool._renew()
-
-
 # A daemon thread ends without a word to its worker, which would wait for tasks after this process is gone.
-atexit.register(_close_all)
+atexit.register(lambda: [pool.close() for pool in list(_POOLS)])
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_renew_all)
+    os.register_at_fork(after_in_child=lambda: [pool._renew() for pool in list(_POOLS)])

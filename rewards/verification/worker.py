@@ -67,7 +67,7 @@ def _limit_memory(memory_mb: int) -> None:
         print(f"gtpo: the memory of verification workers is not limited here ({error})", file=sys.stderr)
 
 
-def _math_verify(text: str, gold: str) -> str:
+def _math_verify(prediction: str, gold: str, problem: None = None) -> str:
     """Return Math-Verify's own verdict, from its extraction and its comparison, as its documentation asks for it.
 
     CORRECT, INCORRECT, NO_ANSWER (it extracts nothing) or UNUSABLE_GOLD (it cannot read the gold).
@@ -79,7 +79,7 @@ def _math_verify(text: str, gold: str) -> str:
     golds = parse(f"${gold}$", parsing_timeout=0)
     if not golds:
         return "UNUSABLE_GOLD"
-    answers = parse(text, parsing_timeout=0)
+    answers = parse(prediction, parsing_timeout=0)
     if not answers:
         return "NO_ANSWER"
     return "CORRECT" if verify(golds, answers, timeout_seconds=0) else "INCORRECT"

@@ -85,7 +85,7 @@ def test_a_worker_that_dies_or_stops_is_replaced(end: str) -> None:
 
 def test_each_task_that_was_sent_ahead_gets_its_own_outcome() -> None:
     """A timeout and a death in the middle of what one worker was sent touch no other task."""
-    slow = {"text": f"${SLOW}$", "gold": r"\frac{d^{8}}{dx^{8}} \tan(\tan(x^{x^{x}}))", "by": "math-verify"}
+    slow = {"prediction": f"${SLOW}$", "gold": r"\frac{d^{8}}{dx^{8}} \tan(\tan(x^{x^{x}}))", "by": "math-verify"}
     right = [{"prediction": f"x+{i}", "gold": f"{i}+x"} for i in range(40)]
     for timeout_s, memory_mb, outcomes in (1, 1024, ("TIMEOUT", "REJECTED")), (60, 48, ("REJECTED",)):
         workers = pool.WorkerPool(1, timeout_s, memory_mb)  # 48 MiB are too little for SymPy
@@ -338,7 +338,7 @@ def test_equal_pairs_cost_one_verification() -> None:
         pairs = [("x+x", "2x"), ("12", "13"), ("y", "2x")] * 64
         verifier.verify_many(pairs)
         verifier.verify_many(pairs)
-        assert asked == [2]  # plain numbers never leave the process
+        assert sum(asked) == 2  # plain numbers never leave the process
 
 
 def test_verdicts_of_the_caller() -> None:
