@@ -84,14 +84,6 @@ def read_number(token: str) -> Fraction:
     return Fraction(token.rstrip(".") if token.endswith(".") else token)
 
 
-def repeating_decimal(whole: str, fixed: str, period: str) -> Fraction:
-    """Return the value of whole.fixed(period)(period)…"""
-    if not period.isdigit() or (fixed and not fixed.isdigit()) or (whole and not whole.isdigit()):
-        raise NotMathematics("a repeating decimal without digits")
-    scale = 10 ** len(fixed)
-    return Fraction(int(whole + fixed or "0"), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
-
-
 _PIECE = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[a-zA-Z]+|\\?[^\s]")
 _SAME = TABLES["same tokens"]
 
@@ -148,7 +140,7 @@ _OF_TWO: dict[str, tuple[str, ...]] = {
 }
 
 
-class Parser:
+class _Parser:
     """One pass over the tokens of one expression; what is missing raises NotMathematics."""
 
     def __init__(self, text: str) -> None:
@@ -156,15 +148,6 @@ class Parser:
         self._at = 0
         self._bars = 0
         self._trigonometry = 0
-
-    def parse(self) -> Term:
-        """Return the term of the whole text. Raises NotMathematics."""
-        try:
-            term = self._sum()
-        except RecursionError:
-            raise NotMathematics("nested too deeply") from None
-        self._need("")
-        return term
 
     # -- sums, products, powers ----------------------------------------------------------------------------------
     def _sum(self) -> Term:
@@ -405,12 +388,14 @@ class Parser:
             return ("sym", "vector " + self._raw_group())
         # What `0.\overline{3}` is cleaned to (whole part, fixed digits, period), and `3\frac{1}{2}`.
         if name in ("repeating", "mixed"):
-            parts = [self._raw_group() for _ in range(3)]
-            if name == "repeating":
-                return ("num", repeating_decimal(*parts))
-            if not all(part.removeprefix("-").isdecimal() for part in parts):
-                raise NotMathematics("a mixed number without digits")
-            return ("fn", "mixed", *(("num", Fraction(part)) for part in parts))
+            whole, fixed, period = parts = [self._raw_group() for _ in range(3)]
+            if name == "mixed" and all(part.removeprefix("-").isdecimal() for part in parts):
+                return ("fn", "mixed", *(("num", Fraction(part)) for part in parts))
+            if name == "mixed" or not (period and "".join(parts).isdigit()):
+                raise NotMathematics("a number without digits")
+            scale = 10 ** len(fixed)
+            tail = Fraction(int(period), scale * (10 ** len(period) - 1))
+            return ("num", Fraction(int(whole + fixed or "0"), scale) + tail)
         if name in WORDS.opaque_commands:
             return ("sym", name) if self._peek() != "{" else ("sym", f"{name} {self._raw_group()}")
         raise NotMathematics(f"the command \\{name}")
@@ -520,4 +505,10 @@ def _is_differential(term: Term) -> bool:
 
 def parse(text: str) -> Term:
     """Read cleaned text into a term. Raises NotMathematics, and TooBig for a number beyond the bounds."""
-    return Parser(text).parse()
+    parser = _Parser(text)
+    try:
+        term = parser._sum()
+    except RecursionError:
+        raise NotMathematics("nested too deeply") from None
+    parser._need("")
+    return term
