@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 from mpmath import mp
 
-from gtpo.rewards.equality.answers import Answer, Listing, Named, Relation, Scalar, Union, Words, leaves, parts_of
+from gtpo.rewards.equality.answers import Answer, Listing, Named, Relation, Scalar, Words, leaves, parts_of
 from gtpo.rewards.equality.arithmetic import Budget, NoValue, Term, TooBig, canonical, evaluate, parts, symbols
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.work import finding, work_left
@@ -75,11 +75,6 @@ _read = lru_cache(maxsize=ANSWERS_KEPT)(read)
 def read_answer(gold: str) -> Answer:
     """Return what a gold with a known problem is read as. Raises TooBig."""
     return _read(_readings(_texts(gold, gold=True)[0], gold=True, known=True)[0])
-
-
-def readings(text: str, gold: bool = False) -> list[Answer]:
-    """Return what a text is read as, the words around it read away step by step. Raises TooBig."""
-    return [_read(_readings(each, gold)[0]) for each in _texts(text, gold)]
 
 
 def _commas(cleaned: str, english: bool = False) -> list[str]:
@@ -247,22 +242,21 @@ def _is_too_big(golds: Sequence[str]) -> bool:
 
 
 # -- why a verdict is what it is, in one line -------------------------------------------------------------------------
-_RULES: dict[str, Callable[[str], str]] = {
-    "CORRECT": lambda work: "equal, and nothing is left to compute that the gold does not leave",
-    "INCORRECT": lambda work: "not equal, or not understood, or a text with two values",
-    "COPIED": lambda work: f"equal, but copied from the problem{work and '; it leaves '}{work}",
-    "UNEVALUATED": lambda work: f"equal, but {f'it leaves {work}' if work else 'not in the form asked for'}",
-}
-
-
 def explain(prediction: str, gold: str, problem: str | None = None) -> str:
     """Return the finding and, behind a tab, what it rests on."""
     found = decide(prediction, gold, problem)
     Budget.refill()
-    ours, theirs = readings(prediction), readings(gold, True)
+    ours = [_read(_readings(each)[0]) for each in _texts(prediction)]
+    theirs = _read(_readings(_texts(gold, gold=True)[0], gold=True)[0])
     work = ", ".join(sorted({kind.value for leaf in leaves(ours[-1]) for kind in +work_left(leaf.term)}))
-    rule = _RULES.get(found, lambda work: "beyond the limits on work")(work)
-    return f"{found}\t{' -> '.join(dict.fromkeys(map(shown, ours)))} | gold {shown(theirs[0])}: {rule}"
+    rules = {
+        "CORRECT": "equal, and nothing is left to compute that the gold does not leave",
+        "INCORRECT": "not equal, or not understood, or a text with two values",
+        "COPIED": f"equal, but copied from the problem{work and '; it leaves '}{work}",
+        "UNEVALUATED": f"equal, but {f'it leaves {work}' if work else 'not in the form asked for'}",
+    }
+    read_as = f"{' -> '.join(dict.fromkeys(map(shown, ours)))} | gold {shown(theirs)}"
+    return f"{found}\t{read_as}: {rules.get(found, 'beyond the limits on work')}"
 
 
 def shown(answer: Answer) -> str:
@@ -275,11 +269,8 @@ def shown(answer: Answer) -> str:
         return f"{answer.name} = {shown(answer.value)}"
     if isinstance(answer, Relation):
         return " ".join(map(str.strip, map(_shown, answer.terms))) + f" ({' '.join(answer.ops)})"
-    within = ", ".join(map(shown, parts_of(answer)))
-    kind = (
-        answer.kind if isinstance(answer, Listing) else "union" if isinstance(answer, Union) else type(answer).__name__
-    )
-    return f"{kind.lower()} [{within}]"
+    kind = answer.kind if isinstance(answer, Listing) else type(answer).__name__.lower()
+    return f"{kind} [{', '.join(map(shown, parts_of(answer)))}]"
 
 
 def _shown(term: Term) -> str:
