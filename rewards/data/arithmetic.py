@@ -28,29 +28,17 @@ _MOST_MISSES = 5000  # draws in a row that give nothing new: the split is exhaus
 _SHARE_OF_THREE_TERMS = 0.35  # of train and test: enough to learn the layout of two steps
 
 
-def _terms(rng: random.Random, kind: str) -> tuple[list[int], list[str]]:
-    """Draw numbers and signs: no running total is negative, and none that is calculated with exceeds 99."""
+def _terms(rng: random.Random, kind: str) -> tuple[list[int], list[str], list[int]]:
+    """Draw numbers, signs and running totals: no total is negative, and none that is calculated with exceeds 99."""
     while True:
         numbers = [rng.randint(0, 9) for _ in range(3 if kind == "three" else 2)]
         if kind != "three":
             numbers[rng.randrange(2)] = rng.randint(80, 99) if kind == "hard" else rng.randint(10, 79)
         signs = [rng.choice("+-") for _ in numbers[1:]]
-        totals = _totals(numbers, signs)
+        signed = [number if sign == "+" else -number for sign, number in zip(["+", *signs], numbers, strict=True)]
+        totals = list(itertools.accumulate(signed))
         if min(totals) >= 0 and max(totals[:-1]) <= 99:
-            return numbers, signs
-
-
-def _totals(numbers: list[int], signs: list[str]) -> list[int]:
-    """Return the running totals, the first number included."""
-    signed = [number if sign == "+" else -number for sign, number in zip(["+", *signs], numbers, strict=True)]
-    return list(itertools.accumulate(signed))
-
-
-def _worked(numbers: list[int], signs: list[str]) -> str:
-    """Return the solution, one step a line."""
-    totals = _totals(numbers, signs)
-    steps = zip(totals, signs, numbers[1:], totals[1:], strict=False)
-    return "\n".join(f"{before}{sign}{number}={after}" for before, sign, number, after in steps)
+            return numbers, signs, totals
 
 
 def arithmetic_problems(split: str, count: int | None = None, seed: int = 0) -> list[Problem]:
@@ -69,7 +57,7 @@ def arithmetic_problems(split: str, count: int | None = None, seed: int = 0) -> 
         if misses > _MOST_MISSES:
             raise UserError(f"arithmetic/{split} has only about {len(problems)} problems; {count} were asked for")
         kind = "hard" if split == "hard" else "three" if rng.random() < _SHARE_OF_THREE_TERMS else "two"
-        numbers, signs = _terms(rng, kind)
+        numbers, signs, totals = _terms(rng, kind)
         expression = str(numbers[0]) + "".join(f"{s}{n}" for s, n in zip(signs, numbers[1:], strict=True))
         # A hash and not a random number: whatever the seed, no problem of a test is in a training set.
         held_out = zlib.crc32(expression.encode()) % 8 == 0
@@ -77,11 +65,12 @@ def arithmetic_problems(split: str, count: int | None = None, seed: int = 0) -> 
             misses += 1
             continue
         misses = 0
+        steps = zip(totals, signs, numbers[1:], totals[1:], strict=False)
         problems[expression] = Problem(
             id=f"arithmetic/{split}/{len(problems)}",
             problem=rng.choice(TEMPLATES).format(expression),
-            answer=str(_totals(numbers, signs)[-1]),
-            solution=_worked(numbers, signs),
+            answer=str(totals[-1]),
+            solution="\n".join(f"{before}{sign}{number}={after}" for before, sign, number, after in steps),
             subject={"+": "addition", "-": "subtraction"}.get("".join(sorted(set(signs))), "mixed"),
             level=len(signs),
         )

@@ -15,7 +15,6 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
@@ -270,15 +269,11 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             digits = [None if value is None else float(str(value)) for value in column.to_numpy()]
             table = table.set_column(place, table.column_names[place], pyarrow.array(digits, pyarrow.float64()))
         elif pyarrow.types.is_decimal(column.type):
-            texts = [None if value is None else _decimal_text(value) for value in column.to_pylist()]
-            table = table.set_column(place, table.column_names[place], pyarrow.array(texts, pyarrow.string()))
+            texts = [None if value is None else f"{value:f}" for value in column.to_pylist()]
+            # Without the zeros that the column's scale adds.
+            bare = [text.rstrip("0").rstrip(".") if text and "." in text else text for text in texts]
+            table = table.set_column(place, table.column_names[place], pyarrow.array(bare, pyarrow.string()))
     yield from enumerate(table.to_pylist(), start=1)
-
-
-def _decimal_text(value: Decimal) -> str:
-    """Return a decimal without the zeros that its column's scale adds."""
-    text = f"{value:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
