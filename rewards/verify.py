@@ -308,21 +308,17 @@ class Verifier:
         empty or missing answer abstains. An answer that could not be decided (TIMEOUT, REJECTED) votes for itself
         alone and for identical texts.
         """
-        texts = problems or [None] * len(questions)
-        pairs = [(answer, gold) for given, gold in questions for answer in given]
-        kinds = _of_each(answers, len(questions))
-        of_pair = [text for (given, _), text in zip(questions, texts, strict=True) for _ in given]
-        kind_of_pair = [kind for (given, _), kind in zip(questions, kinds, strict=True) for _ in given]
-        verdicts = self.verify_many(pairs, of_pair, answers=kind_of_pair)
-        of_question = iter(verdicts)
-        judged = [list(islice(of_question, len(given))) for given, _ in questions]
+        size = len(questions)
+        each = zip(questions, problems or [None] * size, _of_each(answers, size), strict=True)
         with ThreadPoolExecutor(self.workers) as threads:  # a question waits for its own trips to the workers only
-            return list(threads.map(self._group, [given for given, _ in questions], judged, texts, kinds))
+            return list(threads.map(lambda question: self._group(*question), each))
 
     def _group(
-        self, given: Sequence[str | None], verdicts: list[Verdict], problem: str | None, answers: Answers
+        self, question: tuple[Sequence[str | None], str], problem: str | None, answers: Answers
     ) -> AnswerClasses:
         """Group one question's answers: integers by their value, other answers by verdicts on pairs of them."""
+        given, gold = question
+        verdicts = self.verify_many([(each, gold) for each in given], [problem] * len(given), answers=answers)
 
         def whole(answer: str) -> Fraction | None:
             return None if answers == "text" or "." in answer else plain_number(answer)
