@@ -19,10 +19,10 @@ from bench.common import parser
 from bench.law import Case, judge
 from bench.rewritings import WRAPPERS, filled
 from gtpo.rewards import Verdict, Verifier
+from gtpo.rewards.completions import words
 from gtpo.rewards.equality.arithmetic import Budget, NoValue, TooBig, evaluate, number_of
 from gtpo.rewards.equality.reading.clean import clean
 from gtpo.rewards.equality.reading.grammar import TRIGONOMETRY, NotMathematics, parse
-from gtpo.rewards.thoughts import words
 
 FORMS = {
     **{name: rf"\{name}(<t>)" for name in sorted(TRIGONOMETRY | words("arcsin arccos arctan"))},

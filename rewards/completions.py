@@ -1,20 +1,163 @@
-"""A completion as text, the format it is asked for, and small text tools that extraction and verification share.
+"""A completion: its text, what of it is thought, where its turn ends, and the format it is asked for.
 
-The format is `<reasoning>…</reasoning>`, then `<answer>…</answer>`, last.
+`plain` brings the delimiters of all families (completions.toml) to one form, `<think>…</think>`, and cuts the text at
+the end of its turn; all else reads it. The format is `<reasoning>…</reasoning>`, then `<answer>…</answer>`, last.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
-from gtpo.rewards.thoughts import TABLES, without_end
+# Data in a file of data: who adds a family or a language reads no code.
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("completions.toml").read_text(encoding="utf-8"))
 
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text as a set: how this package writes its tables."""
+    return frozenset(text.split())
+
+
+class Phrases:
+    """Regular expressions by name, as attributes, from a table of `name = pattern`."""
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        self.__dict__.update({name: re.compile(pattern) for name, pattern in table.items()})
+
+    def __getattr__(self, name: str) -> re.Pattern[str]:
+        raise AttributeError(f"the table has no phrase {name}")
+
+
+_SAYS = Phrases(TABLES["delimiters"])
+# A token that names a thought: <think>, <seed:think>, <|START_THINKING|>, <|plamo:begin_think:plamo|>, <think_fast>.
+# The paper's <reasoning> is none: answers may stand in it. <think_off> and <no_think> hold nothing, and with a point it
+# is an address.
+_NAMED = (
+    r"(?![^<>\s]{0,24}?(?:no_?think|think_off))"
+    r"[^<>\s.]{0,24}?(?:think|thought|scratch_?pad|reasoning)[^<>\s.]{0,24}(?:\s+\w+=\"[^\"<>\n]{0,40}\")?\s*>"
+)
+_ENDS = r"[^<>\s]{0,24}?(?:/|(?<![a-z])(?:end|close|stop))"
+
+_OPENING = "|".join([rf"<\s*(?!/|reasoning>|{_ENDS}){_NAMED}", *TABLES["thoughts open"].values()])
+_CLOSING = (
+    rf"<(?:\s*(?:/\s*(?!reasoning\s*>)|(?={_ENDS})(?!/reasoning\s*>)){_NAMED}|\|inner_suffix\|>)"
+    r"(?:\s*<[|｜](?:begin_of_solution|START_RESPONSE|START_TEXT)[|｜]>)?"
+)
+_OPEN = re.compile(_OPENING, re.IGNORECASE)
+_CLOSE = re.compile("|".join([_CLOSING, *TABLES["thoughts close"].values()]), re.IGNORECASE)
+_OPENED_AT_END = re.compile(rf"(?:{_OPENING}|(?-i:<\|channel\|>\s*analysis\s*<\|message\|>))\s*\Z", re.IGNORECASE)
+_BEGINS = re.compile(rf"\s*(?:{'|'.join(TABLES['thoughts begin with words'].values())})", re.IGNORECASE)
+
+
+_BARRED = "|".join(TABLES["ends"]["anywhere in bars"].split())
+_ANYWHERE = [*TABLES["ends"]["anywhere"], rf"<[|｜]\s*(?:{_BARRED})\s*[|｜]>"]
+_TURN_END = re.compile("|".join(_ANYWHERE), re.IGNORECASE)
+_ANY_END = f"(?:{'|'.join([*_ANYWHERE, *TABLES['ends']['at the end']])})"
+_RUN_OF_ENDS = re.compile(rf"{_ANY_END}(?:\s*{_ANY_END})*", re.IGNORECASE)
+_FIRST = re.compile(rf"\s*(?:(?:{'|'.join(TABLES['ends']['headers'])})\s*)+", re.IGNORECASE)
+
+
+def _may_hold_delimiters(text: str) -> bool:
+    return "◁" in text or _SAYS.angle.search(text) is not None or _SAYS.bracket.search(text) is not None
+
+
+def plain(text: str) -> str:
+    """Return a completion with its thoughts in `<think>…</think>`, and without what stands after the end of its turn.
+
+    A closing delimiter whose opening stood in the prompt stays without one.
+    """
+    delimited = _may_hold_delimiters(text)
+    if delimited and "<|begin_of_box|>" in text:  # GLM's vision models box an answer so
+        text = text.replace("<|begin_of_box|>", r"\boxed{").replace("<|end_of_box|>", "}")
+    if delimited and "<|channel|>" in text and (_SAYS.harmony.search(text) or _SAYS.harmony_final.search(text)):
+        finals = list(_SAYS.harmony_final.finditer(text))
+        if not finals:
+            return f"<think>{text}"
+        thought = f"<think>{text[: finals[-1].start()]}</think>" if finals[-1].start() else ""
+        text = thought + text[finals[-1].end() :]
+    elif (begin := _SAYS.stripped.match(text)) is not None:
+        finals = list(_SAYS.stripped_final.finditer(text))
+        if not finals:
+            return f"<think>{text[begin.end() :]}"
+        text = f"<think>{text[begin.end() : finals[-1].start()]}</think>{text[finals[-1].end() :]}"
+    else:
+        if (begin := _BEGINS.match(text)) is not None:
+            text = "<think>" + _SAYS.responds.sub("</think>", text[begin.end() :])
+        if delimited:
+            text = _CLOSE.sub("</think>", _OPEN.sub("<think>", text))
+            if unfinished(text) and (begin := _SAYS.next_message.search(text, text.rfind("<think>"))) is not None:
+                text = f"{text[: begin.start()]}</think>{text[begin.end() :]}"
+    return without_end(text) if delimited else text
+
+
+def without_end(text: str) -> str:
+    """Return a completion up to the end of its turn, without the header with which a turn may begin.
+
+    For completions that were decoded with their special tokens. What stands in a thought ends nothing.
+    """
+    if not _may_hold_delimiters(text):
+        return text
+    if (begin := _FIRST.match(text)) is not None:
+        text = text[begin.end() :]
+    if not unfinished(text) and (end := _TURN_END.search(text, max(0, text.rfind("</think>")))) is not None:
+        return text[: end.start()].rstrip()
+    # Each run of them once, and then whether it is the last: `\Z` in the pattern takes the square of a run's length.
+    *_, last = None, *_RUN_OF_ENDS.finditer(text)
+    return text[: last.start()].rstrip() if last is not None and not text[last.end() :].strip() else text
+
+
+def unfinished(text: str) -> bool:
+    """Return whether a `plain` completion ends inside a thought."""
+    return text.rfind("<think>") > text.rfind("</think>")
+
+
+def closes_unopened(text: str) -> bool:
+    """Return whether a `plain` completion closes a thought that it never opened: the prompt did."""
+    closing = text.find("</think>")
+    return closing >= 0 and not 0 <= text.find("<think>") < closing
+
+
+def opened_thought(prompt: str) -> bool:
+    """Return whether a rendered prompt puts the completion inside a thought."""
+    return _OPENED_AT_END.search(prompt[-200:]) is not None
+
+
+def without_thoughts(text: str, *, reasoning: bool = False) -> str:
+    """Remove the thoughts of a `plain` completion, whole with their content.
+
+    A closing tag whose opening stood in the prompt ends thinking that began with the text; an opening tag that
+    is never closed hides all that follows it (the completion was cut while thinking).
+
+    Args:
+        reasoning: also what stands in `<reasoning>…</reasoning>`, the paper's layout. An unclosed `<reasoning>` hides
+            nothing that stands in answer tags after it.
+    """
+    if "<" not in text:
+        return text
+    for tag in ("think", "reasoning") if reasoning else ("think",):
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        before, *opened = text.split(opening)
+        visible, unclosed = [before.split(closing, 1)[-1]], []
+        for part in opened:
+            _, closed, after = part.rpartition(closing)
+            unclosed.append(part)
+            if closed:  # nested or repeated openings close together, at the last closing tag before the next opening
+                visible.append(after)
+                unclosed.clear()
+        if unclosed:
+            visible.append(opening.join(unclosed) if tag == "reasoning" else "")
+        text = " ".join(visible)
+    return text
+
+
+# -- the text of a completion, and its format --------------------------------------------------------------------------
 Completion = str | Sequence[Mapping[str, Any]]
 
 

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal, get_args
 
+from gtpo.rewards.completions import TABLES, Phrases, plain, without_thoughts, words
 from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOXES, MAX_TEXT, VALUE_REACH
-from gtpo.rewards.thoughts import TABLES, Phrases, plain, without_thoughts, words
 
 # -- boxes: `\boxed{…}`, `\fbox{…}` and `\boxed 5` -------------------------------------------------------------------
 

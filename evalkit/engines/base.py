@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gtpo.rewards.thoughts import opened_thought, plain, unfinished
+from gtpo.rewards.completions import opened_thought, plain, unfinished
 
 # It brings pyarrow, and `gtpo eval --list` reads this module.
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Reading(NamedTuple):
     """How completions are read: what of them is thought, and where they end."""
 
     stop: tuple[str, ...] = ()  # A completion ends before the first of these texts outside a thought
-    thoughts: tuple[tuple[str, str], ...] = ()  # Delimiters of thoughts beside those that `gtpo.rewards.thoughts` knows
+    thoughts: tuple[tuple[str, str], ...] = ()  # Delimiters of thoughts beside those that `gtpo.rewards` knows
     begins_in_thought: bool = False  # Whether the prompt opens a thought; counts if it is not known as rendered
 
     def plain(self, text: str, prompt: str | None = None) -> str:

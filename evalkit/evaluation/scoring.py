@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 from gtpo.common.log import LOG
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.rewards.completions import format_ok
+from gtpo.rewards.completions import format_ok, plain, unfinished
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both, is_expression
-from gtpo.rewards.thoughts import plain, unfinished
 from gtpo.rewards.verify import Verdict, Verifier
 from gtpo.runs.eval_folder import EvalFolder, QuestionKey, Sample, sample_parts
 from gtpo.runs.eval_record import SCORINGS

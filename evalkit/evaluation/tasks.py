@@ -78,7 +78,7 @@ class Protocol(_Section):
     user: str = "{problem}"
     fewshot: FewShot | None = None
     api: Literal["chat", "completions"] = "chat"  # completions: one text without a chat template, for base models
-    # Delimiters of thoughts beside those in use (`gtpo.rewards.thoughts`); stored completions have <think> instead.
+    # Delimiters of thoughts beside those in use (`gtpo.rewards.completions`); stored completions have <think> instead.
     thoughts: list[Annotated[tuple[_Text, _Text], Strict(False)]] = []  # YAML has lists for pairs
     # Whether the model's template opens a thought. Counts if a server does not show the rendered prompt.
     begins_in_thought: bool = False

@@ -9,7 +9,7 @@ from gtpo.common.log import LOG
 from gtpo.evalkit.engines.base import Prompt
 from gtpo.evalkit.evaluation.caveats import misfit
 from gtpo.evalkit.evaluation.scoring import Scorer, Tally
-from gtpo.rewards.thoughts import closes_unopened
+from gtpo.rewards.completions import closes_unopened
 from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey, Sample
 from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.outcomes import cut_prompts

@@ -6,7 +6,7 @@ import re
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from gtpo.rewards.thoughts import plain, unfinished, without_thoughts
+from gtpo.rewards.completions import plain, unfinished, without_thoughts
 
 # complete: it ended by itself. cut off: at a limit, or with a word that is not known. empty: no text outside thoughts.
 # blocked: a filter held it back. prompt cut: the model read a part of its prompt. unknown: nothing says how it ended.

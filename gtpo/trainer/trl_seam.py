@@ -26,8 +26,7 @@ from trl.trainer import utils as trl_utils
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
-from gtpo.rewards.completions import decode_completion
-from gtpo.rewards.thoughts import opened_thought, plain
+from gtpo.rewards.completions import decode_completion, opened_thought, plain
 
 # The newest release of TRL that all tests have passed with; 1.15 is the oldest.
 NEWEST = (1, 16)

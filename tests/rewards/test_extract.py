@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from gtpo.rewards import accuracy_reward, extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
+from gtpo.rewards.completions import words
 from gtpo.rewards.extract import check_rule, extract_both, extract_by
-from gtpo.rewards.thoughts import words
 
 
 def test_the_answer_of_each_completion() -> None:

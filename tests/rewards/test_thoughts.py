@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gtpo.rewards import extract_answer, format_ok
-from gtpo.rewards.thoughts import closes_unopened, opened_thought, plain, unfinished, without_end
+from gtpo.rewards.completions import closes_unopened, opened_thought, plain, unfinished, without_end
 
 FAMILIES = {
     "DeepSeek-R1, Qwen3": ("<think>", "</think>"),

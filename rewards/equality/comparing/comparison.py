@@ -10,6 +10,7 @@ from itertools import permutations
 
 import mpmath
 
+from gtpo.rewards.completions import words
 from gtpo.rewards.equality.answers import (
     NO_UNIT,
     Answer,
@@ -52,7 +53,6 @@ from gtpo.rewards.equality.reading.clean import same_time, same_words, time_of_d
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
 from gtpo.rewards.equality.reading.problem import UNKNOWN, ProblemText, plain_name
 from gtpo.rewards.equality.reading.units import is_noun, singular
-from gtpo.rewards.thoughts import words
 
 
 # -- equations, chains that give a value, and names of values ---------------------------------------------------------

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from mpmath import mp
 
+from gtpo.rewards.completions import plain, without_thoughts
 from gtpo.rewards.equality.answers import Answer, Listing, Named, Relation, Scalar, Words, leaves, parts_of
 from gtpo.rewards.equality.arithmetic import Budget, NoValue, Term, TooBig, canonical, evaluate, parts, symbols
 from gtpo.rewards.equality.comparing.comparison import Comparison
@@ -29,7 +30,6 @@ from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_pro
 from gtpo.rewards.equality.reading.reader import read, split_choice
 from gtpo.rewards.extract import extract_answer, last_boxes, together
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
-from gtpo.rewards.thoughts import plain, without_thoughts
 
 # `120m`: units of one letter, which anywhere else are variables.
 _UNIT_LETTER = re.compile(r"(-?[\d.,]+|-?\\[dt]?frac\{\d+\}\{\d+\}) ?([msghlLNJWVK])\.*")

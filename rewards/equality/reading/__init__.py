@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gtpo.rewards.thoughts import Phrases, words
+from gtpo.rewards.completions import Phrases, words
 
 # Data in a file of data: who adds a unit or a spelling reads no code.
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))

@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from gtpo.rewards.completions import without_spaces
+from gtpo.rewards.completions import without_spaces, words
 from gtpo.rewards.equality.answers import Answer, Listing, Scalar, Words
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.units import NUMBER_WORDS, is_verb, scale_of, singular, spoken_number
 from gtpo.rewards.extract import ANSWER, UNSEEN, last_boxed, match_brace, without_operand_box
 from gtpo.rewards.limits import MAX_CORES, MAX_STATEMENT
-from gtpo.rewards.thoughts import words
 
 _TRANSLATION = str.maketrans(TABLES["characters"] | dict.fromkeys(map(chr, UNSEEN), ""))
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx")

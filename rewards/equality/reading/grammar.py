@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import accumulate
 
+from gtpo.rewards.completions import words
 from gtpo.rewards.equality.arithmetic import FUNCTIONS, NO_BASE, Term, TooBig
 from gtpo.rewards.equality.reading import TABLES, WORDS
 from gtpo.rewards.limits import MAX_DECIMAL_EXPONENT
-from gtpo.rewards.thoughts import words
 
 
 # -- tokens, and brackets of a text -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from gtpo.rewards.completions import words
 from gtpo.rewards.equality.arithmetic import Term, TooBig, canonical, is_literal, subterms
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
@@ -25,7 +26,6 @@ from gtpo.rewards.equality.reading.units import (
     singular,
 )
 from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
-from gtpo.rewards.thoughts import words
 
 # -- what it asks its answer to be; what it does not say asks for nothing ---------------------------------------------
 _CURRENCIES, _FORMS, _ORDERS, _TOPICS = (patterns(name) for name in ("currencies", "forms", "orders", "topics"))

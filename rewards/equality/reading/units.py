@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
+from gtpo.rewards.completions import words
 from gtpo.rewards.equality.answers import NO_UNIT, Based, Scalar, Unit, Words
 from gtpo.rewards.equality.arithmetic import Term
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.limits import UNIT_WORDS
-from gtpo.rewards.thoughts import words
 
 _CANONICAL = {spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()}
 _PLURALS: dict[str, str] = TABLES["plurals"]
