@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -348,7 +348,14 @@ def _serve(pool: WorkerPool) -> None:
 
 
 _POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+
+
+def _with_all(action: Callable[[WorkerPool], None]) -> None:
+    for pool in list(_POOLS):
+        action(pool)
+
+
 # A daemon thread ends without a word to its worker, which would wait for tasks after this process is gone.
-atexit.register(lambda: [pool.close() for pool in list(_POOLS)])
+atexit.register(_with_all, WorkerPool.close)
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=lambda: [pool._renew() for pool in list(_POOLS)])
+    os.register_at_fork(after_in_child=lambda: _with_all(WorkerPool._renew))
