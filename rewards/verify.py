@@ -66,18 +66,6 @@ def plain_number(text: str) -> Fraction | None:
     return Fraction(bare) if "." in bare else Fraction(int(bare))
 
 
-def decide_exactly(prediction: str, gold: str) -> bool | None:
-    """Return whether the two are equal if plain arithmetic or equal text tells, else None."""
-    a, b = plain_number(prediction), plain_number(gold)
-    if a is not None and b is not None:
-        # Decimals that differ in a late digit may still agree under the policy on rounding: not decided here.
-        near = ("." in prediction or "." in gold) and 0 < abs(a - b) < abs(b) / 100
-        return None if near else a == b
-    if without_spaces(_SIZE.sub(" ", prediction)) == without_spaces(_SIZE.sub(" ", gold)):
-        return True
-    return None
-
-
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 # (prediction, gold)
 Pair = tuple[AnswerText, AnswerText]
@@ -155,10 +143,14 @@ def _decide_here(prediction: str, gold: str, problem: str | None, answers: str) 
     if reject_reason(prediction) is not None:
         return Verdict.REJECTED
     if answers == "text":
-        equal: bool | None = prediction.strip().casefold() == gold.strip().casefold()
-    else:
-        equal = decide_exactly(prediction, gold)
-    return None if equal is None else Verdict.CORRECT if equal else Verdict.INCORRECT
+        return Verdict.CORRECT if prediction.strip().casefold() == gold.strip().casefold() else Verdict.INCORRECT
+    a, b = plain_number(prediction), plain_number(gold)
+    if a is not None and b is not None:
+        # Decimals that differ in a late digit may still agree under the policy on rounding: not decided here.
+        near = ("." in prediction or "." in gold) and 0 < abs(a - b) < abs(b) / 100
+        return None if near else Verdict.CORRECT if a == b else Verdict.INCORRECT
+    same = without_spaces(_SIZE.sub(" ", prediction)) == without_spaces(_SIZE.sub(" ", gold))
+    return Verdict.CORRECT if same else None
 
 
 def _of_each(answers: Answers | Sequence[Answers], count: int) -> Sequence[Answers]:
