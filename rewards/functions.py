@@ -97,9 +97,12 @@ def accuracy_reward(
     if log_metric is not None and verdicts:
         for name, verdict in _LOGGED.items():
             log_metric(name, verdicts.count(verdict) / len(verdicts))
-        # A policy that is paid for what its answers say beside the gold has found a hole: its answers grow.
+        # A policy that is paid for what its answers say beside the gold has found a hole: its answers grow longer, or
+        # get symbols that the gold has not.
         paid = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is Verdict.CORRECT]
-        log_metric("reward/paid_longer", sum(_says_more(*pair) for pair in paid) / max(1, len(paid)))
+        bare = [(without_spaces(text or ""), without_spaces(gold)) for text, gold in paid]
+        longer = sum(len(text) > len(gold) or not set(text) <= set(gold) for text, gold in bare)
+        log_metric("reward/paid_longer", longer / max(1, len(paid)))
     return [_SCORES[verdict] for verdict in verdicts]
 
 
@@ -124,12 +127,6 @@ def _golds(completions: Sequence[Completion], answer: Any, columns: Mapping[str,
         raise ValueError(f"{len(completions)} completions but {len(golds)} gold answers")
     texts = [as_text(gold) for gold in golds]
     return [last_boxed(text) or gsm8k_gold(text) or text for text in texts] if name == "solution" else texts
-
-
-def _says_more(answer: str | None, gold: str) -> bool:
-    """Return whether an answer is longer than its gold, or has a symbol that the gold has not, spaces apart."""
-    bare, wanted = (without_spaces(text or "") for text in (answer, gold))
-    return len(bare) > len(wanted) or not set(bare) <= set(wanted)
 
 
 def math_verify_reward(
