@@ -51,7 +51,7 @@ from gtpo.rewards.equality.comparing.numeric import (
 from gtpo.rewards.equality.reading import WORDS
 from gtpo.rewards.equality.reading.clean import same_time, same_words, time_of_day
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
-from gtpo.rewards.equality.reading.problem import UNKNOWN, ProblemText, plain_name
+from gtpo.rewards.equality.reading.problem import ProblemText, plain_name
 from gtpo.rewards.equality.reading.units import is_noun, singular
 
 
@@ -132,7 +132,7 @@ def indexed(names: Sequence[str]) -> bool:
 class Comparison:
     """One policy, applied to two answers that have been read; `problem` is what is known of their problem."""
 
-    def __init__(self, problem: ProblemText = UNKNOWN) -> None:
+    def __init__(self, problem: ProblemText) -> None:
         self.problem = problem
         self.contract = problem.contract
 

@@ -23,7 +23,6 @@ from gtpo.rewards.equality.reading.clean import (
     cores,
     same_name,
     same_words,
-    typed_thousands,
     unwrap_answer,
 )
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
@@ -83,8 +82,8 @@ def _commas(cleaned: str, english: bool = False) -> list[str]:
     A gold with a problem has none: its problem is in English.
     """
     bracketed = cleaned.startswith(("(", "[", "\\{"))
-    thousands = typed_thousands(cleaned)
-    if thousands is not None and (not bracketed or ", " in cleaned):
+    thousands = SAYS.typed_thousands.sub(lambda m: m[1] + m[2].replace(",", ""), cleaned)
+    if thousands != cleaned and (not bracketed or ", " in cleaned):
         # `1,234` might be a list; `115,000` is none, for no list has an entry 000
         return [thousands] if re.search(r",0\d\d", cleaned) else [thousands, cleaned]
     if not english and re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
@@ -233,7 +232,7 @@ def _is_too_big(golds: Sequence[str]) -> bool:
     Budget.refill()
     try:
         for gold in map(_read, golds):
-            Comparison().equal(gold, gold)
+            Comparison(read_problem("")).equal(gold, gold)
             if isinstance(gold, Scalar):
                 evaluate(gold.term, dict.fromkeys(symbols(gold.term), Fraction(1, 2)))
     except (TooBig, NoValue) as error:

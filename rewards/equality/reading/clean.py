@@ -213,12 +213,6 @@ def _synonyms(text: str) -> str:
     return re.sub(r"\\text\{\s*\}", " ", _contents(SAYS.texts, text, _text))
 
 
-def typed_thousands(text: str) -> str | None:
-    """Read commas as thousands separators (`1,234,567`), or None if the text has none that could be."""
-    joined = SAYS.typed_thousands.sub(lambda m: m[1] + m[2].replace(",", ""), text)
-    return joined if joined != text else None
-
-
 # -- words that take a statement back, or make another one of it --------------------------------------------------
 _DENIALS = WORDS.negations | WORDS.denials
 _ANSWER_ELSEWHERE = WORDS.answer - WORDS.english

@@ -76,14 +76,6 @@ def _split_word(word: str) -> list[tuple[str, str]]:
     return [("let", letter) for letter in word]
 
 
-def read_number(token: str) -> Fraction:
-    """Return the value of a number token, `1.5`, `2.`, `1.2e5`. Raises TooBig for exponents beyond bounds."""
-    _, mark, exponent = token.lower().partition("e")
-    if mark and abs(int(exponent)) > MAX_DECIMAL_EXPONENT:
-        raise TooBig
-    return Fraction(token.rstrip(".") if token.endswith(".") else token)
-
-
 _PIECE = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[a-zA-Z]+|\\?[^\s]")
 _SAME = TABLES["same tokens"]
 
@@ -288,7 +280,10 @@ class _Parser:
         kind, token = self._tokens[self._at]
         if kind == "num":
             self._at += 1
-            return ("num", read_number(token))
+            _, mark, exponent = token.lower().partition("e")
+            if mark and abs(int(exponent)) > MAX_DECIMAL_EXPONENT:
+                raise TooBig
+            return ("num", Fraction(token.rstrip(".")))  # `1.5`, `2.`, `1.2e5`
         if kind == "let":
             self._at += 1
             return self._named(token)

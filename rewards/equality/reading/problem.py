@@ -69,12 +69,6 @@ def _named(table: Sequence[tuple[re.Pattern[str], str]], text: str) -> frozenset
     return frozenset(name for pattern, name in table if pattern.search(text))
 
 
-def _measure_in(phrase: str) -> str:
-    """Return the compound measure that a phrase begins with."""
-    spoken = phrase.replace("$", " ").split()
-    return next(filter(None, (read_symbols(" ".join(spoken[:size])) for size in range(len(spoken), 0, -1))), "")
-
-
 def _asked_for(sentences: Sequence[str]) -> tuple[set[str], bool]:
     """Return the measures that the last question which names any asks for, and whether it counts things instead."""
     # From the end: the question comes last, and what stands before it may ask for other things.
@@ -134,7 +128,9 @@ class ProblemText:
     def __init__(self, text: str) -> None:
         self.is_known = bool(text)
         self._text = text[-PROBLEM_CHARACTERS:]
-        self._question = _last_shot(self._text)
+        # The last problem of a prompt with solved ones before it, and the whole text of any other.
+        shots = (self._text[match.start() :] for match in reversed(list(SAYS.shot.finditer(self._text))))
+        self._question = next(filter(SAYS.asks.search, shots), self._text)
         self._formulas, self._prose = _split(self._text)
         self._asking = [sentence for sentence in SAYS.sentence.split(self._question) if SAYS.asks.search(sentence)]
         self._asked_prose = _split(" ".join(self._asking))[1]
@@ -265,10 +261,12 @@ class ProblemText:
         prose = self._prose if self._question is self._text else _split(self._question)[1]
         asking = " ".join(self._asking)
         several = SAYS.several.search(asking)
+        phrases = [each.replace("$", " ").split() for each in SAYS.in_symbols.findall(asking) if "/" in asking]
+        measures = (read_symbols(" ".join(each[:size])) for each in phrases for size in range(len(each), 0, -1))
         units, counts = _asked_for([sentence for sentence in SAYS.sentence.split(prose) if SAYS.asks.search(sentence)])
         return Contract(
             units=frozenset(units),
-            measure=next(filter(None, map(_measure_in, SAYS.in_symbols.findall(asking))), "") if "/" in asking else "",
+            measure=next(filter(None, measures), ""),
             order=next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
             rounded=SAYS.rounding.search(self._question) is not None,
             places=_places(self._question),
@@ -284,12 +282,6 @@ class ProblemText:
 
 
 read_problem = lru_cache(maxsize=1024)(ProblemText)
-
-
-def _last_shot(text: str) -> str:
-    """Return the last problem of a prompt with solved ones before it, and the whole text of any other."""
-    starts = [match.start() for match in SAYS.shot.finditer(text)]
-    return next((text[start:] for start in reversed(starts) if SAYS.asks.search(text[start:])), text)
 
 
 def _split(text: str) -> tuple[list[str], str]:
@@ -347,6 +339,3 @@ def name_in(gold: str, problem: ProblemText, trusted: bool = False) -> str | Non
 
 
 _OPENING = WORDS.leads | WORDS.articles | WORDS.answer
-
-
-UNKNOWN = ProblemText("")
