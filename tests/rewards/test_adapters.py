@@ -1,32 +1,27 @@
-"""The verifier in other tools, each with the real library where it is installed."""
+"""The verifier in other tools, each with the real library where it is installed; from the shell, and on its page."""
 
 import asyncio
 import itertools
 import json
 import subprocess
 import sys
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gtpo.common.errors import UserError
-from gtpo.rewards import Verdict, accuracy_reward, boxed_reward, default_verifier
+from gtpo.rewards import Verdict, Verifier, default_verifier
 from gtpo.rewards import __main__ as rewards_command
+from gtpo.rewards.__main__ import serve
 from gtpo.rewards.adapters import correct_answer, inspect_scorer, lm_eval_results, verl_score
 
 ASKED = "What is 65-4?"
-
-
-def test_trl_takes_the_reward() -> None:
-    pytest.importorskip("trl")
-    from trl import GRPOConfig  # the reward's signature is GRPOTrainer's; a dataset brings `solution` and the like
-
-    assert GRPOConfig.__name__
-    columns = {"solution": [r"So it is $\boxed{61}$."], "trainer_state": None, "completion_ids": [[0]]}
-    assert accuracy_reward(prompts=[ASKED], completions=["<answer>61</answer>"], **columns) == [10.0]
-    assert boxed_reward(prompts=[ASKED], completions=[r"\boxed{61}"], **columns) == [10.0]
-    assert boxed_reward(prompts=[ASKED], completions=[r"\boxed{65-4}"], **columns) == [0.0]
 
 
 def test_verl_loads_the_score() -> None:
@@ -161,3 +156,34 @@ def test_a_reward_function_is_audited(tmp_path: Path) -> None:
     for wrong in (["--workers", "0"], ["--workers", "two"], ["--fields", "gold"]):
         refused = subprocess.run([*command, *wrong], cwd=tmp_path, capture_output=True, text=True)
         assert (refused.returncode, refused.stdout, "Traceback" in refused.stderr) == (2, "", False)
+
+
+@pytest.fixture
+def address(capsys: pytest.CaptureFixture[str], verifier: Verifier) -> Iterator[str]:
+    with serve(verifier) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield capsys.readouterr().out.split()[0]
+        server.shutdown()
+
+
+def asked(address: str, **typed: str) -> str:
+    data = urllib.parse.urlencode(typed).encode() if typed else None
+    with urllib.request.urlopen(address, data, timeout=60) as reply:
+        return str(reply.read().decode())
+
+
+def test_it_judges_and_shows_text_as_text(address: str) -> None:
+    assert "<form" in asked(address)
+    page = asked(address, problem="What is 65-4?", gold="61", answer="65-4<script>")
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
+    assert "<h2>UNSIMPLIFIED</h2>" in asked(address, problem="What is 65-4?", gold="61", answer="65-4")
+    page = asked(address, gold="0.5", answer=r"So it is $\boxed{\frac12}$.")
+    assert "<h2>CORRECT</h2>" in page
+    assert r"<code>\frac12</code>" in page
+
+
+def test_another_address_shows_nothing(address: str) -> None:
+    for typed in ({}, {"gold": "1", "answer": "1"}):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            asked(address.rstrip("/") + "x/", **typed)

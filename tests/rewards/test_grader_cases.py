@@ -1,6 +1,5 @@
-"""Agreement with other projects' grader tests; with the owners' labels of recorded completions: test_recorded."""
+"""Agreement with other projects' grader tests and with pairs made by mutation; owners' labels: test_recorded."""
 
-import gzip
 import itertools
 import json
 import random
@@ -10,6 +9,8 @@ from pathlib import Path
 import math_verify
 import pytest
 
+from bench.mutations import Pair, ours, own_pairs, real_pairs, score
+from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier, extract_answer, last_boxed
 from gtpo.rewards.equality.comparing.decide import decide
 from gtpo.rewards.golds import find_unverifiable
@@ -23,9 +24,7 @@ FLOORS = {"math_verify": (268, 262), "ms_swift": (27, 26), "qwen_math_equal": (1
 
 
 def rows(path: Path) -> list[dict]:
-    content = path.read_bytes()
-    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    return [json.loads(line) for line in text.split("\n") if line]
+    return [row for _, row in read_jsonl(path)]
 
 
 def prediction_of(case: dict) -> str:
@@ -45,15 +44,12 @@ def test_suites_agree_but_for_the_listed_cases(suite: str, shared_dir: Path, ver
         verdict = verifier.verify(prediction_of(case), gold, scoring="lenient") if gold.strip() else Verdict.NO_ANSWER
         if (verdict is Verdict.CORRECT) != case["expected"]:
             disagreements[index] = verdict is Verdict.CORRECT
+    assert all(row["contested"] and row["reason"] for row in LISTED)
     listed = {row["index"]: row["ours"] for row in LISTED if row["suite"] == suite}
     assert disagreements == listed
     total, floor = FLOORS[suite]
     assert len(cases) == total
     assert total - len(disagreements) >= floor
-
-
-def test_listed_false_accepts_are_contested() -> None:
-    assert all(row["contested"] and row["reason"] for row in LISTED)
 
 
 def golds(shared_dir: Path, name: str) -> list[tuple[str, str]]:
@@ -95,3 +91,29 @@ def test_near_misses_among_the_golds_are_told_apart(shared_dir: Path) -> None:
         assert math_verify.verify(first, second, timeout_seconds=None) or math_verify.verify(
             second, first, timeout_seconds=None
         ), (a, b)
+
+
+def assert_judged_right(pairs: list[Pair], verifier: Verifier) -> None:
+    accepted = ours(pairs, verifier)
+    wrongly = [p for p, yes in zip(pairs, accepted, strict=True) if yes and p.label != "equal" and not p.contested]
+    assert wrongly == []
+    result = score(pairs, accepted)
+    assert result.accepted >= 0.99 * result.equal, [
+        p for p, yes in zip(pairs, accepted, strict=True) if not yes and p.label == "equal"
+    ]
+
+
+def test_our_own_golds(verifier: Verifier) -> None:
+    pairs = own_pairs()
+    uncontested = [pair for pair in pairs if not pair.contested]
+    assert len(uncontested) >= 1000
+    assert {pair.label for pair in uncontested} == {"equal", "unequal", "unsimplified"}
+    assert len({pair.rule for pair in uncontested}) > 100
+    assert_judged_right(pairs, verifier)
+
+
+@pytest.mark.shared
+def test_golds_of_the_real_sets(shared_dir: Path, verifier: Verifier) -> None:
+    pairs = real_pairs(shared_dir, 150)
+    assert len(pairs) > 1000
+    assert_judged_right(pairs, verifier)

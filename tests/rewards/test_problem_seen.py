@@ -1,6 +1,11 @@
-"""The judge sees the problem: copies, unfinished computations, percentages, options, names. All examples invented."""
+"""The judge sees the problem: copies, unfinished computations, percentages, options, names. And the tables of verdicts.
 
+All examples are invented or commonplace.
+"""
+
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,23 +13,28 @@ import pytest
 from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier, accuracy_reward
 from gtpo.rewards.data.arithmetic import arithmetic_problems
-from gtpo.rewards.equality.reading.problem import read_problem
+from gtpo.rewards.equality.comparing.decide import decide
+from gtpo.rewards.extract import extract_answer
 
 IN_A_PROCESS = ("rewards/equality/",)
 
 CORRECT, INCORRECT, UNSIMPLIFIED = Verdict.CORRECT, Verdict.INCORRECT, Verdict.UNSIMPLIFIED
+MARKS = {"+": CORRECT, "-": INCORRECT, "~": UNSIMPLIFIED}
+
+
+def lines_of(table: str) -> list[str]:
+    return Path(__file__).with_name(f"{table}.txt").read_text(encoding="utf-8").splitlines()
 
 
 def test_policy(verifier: Verifier) -> None:
     """The policy table of docs/verification.md."""
-    marks = {"+": CORRECT, "-": INCORRECT, "~": UNSIMPLIFIED}
-    table = Path(__file__).with_name("policy.txt").read_text(encoding="utf-8").splitlines()
-    rows = [(line[0], line[1], *line[3:].removesuffix(" |").split(" | ")) for line in table if line[0] != "#"]
+    policy = [line for line in lines_of("policy") if line[0] != "#"]
+    rows = [(line[0], line[1], *line[3:].removesuffix(" |").split(" | ")) for line in policy]
     assert len(rows) > 55
     for at, scoring in enumerate(("strict", "lenient")):
         pairs, problems = [(row[2], row[3]) for row in rows], [row[4] if row[4:] else None for row in rows]
         verdicts = verifier.verify_many(pairs, problems, scoring=scoring)
-        assert [row for row, verdict in zip(rows, verdicts, strict=True) if verdict is not marks[row[at]]] == []
+        assert [row for row, verdict in zip(rows, verdicts, strict=True) if verdict is not MARKS[row[at]]] == []
 
 
 @pytest.mark.parametrize("scoring", ["strict", "lenient"])
@@ -84,14 +94,46 @@ def test_no_formula_of_a_real_problem_is_an_answer_but_the_gold_as_written(
     assert [pair for pair, a, b in zip(accepted, bare[::2], bare[1::2], strict=True) if b not in a] == []
 
 
-def test_what_a_problem_asks() -> None:
-    for text, percent in [
-        ("What percent of 80 is 20?", True),
-        ("Express $\\frac{3}{5}$ as a percent.", True),
-        ("By what percentage did the price rise?", True),
-        ("A shirt is 20 percent off. How much is it?", False),
-        ("What is 60% of 50?", False),
-        ("What is 60 percent, as a decimal?", False),
-    ]:
-        assert read_problem(text).asks_percent is percent, text
-    assert dict(read_problem(r"Which? $\textbf{(A)}\ 3 \qquad \textbf{(B)}\ 4$").options) == {"A": "3", "B": "4"}
+def cases() -> Iterator[tuple[str, str, str, Verdict]]:
+    """Yield (problem, gold, answer, verdict) of each line that begins with a mark."""
+    problem = gold = ""
+    for line in lines_of("answers"):
+        mark, text = line[:1], line[2:].replace("⏎", "\n")
+        if mark == "?":
+            problem = text
+        elif mark == "=":
+            gold = text
+        elif mark in MARKS:
+            yield problem, gold, text, MARKS[mark]
+
+
+def test_the_table(verifier: Verifier) -> None:
+    table = list(cases())
+    # An answer with a box is judged within answer tags too: a box that is an operand is no answer there either.
+    tagged = [(p, g, extract_answer(f"<answer>{text}</answer>") or "", v) for p, g, text, v in table if "boxed" in text]
+    assert len(table) > 950
+    assert len(tagged) > 30
+    table += tagged
+    verdicts = verifier.verify_many([(case[2], case[1]) for case in table], [case[0] or None for case in table])
+    assert [(*c, str(v)) for c, v in zip(table, verdicts, strict=True) if v is not c[3]] == []
+
+
+def test_pairs_are_equal_as_the_table_says() -> None:
+    lines, wrong = lines_of("pairs"), []
+    for mark, line in ((line[0], line[2:]) for line in lines if line[0] != "#"):
+        first, second = line.rsplit(" | ", 1)
+        ways = [(first, second), (second, first)] if mark in "=!" else [(first, second)]
+        wrong += [(*way, mark) for way in ways if (decide(*way) in ("CORRECT", "UNEVALUATED")) != (mark in "=>")]
+    assert len(lines) > 390
+    assert wrong == []
+
+
+@pytest.mark.parametrize("term", [r"\lfloor \frac{n}{<k>} \rfloor", r"\lceil \frac{n}{<k>} \rceil", r"n \bmod <k>"])
+def test_integer_parts_are_compared_far_out(term: str) -> None:
+    for k, other in itertools.permutations((3, 4, 5, 7, 9, 10, 100), 2):
+        assert decide(term.replace("<k>", str(k)), term.replace("<k>", str(other))) == "INCORRECT"
+    for k in (3, 10, 100):
+        own = term.replace("<k>", str(k))
+        assert decide(f"-{own}", own) == "INCORRECT"
+        assert decide(f"{own} + 1", f"1 + {own}") == "CORRECT"
+        assert decide(f"y = {own}", f"{own} = y") == "CORRECT"

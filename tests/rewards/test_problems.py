@@ -1,9 +1,8 @@
-"""Loading problems: real sets, the user's files, the traps in both."""
-
-from __future__ import annotations
+"""Loading problems: real sets, the user's files, the traps in both; and the embedded task."""
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pyarrow
@@ -11,6 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from gtpo.common.errors import UserError
+from gtpo.rewards.data.arithmetic import DEFAULT_COUNTS, arithmetic_problems
 from gtpo.rewards.data.problems import SOURCES, load_file, load_source, parse_level, plain_integer
 
 
@@ -104,3 +104,38 @@ def test_small_parsers() -> None:
         "27", "73", "1080", "-5", "1/2", "3.5",
     ]  # fmt: skip
     assert [parse_level(v) for v in ("Level 3", 4, "2", "Level ?", None)] == [3, 4, 2, None, None]
+
+
+def expression_of(problem: str) -> str:
+    return re.findall(r"\d+(?:[+-]\d+)+", problem)[0]
+
+
+@pytest.mark.parametrize("split", ["train", "test", "hard"])
+def test_answers_are_the_value_of_the_expression(split):
+    problems = arithmetic_problems(split)
+    assert len(problems) == DEFAULT_COUNTS[split]
+    for problem in problems:
+        assert int(problem.answer) == eval(expression_of(problem.problem), {"__builtins__": {}})
+        assert problem.solution.endswith(f"={problem.answer}")
+
+
+def test_splits_share_no_expression_for_any_seed():
+    for seed in range(3):
+        splits = [
+            {expression_of(p.problem) for p in arithmetic_problems(s, seed=seed)} for s in ("train", "test", "hard")
+        ]
+        assert not splits[0] & (splits[1] | splits[2])
+        assert not splits[1] & splits[2]
+
+
+def test_the_same_seed_gives_the_same_list_and_another_seed_another():
+    assert arithmetic_problems("train", 50, seed=1) == arithmetic_problems("train", 50, seed=1)
+    assert arithmetic_problems("train", 50, seed=1) != arithmetic_problems("train", 50, seed=2)
+    assert arithmetic_problems("train", 50) == arithmetic_problems("train", 80)[:50]
+
+
+def test_bad_input_is_refused_in_a_sentence():
+    with pytest.raises(UserError, match="train, test, hard"):
+        arithmetic_problems("validation")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="were asked for"):
+        arithmetic_problems("test", 100_000)

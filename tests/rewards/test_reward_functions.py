@@ -1,9 +1,14 @@
+"""The rewards: what they pay, how they are loaded, and what is asked of one before a model is loaded."""
+
+import asyncio
+import math
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gtpo.common.errors import UserError
 from gtpo.rewards import (
@@ -15,7 +20,7 @@ from gtpo.rewards import (
     format_reward_filled,
     published_final_reward,
 )
-from gtpo.rewards.loading import load_reward, load_rewards
+from gtpo.rewards.loading import Probe, load_reward, load_rewards, probe_reward, score_fault
 
 GOOD = "<reasoning>r</reasoning>\n<answer>12</answer>"
 
@@ -25,13 +30,8 @@ def test_accuracy_and_final() -> None:
     parts = [{"role": "assistant", "content": [{"type": "text", "text": GOOD}]}]
     completions = [GOOD, chat, parts, "12", GOOD]
     assert accuracy_reward(completions, ["12", "12.0", "120", "12", None]) == [10.0, 10.0, 0.0, 0.0, None]
-    assert final_reward(completions=completions, prompts=None, answer=["12", "12", "120", "12", ""]) == [
-        20.0,
-        20.0,
-        10.0,
-        0.0,
-        None,
-    ]
+    both = final_reward(completions=completions, prompts=None, answer=["12", "12", "120", "12", ""])
+    assert both == [20.0, 20.0, 10.0, 0.0, None]
     with pytest.raises(ValueError, match="gold answers"):
         accuracy_reward([GOOD], [])
 
@@ -135,9 +135,10 @@ def test_loading(tmp_path, monkeypatch) -> None:
 
 def test_the_gold_may_have_another_column_and_the_answer_another_place() -> None:
     boxed = [r"It is \boxed{12}.", "It is 12."]
+    trl = {"trainer_state": None, "completion_ids": [[0], [0]]}
     for name in ("answer", "gold", "ground_truth", "solution"):
         assert accuracy_reward(boxed, **{name: ["12", "12"]}, scoring="boxed") == [10.0, 0.0]
-    assert boxed_reward(boxed, solution=[r"So it is \boxed{12}.", "12"]) == [10.0, 0.0]
+    assert boxed_reward(boxed, solution=[r"So it is \boxed{12}.", "12"], **trl) == [10.0, 0.0]
     assert accuracy_reward(boxed, ["12", "12"], scoring="lenient") == [10.0, 10.0]
     assert accuracy_reward([GOOD], ["13"], solution=["12"]) == [0.0]  # `answer` comes first
 
@@ -164,3 +165,70 @@ def test_paid_answers_that_say_more_are_logged() -> None:
     texts = [f"<answer>{answer}</answer>" for answer in ("42", "x = 42", "41", "42.0")]
     accuracy_reward(texts, ["42"] * 4, log_metric=lambda name, value: logged.update({name: value}))
     assert logged["reward/paid_longer"] == pytest.approx(2 / 3)
+
+
+ROW = {"id": "1", "prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}
+
+
+@pytest.mark.parametrize(
+    "scores", [[1, 0.5], [True, None], torch.tensor([1.0, 2.0]), (float("nan"), 0), (0 for _ in "ab")]
+)
+def test_one_number_or_none_per_completion_is_a_score(scores: Any) -> None:
+    assert score_fault("mine", scores, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ([1.0], "returned 1 scores for 2 completions"),
+        ([1.0] * 3, "returned 3 scores for 2 completions"),
+        (1.0, "returned float for 2 completions"),
+        ({"a": 1.0, "b": 2.0}, "returned dict for 2 completions"),
+        ("12", "returned str for 2 completions"),
+        ([0.0, "1"], "returned '1' for completion 1"),  # TRL makes a tensor of the scores
+        ([0.0, "yes"], "returned 'yes' for completion 1"),
+        ([10**400, 0.0], "returned a number beyond float64 for completion 0"),
+        ([0.0, math.inf], "returned inf for completion 1"),
+        ([-math.inf, 0.0], "returned -inf for completion 0"),
+    ],
+)
+def test_what_is_no_score_is_named(scores: Any, words: str) -> None:
+    fault = score_fault("mine", scores, 2)
+    assert fault is not None
+    assert fault.startswith(f"reward mine {words}")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_is_no_score_and_is_closed() -> None:
+    fault = score_fault("mine", asyncio.sleep(0), 2)
+    assert fault is not None
+    assert fault.startswith("reward mine returned a coroutine for 2 completions; await it")
+
+
+@pytest.mark.parametrize("reward", [final_reward, accuracy_reward, format_reward])
+@pytest.mark.parametrize("prompt", [ROW["prompt"], "1 + 1?"])
+def test_our_own_rewards_pass(reward: Any, prompt: Any) -> None:
+    assert probe_reward("ours", reward, {**ROW, "prompt": prompt}) == Probe()
+
+
+def test_arguments_that_do_not_fit_are_named_before_the_first_completion() -> None:
+    def needs_gold(completions: list[Any], gold: list[str], **columns: Any) -> list[float]:
+        raise AssertionError("not called")
+
+    fault = probe_reward("needs_gold", needs_gold, ROW).fault
+    assert fault is not None
+    assert "missing a required argument: 'gold'" in fault
+    assert "answer" in fault, "what it is called with is listed"
+
+
+def test_an_exception_on_a_made_up_completion_is_no_fault_and_a_coroutine_is_awaited() -> None:
+    def parses(completions: list[Any], **columns: Any) -> list[float]:
+        return [float(columns["label"]) for completion in completions]
+
+    async def judge(completions: list[Any], **columns: Any) -> None:
+        await asyncio.sleep(0)
+
+    assert probe_reward("parses", parses, ROW) == Probe(
+        raised="reward parses raised KeyError: 'label' for an empty completion"
+    )
+    assert "reward judge returned NoneType for 2 completions" in str(probe_reward("judge", judge, ROW).fault)

@@ -3,13 +3,15 @@
 import itertools
 import logging
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -43,12 +45,6 @@ def new_pairs(count: int) -> list[tuple[str, str]]:
     """Equal pairs that were never verified before."""
     return [(f"x+{i}", f"{i}+x") for i in itertools.islice(_unused, count)]
 
-
-SHORT_OF = {
-    "refused": "[Errno 11] Resource temporarily unavailable; verification goes on with 1 of up to 2 workers",
-    "ended": "it ended with exit status 3; its message is on stderr; verification goes on with 1 of up to 2 workers",
-    "no thread": "can't start new thread; verification goes on with 1 of up to 2 workers",
-}
 
 HOSTILE = dict(line.split(" = ", 1) for line in (Path(__file__).parent / "hostile.txt").read_text().splitlines())
 """What it is -> an expression of Python for the text."""
@@ -125,17 +121,11 @@ def test_the_start_of_a_worker_is_no_reason_to_grow(monkeypatch: pytest.MonkeyPa
     # A caller's wait that ends just when the first worker is ready: it has had no time to do anything.
     monkeypatch.setattr(pool, "GROW_AFTER_S", 60.0)
 
-    class Queue(queue.SimpleQueue[Any]):
-        waiting = 0
-
-        def qsize(self) -> int:
-            return self.waiting or super().qsize()
-
     with Verifier(workers=2, timeout_s=60) as verifier:
         workers = verifier._pool
-        workers._queue = queued = Queue()
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
-        queued.waiting = 1  # as if another call's chunk were waiting
+        queued = workers._queue  # as if another call's chunk were waiting
+        monkeypatch.setattr(workers, "_queue", SimpleNamespace(get=queued.get, put=queued.put, qsize=lambda: 1))
         workers._grow(1)
         assert workers._threads == 1
         workers._grows_at -= 60.0
@@ -149,14 +139,6 @@ def test_a_pool_may_close_while_a_worker_starts_or_works(when: str, monkeypatch:
     monkeypatch.setattr(threading, "excepthook", lambda args: unhandled.append(repr(args.exc_value)))
     others = threading.enumerate()
     verifier = Verifier(workers=1, timeout_s=60)
-    said: list[object] = []
-
-    def verify() -> None:
-        try:
-            said.append(verifier.verify("x+x", "2x"))
-        except RuntimeError as error:
-            said.append(str(error))
-
     begun, plain = threading.Event(), getattr(pool._Worker, when)
 
     def begins(self: pool._Worker, *arguments: Any) -> Any:
@@ -164,79 +146,82 @@ def test_a_pool_may_close_while_a_worker_starts_or_works(when: str, monkeypatch:
         return plain(self, *arguments)
 
     monkeypatch.setattr(pool._Worker, when, begins)
-    caller = threading.Thread(target=verify)
-    caller.start()
+    caller = ThreadPoolExecutor(1).submit(verifier.verify, "x+x", "2x")
     assert begun.wait(120)
     worker, *_ = verifier._pool._alive
     servers = [thread for thread in threading.enumerate() if thread.name == "gtpo-verifier" and thread not in others]
     assert servers
     verifier.close()
-    for thread in (caller, *servers):
+    for thread in servers:
         thread.join(120)
         assert not thread.is_alive()
-    assert said in (["the verifier is closed"], [Verdict.CORRECT], [Verdict.REJECTED])
+    assert str(caller.exception(120) or caller.result()) in ("the verifier is closed", "CORRECT", "REJECTED")
     assert not unhandled
     assert worker.process.returncode is not None
     assert worker._stdout.closed
 
 
-@pytest.mark.parametrize(
-    ("what", "error"),
-    [
-        ("subprocess.Popen", BlockingIOError(11, "Resource temporarily unavailable")),
-        ("threading.Thread.start", RuntimeError("can't start new thread")),
-    ],
-)
-def test_what_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch, what: str, error: Exception) -> None:
-    def refused(*args: object, **options: object) -> None:
+def raises(error: Exception) -> Callable[..., None]:
+    def refuse(*args: object, **options: object) -> None:
         raise error
 
+    return refuse
+
+
+NO_PROCESS = raises(BlockingIOError(11, "Resource temporarily unavailable"))
+NO_THREAD = raises(RuntimeError("can't start new thread"))
+PROCESS = subprocess.Popen
+SHORT = "; verification goes on with 1 of up to 2 workers"
+
+
+def ends_at_once(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    return PROCESS([sys.executable, "-c", "raise SystemExit(3)"], **options)
+
+
+@pytest.mark.parametrize(
+    ("what", "refuse", "said"),
+    [("subprocess.Popen", NO_PROCESS, "temporarily unavailable"), ("threading.Thread.start", NO_THREAD, "new thread")],
+)
+def test_what_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch, what: str, refuse: Any, said: str) -> None:
     with Verifier(workers=1, timeout_s=30) as verifier:
         with monkeypatch.context() as patch:
-            patch.setattr(what, refused)
-            with pytest.raises(UserError, match=f"worker did not start: .*{error.args[-1]}"):
+            patch.setattr(what, refuse)
+            with pytest.raises(UserError, match=f"worker did not start: .*{said}"):
                 verifier.verify("x+x", "2x")
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
 
 
-@pytest.mark.parametrize("why", ["refused", "ended", "no thread"])
+def verify_new(verifier: Verifier) -> None:
+    assert set(verifier.verify_many(new_pairs(200))) == {Verdict.CORRECT}
+    while verifier._pool._starting:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("what", "refuse", "said"),
+    [
+        ("subprocess.Popen", NO_PROCESS, "[Errno 11] Resource temporarily unavailable"),
+        ("subprocess.Popen", ends_at_once, "it ended with exit status 3; its message is on stderr"),
+        ("threading.Thread.start", NO_THREAD, "can't start new thread"),
+    ],
+)
 def test_a_second_worker_that_cannot_start_fails_nothing(
-    why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    what: str, refuse: Any, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pool, "GROW_AFTER_S", 0.0)
-    real, start = subprocess.Popen, threading.Thread.start
-
-    def second(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        if why == "refused":
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return real([sys.executable, "-c", "raise SystemExit(3)"], **options)
-
-    def no_thread(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with Verifier(workers=2, timeout_s=30) as verifier:
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
-        if why == "no thread":
-            monkeypatch.setattr(threading.Thread, "start", no_thread)
-        else:
-            monkeypatch.setattr(subprocess, "Popen", second)
         workers = verifier._pool
-
-        def verify() -> None:
-            assert set(verifier.verify_many(new_pairs(200))) == {Verdict.CORRECT}
-            while workers._starting:
-                time.sleep(0.001)
-
-        while not caplog.records:
-            verify()
-        assert [record.message.split("start: ")[1] for record in caplog.records] == [SHORT_OF[why]]
-        verify()  # not asked again so soon
-        assert (len(workers._alive), len(caplog.records)) == (1, 1)
-        monkeypatch.setattr(subprocess, "Popen", real)
-        monkeypatch.setattr(threading.Thread, "start", start)
+        with monkeypatch.context() as patch:
+            patch.setattr(what, refuse)
+            while not caplog.records:
+                verify_new(verifier)
+            assert [record.message.split("start: ")[1] for record in caplog.records] == [said + SHORT]
+            verify_new(verifier)  # not asked again so soon
+            assert (len(workers._alive), len(caplog.records)) == (1, 1)
         workers._grows_at = 0.0  # a minute later
         while len(workers._alive) < 2:
-            verify()
+            verify_new(verifier)
         assert len(caplog.records) == 1, "nothing was refused this time"
 
 
@@ -244,26 +229,20 @@ def test_a_killed_worker_without_successor_leaves_its_tasks_to_the_others(monkey
     monkeypatch.setattr(pool, "GROW_AFTER_S", 0.0)
     said: list[object] = []
 
-    def verify() -> None:
-        assert set(verifier.verify_many(new_pairs(200))) == {Verdict.CORRECT}
-
-    def refused(*args: object, **options: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
     class Verifies(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append((record.getMessage().split("start: ")[1], verifier.verify("x+x", "2x")))
+            said.append((record.getMessage().split("unavailable")[1], verifier.verify("x+x", "2x")))
 
     with Verifier(workers=2, timeout_s=30) as verifier:
         while len(verifier._pool._alive) < 2 or verifier._pool._starting:
-            verify()
-        monkeypatch.setattr(subprocess, "Popen", refused)
+            verify_new(verifier)
+        monkeypatch.setattr(subprocess, "Popen", NO_PROCESS)
         monkeypatch.setattr(pool.LOG, "handlers", [*pool.LOG.handlers, Verifies()])
         killed, other = verifier._pool._alive
         os.kill(killed.process.pid, signal.SIGKILL)
         while not said:
-            verify()
-        assert said == [(SHORT_OF["refused"], Verdict.CORRECT)]
+            verify_new(verifier)
+        assert said == [(SHORT, Verdict.CORRECT)]
         assert verifier._pool._alive == {other}
 
 
@@ -310,24 +289,16 @@ def test_threads_share_the_workers_and_alarms_stay(verifier: Verifier) -> None:
     rang: list[int] = []
     previous = signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
     signal.setitimer(signal.ITIMER_REAL, 600)
-    results: dict[int, list[Verdict]] = {}
-
-    def work(index: int) -> None:
-        results[index] = verifier.verify_many([(f"x+{index}+{i}", f"{i}+{index}+x") for i in range(20)])
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
+    pairs = [[(f"x+{index}+{i}", f"{i}+{index}+x") for i in range(20)] for index in range(6)]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(6) as threads:
+            found = list(threads.map(verifier.verify_many, pairs))
         remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert 0 < remaining <= 600
     assert not rang
-    assert all(verdict is Verdict.CORRECT for verdicts in results.values() for verdict in verdicts)
-    assert len(results) == 6
+    assert found == [[Verdict.CORRECT] * 20] * 6
 
 
 def test_equal_pairs_cost_one_verification() -> None:
@@ -355,50 +326,33 @@ def test_verdicts_of_the_caller() -> None:
         verifier.verify("x+x", "2x")
 
 
-def test_answer_classes(verifier: Verifier) -> None:
-    answers = [r"\frac{1}{2}", "0.5", "3", None, "3.0", "x+1", "1+x", "", "9" * 300, "9" * 300]
-    classes, no_correct = verifier.answer_classes_many([(answers, "1/2"), (["4", "5"], "6")])
-    assert classes.labels == [0, 0, 1, None, 1, 2, 2, None, 3, 3]
-    assert classes.correct == 0
-    assert no_correct.correct is None
-
-
 FORMS_OF_A_NUMBER = r"{} {}.0 0{} +{} \frac{{{}}}{{1}} \text{{{}}} ({},7) x+{} {}+x {}\% 1,00{} 100{}"
-FORMS = st.sampled_from(FORMS_OF_A_NUMBER.split())
+FORMS = st.sampled_from([*FORMS_OF_A_NUMBER.split(), "{}" + "9" * 300])  # the last is beyond the limits
+SAMPLES = st.lists(st.none() | st.just("") | st.builds(str.format, FORMS, st.integers(0, 3)), max_size=12)
 
 
-@given(
-    questions=st.lists(
-        st.lists(
-            st.none() | st.just("") | st.builds(str.format, FORMS, st.integers(0, 3)),
-            max_size=12,
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
+@given(questions=st.lists(SAMPLES, min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_classes_are_those_of_comparing_one_by_one(verifier: Verifier, questions: list[list[str | None]]) -> None:
     """Many questions at once, with whole numbers told apart by value, against the definition of the classes."""
     for answers, found in zip(questions, verifier.answer_classes_many([(q, "3") for q in questions]), strict=True):
         members: list[str] = []  # the first answer of each class
         labels: list[int | None] = []
+
+        def same(first: str, second: str) -> bool:
+            right = [verifier.verify(each, "3") is Verdict.CORRECT for each in (first, second)]
+            equal = Verdict.CORRECT in (verifier.verify(first, second), verifier.verify(second, first))
+            return first == second or all(right) or (equal and not any(right))
+
         for answer in answers:
             if not answer:
                 labels.append(None)
                 continue
-            right = verifier.verify(answer, "3") is Verdict.CORRECT
-            for label, first in enumerate(members):
-                both_right = right and verifier.verify(first, "3") is Verdict.CORRECT
-                neither = not right and verifier.verify(first, "3") is not Verdict.CORRECT
-                equal = Verdict.CORRECT in (verifier.verify(answer, first), verifier.verify(first, answer))
-                if both_right or (neither and equal):
-                    labels.append(label)
-                    break
-            else:
-                labels.append(len(members))
-                members.append(answer)
+            labels.append(next((at for at, first in enumerate(members) if same(first, answer)), len(members)))
+            members += [answer] * (labels[-1] == len(members))
         assert found.labels == labels
+        correct = [at for at, first in enumerate(members) if verifier.verify(first, "3") is Verdict.CORRECT]
+        assert found.correct == next(iter(correct), None)
 
 
 def test_self_test_names_what_to_leave_out(verifier: Verifier) -> None:
