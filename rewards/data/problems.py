@@ -253,7 +253,7 @@ def problem_of(
     )
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -273,10 +273,10 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             # Without the zeros that the column's scale adds.
             bare = [text.rstrip("0").rstrip(".") if text and "." in text else text for text in texts]
             table = table.set_column(place, table.column_names[place], pyarrow.array(bare, pyarrow.string()))
-    yield from enumerate(table.to_pylist(), start=1)
+    yield from ((f"{path}, row {number}", row) for number, row in enumerate(table.to_pylist(), start=1))
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     # A completion may be longer than the 131,072 characters that Python allows.
     csv.field_size_limit(2**31 - 1)
     try:
@@ -285,10 +285,13 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             names = reader.fieldnames or ()
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise UserError(f'{path}: two columns are called "{twice[0]}"')
+            row = None
             for row in reader:
                 if None in row or None in row.values():
                     raise UserError(f"{path}:{reader.line_num}: the row has not as many cells as the first line")
-                yield reader.line_num, row
+                yield f"{path}:{reader.line_num}", row
+            if row is None:
+                raise UserError(f"{path}: the file has no rows")
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable CSV file ({error})") from None
 
@@ -303,13 +306,9 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         yield from ((f"{path}:{number}", row) for number, row in read_jsonl(path))
     elif path.suffix == ".parquet":
-        yield from ((f"{path}, row {number}", row) for number, row in _parquet_rows(path))
+        yield from _parquet_rows(path)
     elif path.suffix == ".csv":
-        row = None
-        for number, row in _csv_rows(path):
-            yield f"{path}:{number}", row
-        if row is None:
-            raise UserError(f"{path}: the file has no rows")
+        yield from _csv_rows(path)
     else:
         raise UserError(
             f"{path}: expected a .jsonl, .csv or .parquet file. Rows of your own go into a .jsonl file, a JSON object "
