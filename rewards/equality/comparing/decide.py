@@ -56,8 +56,19 @@ def _texts(
 
 @lru_cache(maxsize=ANSWERS_KEPT)
 def _readings(text: str, gold: bool = False, known: bool = False) -> tuple[str, ...]:
-    """Return the cleaned texts that a text without words around it may be read as; `known`: its problem is."""
-    return tuple(_commas(clean(text, gold), gold and known))
+    """Return the cleaned texts that a text without words around it may be read as, by what its commas might mean.
+
+    `known`: its problem is. A gold with a problem has no decimal comma: its problem is in English.
+    """
+    cleaned = clean(text, gold)
+    bracketed = cleaned.startswith(("(", "[", "\\{"))
+    thousands = SAYS.typed_thousands.sub(lambda m: m[1] + m[2].replace(",", ""), cleaned)
+    if thousands != cleaned and (not bracketed or ", " in cleaned):
+        # `1,234` might be a list; `115,000` is none, for no list has an entry 000
+        return (thousands,) if re.search(r",0\d\d", cleaned) else (thousands, cleaned)
+    if not (gold and known) and re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
+        return cleaned, cleaned.replace(",", ".")
+    return (cleaned,)
 
 
 def selected(text: str) -> frozenset[str]:
@@ -74,21 +85,6 @@ _read = lru_cache(maxsize=ANSWERS_KEPT)(read)
 def read_answer(gold: str) -> Answer:
     """Return what a gold with a known problem is read as. Raises TooBig."""
     return _read(_readings(_texts(gold, gold=True)[0], gold=True, known=True)[0])
-
-
-def _commas(cleaned: str, english: bool = False) -> list[str]:
-    """Return the text and what its commas might mean: thousands separators, or a decimal comma.
-
-    A gold with a problem has none: its problem is in English.
-    """
-    bracketed = cleaned.startswith(("(", "[", "\\{"))
-    thousands = SAYS.typed_thousands.sub(lambda m: m[1] + m[2].replace(",", ""), cleaned)
-    if thousands != cleaned and (not bracketed or ", " in cleaned):
-        # `1,234` might be a list; `115,000` is none, for no list has an entry 000
-        return [thousands] if re.search(r",0\d\d", cleaned) else [thousands, cleaned]
-    if not english and re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
-        return [cleaned, cleaned.replace(",", ".")]
-    return [cleaned]
 
 
 def _typed(texts: Sequence[str], known: ProblemText) -> tuple[str, ...]:
