@@ -327,15 +327,15 @@ def name_in(gold: str, problem: ProblemText, trusted: bool = False) -> str | Non
         return None
     spoken = re.findall(r"[A-Za-z']+", gold)
     lowered = {word.lower() for word in spoken}
-    named = {word for word in spoken if word[0].isupper() and word.lower() not in _OPENING} & problem.names
-    others = {word for word in spoken if word[0].isupper() and word.lower() not in _OPENING} - named
+    capitals = {word for word in spoken if word[0].isupper() and word.lower() not in _OPENING}
+    named = capitals & problem.names
     # Another's name, `or`, or a verb that is not the question's (`Jorge lost`) tell of somebody else.
-    verbs = {word for word in lowered - problem.asking if is_verb(word)} - WORDS.copulas - {n.lower() for n in named}
-    strange = lowered - problem.vocabulary - _OPENING - WORDS.stating - WORDS.copulas - {n.lower() for n in named}
-    unsaid = (WORDS.negations | WORDS.denials).isdisjoint(lowered) and (
-        trusted or all(word.endswith("er") for word in strange)
-    )
-    return named.pop() if unsaid and len(named) == 1 and not others and not verbs else None
+    beside = lowered - WORDS.copulas - {name.lower() for name in named}
+    verbs = any(map(is_verb, beside - problem.asking))
+    strange = beside - problem.vocabulary - _OPENING - WORDS.stating
+    unsaid = trusted or all(word.endswith("er") for word in strange)
+    denied = not (WORDS.negations | WORDS.denials).isdisjoint(lowered)
+    return named.pop() if unsaid and len(named) == 1 == len(capitals) and not verbs and not denied else None
 
 
 _OPENING = WORDS.leads | WORDS.articles | WORDS.answer
