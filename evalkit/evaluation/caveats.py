@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from gtpo.common.log import LOG
 from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, ScoringMetrics
+
+if TYPE_CHECKING:
+    from gtpo.runs.tables import Sample
 
 # Share of completions cut off, or of anything else that should be rare, above which the user is warned.
 CUT_OFF = 0.05
@@ -125,3 +130,14 @@ def _silence(record: EvalRecord) -> str:
         "answers for thoughts. Start it without one (vLLM: --reasoning-parser), or with thinking on "
         "(--chat-template-kwargs '{\"enable_thinking\": true}')"
     )
+
+
+def first_look(record: EvalRecord, samples: Sequence[Sample]) -> None:
+    """Warn if the first completions of a session are not read as they are meant; the run goes on."""
+    shares = {
+        "strict": [s.answer_strict is None for s in samples], "lenient": [s.answer_lenient is None for s in samples],
+        "unfinished": [bool(s.unfinished) for s in samples], "silent": [s.outcome == "empty" for s in samples],
+        "thought": ["<think>" in s.completion or "</think>" in s.completion for s in samples],
+    }  # fmt: skip
+    if told := misfit(record, {name: sum(marks) / len(samples) for name, marks in shares.items()}):
+        LOG.warning("of the first %d completions, %s. The run goes on", len(samples), told)

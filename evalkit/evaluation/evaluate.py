@@ -22,6 +22,7 @@ from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import command_line, git_commit, now
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Prompt, Task, same_model
 from gtpo.evalkit.engines.serve import IN_FLIGHT, ServerProcess, replicas, serve_vllm, serve_with
+from gtpo.evalkit.evaluation.caveats import first_look
 from gtpo.evalkit.evaluation.exports import write_hub_results
 from gtpo.evalkit.evaluation.plan import (
     EVAL_RUNS,
@@ -41,11 +42,12 @@ from gtpo.evalkit.evaluation.scoring import (
     ScoringPipeline,
     Tally,
     score,
+    settle_prompts,
+    settle_thoughts,
     verify_stored,
 )
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import summarise
-from gtpo.evalkit.evaluation.together import first_look, settle_prompts, settle_thoughts
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import choose_scoring
 from gtpo.rewards.verify import Verifier, usable_cpus
