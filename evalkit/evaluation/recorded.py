@@ -1,7 +1,7 @@
 """`gtpo eval --completions FILE`: score what a model wrote elsewhere, without model or GPU.
 
-The file is read twice, row by row: once to check all of it, once to score it in bounded memory. Logs of lm-eval and
-inspect_ai are read as rows of the user's own: `_row` says what is in one. A completion that failed is read as one.
+The file is read twice, row by row: once to check all of it, once to score it in bounded memory. Logs of lm-eval are
+read as rows of the user's own: `_row` says what is in one. A completion that failed is read as one.
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Ite
     fields: our names for fields that have others; such a file holds rows of the user's own. Rows without an id are
     numbered, so that files of the same questions in the same order can be compared.
     """
-    logged = path.suffix in (".eval", ".json") and path.is_file()
-    rows = _of_inspect(path) if logged else read_rows(path)
+    rows = read_rows(path)
     first = next(rows)
     rows = itertools.chain([first], rows)
-    if fields and not logged:
+    if fields:
         numbered = enumerate(rows)
         rows = ((where, {"id": f"row {i}"} | renamed(row, fields, where)) for i, (where, row) in numbered)
     elif {"doc_id", "resps"} <= first[1].keys():
@@ -179,46 +178,6 @@ def _of_lm_eval(path: Path, rows: Rows) -> Rows:
                 **({"label": right == 1} if isinstance(right, int | float) and len(texts) == 1 else {}),
             },
         )
-
-
-def _of_inspect(path: Path) -> Rows:
-    """Yield the samples of an inspect_ai log, read by their package."""
-    try:
-        from inspect_ai.log import read_eval_log
-
-        # A question's samples are numbered in the order of its epochs.
-        samples = sorted(read_eval_log(str(path)).samples or (), key=lambda sample: sample.epoch)
-    except ImportError:
-        raise UserError(
-            f"{path}: a {path.suffix} file is read as a log of inspect_ai, which is not installed: pip install "
-            "inspect-ai. Rows of your own go into a .jsonl file, one a line"
-        ) from None
-    # Their reader documents no exceptions.
-    except Exception as error:
-        first = str(error).split("\n")[0][:200]
-        raise UserError(f"{path}: not a log of inspect_ai ({type(error).__name__}: {first})") from None
-    if not samples:
-        raise UserError(f"{path}: the log holds no samples")
-    for sample in samples:
-        output, asked, metadata = sample.output, sample.input, sample.metadata or {}
-        if not isinstance(asked, str):
-            asked = next((message.text for message in reversed(asked) if message.role == "user"), "")
-        failed = sample.error.message if sample.error else None if output.choices else output.error
-        scores = [score.value for score in (sample.scores or {}).values()]
-        gold = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
-        row: dict[str, Any] = {
-            **{name: metadata[name] for name in ("subject", "level", "cluster") if name in metadata},
-            **({"gold": gold} if gold else {}),
-            "id": str(sample.id),
-            "problem": asked,
-            "completion": output.completion if output.choices else None,
-            "error": failed,
-            "finish_reason": str(output.stop_reason) if output.choices else None,
-            "tokens": output.usage.output_tokens if output.usage else None,
-        }
-        if scores and failed is None:
-            row["label"] = {"C": True, "I": False, 1: True, 0: False}.get(scores[0])
-        yield f"{path}, sample {sample.id}, epoch {sample.epoch}", row
 
 
 # -- what is asked of a file -------------------------------------------------------------------------------------------
@@ -385,4 +344,4 @@ def run_folder(path: Path) -> Path:
 
 
 def _stem(path: Path) -> str:
-    return re.sub(r"\.(jsonl(\.gz)?|json|eval|csv|parquet)$", "", path.name)
+    return re.sub(r"\.(jsonl(\.gz)?|csv|parquet)$", "", path.name)

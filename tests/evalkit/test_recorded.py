@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from run_folders import write_lines
 
-from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.recorded import read_completions
 
 OWNERS_RIGHT = {"6b_finetuning": 21.7, "6b_verification": 39.0, "175b_finetuning": 34.7, "175b_verification": 56.3}
@@ -184,52 +183,6 @@ def test_logs_of_other_fields(tmp_path: Path) -> None:
     assert (first.problem.problem, first.problem.answer) == ("1 + 1?", "2")
     assert [sample.completion for sample in first.samples] == ["2", "3"]
     assert (first.id, second.id) == ("row 0", "row 1")
-
-
-def test_a_log_of_inspect_ai(tmp_path: Path) -> None:
-    """Their package writes the log: a right answer, a wrong one that was cut off, a failure; two epochs."""
-    log = pytest.importorskip("inspect_ai.log")
-    from inspect_ai.model import ChatMessageUser, ModelOutput
-    from inspect_ai.scorer import Score
-
-    from gtpo.evalkit.evaluation.recorded import read_completions
-
-    def sample(number: int, epoch: int, text: str, reason: str, score: str, failed: bool = False) -> Any:
-        output = ModelOutput() if failed else ModelOutput.from_content("m", text, stop_reason=reason)  # type: ignore[arg-type]
-        error = log.EvalError(message="HTTP 500", traceback="", traceback_ansi="") if failed else None
-        return log.EvalSample(
-            id=number,
-            epoch=epoch,
-            input=[ChatMessageUser(content=f"What is {number}?")],
-            target=str(number),
-            output=output,
-            scores={} if failed else {"match": Score(value=score)},
-            error=error,
-        )
-
-    dataset = log.EvalDataset(name="mine")
-    config = log.EvalConfig()
-    spec = log.EvalSpec(created="2026-01-01T00:00:00+00:00", task="mine", dataset=dataset, model="m", config=config)
-    samples = [sample(1, 2, "7", "max_tokens", "I"), sample(1, 1, "1", "stop", "C"), sample(2, 1, "", "", "", True)]
-    for name in ("log.eval", "log.json"):
-        log.write_eval_log(log.EvalLog(eval=spec, status="success", samples=samples), str(tmp_path / name))
-        rows = list(read_completions(tmp_path / name))
-        assert [row.id for row in rows] == ["1", "2", "1"]
-        found = [row.samples[0] for row in rows]
-        assert [(s.completion, s.error, s.finish_reason) for s in found] == [
-            ("1", None, "stop"),
-            ("", "HTTP 500", "error"),
-            ("7", None, "length"),
-        ]
-        assert [row.labels for row in rows] == [[True], [None], [False]]
-        assert [(row.problem.answer, row.problem.problem) for row in rows if row.problem] == [
-            ("1", "What is 1?"),
-            ("2", "What is 2?"),
-            ("1", "What is 1?"),
-        ]
-    (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(UserError, match=r"bad\.json: not a log of inspect_ai"):
-        list(read_completions(tmp_path / "bad.json"))
 
 
 def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
