@@ -25,7 +25,6 @@ from gtpo.evalkit.engines.serve import IN_FLIGHT, ServerProcess, replicas, serve
 from gtpo.evalkit.evaluation.caveats import first_look
 from gtpo.evalkit.evaluation.exports import write_hub_results
 from gtpo.evalkit.evaluation.plan import (
-    EVAL_RUNS,
     Plan,
     Rendering,
     choose_engine,
@@ -35,7 +34,7 @@ from gtpo.evalkit.evaluation.plan import (
     with_sampling,
 )
 from gtpo.evalkit.evaluation.progress import EvalProgress
-from gtpo.evalkit.evaluation.recorded import plan_recorded, run_folder
+from gtpo.evalkit.evaluation.recorded import plan_recorded
 from gtpo.evalkit.evaluation.scoring import (
     RULES_VERSION,
     Scorer,
@@ -97,9 +96,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
         else:
             name = choose_engine(settings) if engine is None else engine.name
             plan = plan_evaluation(settings, protocol, verifier, name, benchmarks)
-        file = settings.completions if settings.model is None else None
-        default = EVAL_RUNS / plan.name if file is None else run_folder(file)
-        with EvalFolder(settings.out or default) as folder:
+        with EvalFolder(settings.out or plan.folder) as folder:
             old = folder.resume()
             plan = with_sampling(plan, settings, protocol, old)
             record = begin_record(folder, settings, plan, old)

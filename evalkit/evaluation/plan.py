@@ -63,7 +63,7 @@ class Rendering:
 class Plan:
     """What a command asks for."""
 
-    name: str  # What the run is called by default
+    folder: Path  # Of the run, by default
     # Model, engine, prompt and benchmarks, as eval.json says them; sampling too, if completions are recorded.
     record: EvalRecord
     problems: dict[str, list[Problem]]  # Benchmark -> the problems that are evaluated, in order
@@ -246,7 +246,7 @@ def plan_evaluation(
         benchmarks=records,
         **headline(settings),
     )
-    return Plan(ref.name, record, problems, dict.fromkeys(asked, settings.n), rendered, ref)
+    return Plan(EVAL_RUNS / ref.name, record, problems, dict.fromkeys(asked, settings.n), rendered, ref)
 
 
 def render_prompts(

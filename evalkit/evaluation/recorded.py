@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from gtpo.common.provenance import file_hash, text_hash
 from gtpo.evalkit.engines.base import Engine, Task
 from gtpo.evalkit.evaluation.plan import EVAL_RUNS, Plan, Rendering, drop_unverifiable, headline
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.evaluation.tasks import BENCHMARKS, Benchmark, Protocol, load_problems, select_problems
+from gtpo.evalkit.evaluation.tasks import BENCHMARKS, Benchmark, Protocol, file_stem, load_problems, select_problems
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import data_folder, math_gold, problem_of, read_rows, renamed
 from gtpo.rewards.extract import gsm8k_gold
@@ -183,136 +183,31 @@ def _of_lm_eval(path: Path, rows: Rows) -> Rows:
 # -- what is asked of a file -------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class FileContent:
-    """What the first reading of a file found."""
+class RecordedFile(Engine):
+    """A file of completions, which gives them in place of sampling. It is checked when it is made.
 
-    problems: dict[str, Problem] = field(default_factory=dict)  # id -> problem with its gold, for rows that bring one
-    counts: Counter[str] = field(default_factory=Counter)  # id -> samples
-    labels: dict[tuple[str, int], bool] = field(default_factory=dict)  # (id, sample) -> the owner's verdict
-    without_gold: Row | None = None  # The first that has no gold and does not say so
-    no_gold: set[str] = field(default_factory=set)  # Questions whose rows say that there is no gold
-
-
-def read_recorded(path: Path, fields: Mapping[str, str]) -> FileContent:
-    """Check every row of a file (`read_completions`). UserError with file and line on the first that is wrong."""
-    found = FileContent()
-    for row in read_completions(path, fields):
-        if row.problem is None and row.no_gold:
-            found.no_gold.add(row.id)
-        elif row.problem is None:
-            found.without_gold = found.without_gold or row
-        elif (before := found.problems.setdefault(row.id, row.problem).answer) != (gold := row.problem.answer):
-            raise UserError(f'{row.where}: id "{row.id}" had the gold "{before}" before, now "{gold}"')
-        for sample, label in zip(row.samples, row.labels, strict=True):
-            if label is not None:
-                found.labels[row.id, sample.sample_index] = label
-            found.counts[row.id] += 1
-    return found
-
-
-def _identify(
-    settings: EvalSettings, path: Path, found: FileContent, named: Sequence[Benchmark]
-) -> tuple[str, str, dict[str, Problem]]:
-    """Return (benchmark name, source, id -> problem): whose golds count, and under which name."""
-    stem = _stem(path)
-    if named:
-        if len(named) != 1:
-            raise UserError(f"--completions scores one benchmark at a time, found --benchmarks {settings.named}")
-        benchmark: Benchmark | None = named[0]
-    else:
-        by_ids = (b for b in BENCHMARKS.values() if b.ids and all(re.fullmatch(b.ids, i) for i in found.counts))
-        benchmark = next(by_ids, None)
-    if benchmark is None and (row := found.without_gold) is not None:
-        raise UserError(
-            f'{row.where}: no gold, and "{row.id}" is no id of a known benchmark; '
-            "add gold to the rows (--fields gold=NAME if it has another name), or name the benchmark with gtpo eval "
-            "--benchmarks"
-        )
-    by_itself = not (found.without_gold or found.no_gold or named)
-    # Its own golds are enough: no download for a name.
-    if benchmark is None or (by_itself and benchmark.local and data_folder(settings.data_dir) is None):
-        judged = benchmark.judged if benchmark else dict[str, Any]()
-        problems = {i: replace(problem, **judged) for i, problem in found.problems.items()}
-        return benchmark.name if benchmark else stem, str(path), problems
-    # Golds of a benchmark are verified; those in a file may be spelled otherwise.
-    known = {p.id: p for p in load_problems(benchmark, settings.data_dir)}
-    unknown = next((identifier for identifier in found.counts if identifier not in known), None)
-    others = sum(p.answer != known[i].answer for i, p in found.problems.items() if i in known)
-    what = f'has no question "{unknown}"' if unknown is not None else f"has {others} other golds"
-    if (unknown is not None or others) and by_itself:
-        LOG.warning("%s has ids like %s, which %s: scored as %s, by its own golds", path, benchmark.name, what, stem)
-        return stem, str(path), found.problems
-    if unknown is not None:
-        raise UserError(f"{path}: benchmark {benchmark.name} {what}")
-    if others:
-        LOG.warning("%s: %s %s: the benchmark's are used", path, benchmark.name, what)
-    return benchmark.name, benchmark.source, {identifier: known[identifier] for identifier in found.counts}
-
-
-def plan_recorded(
-    settings: EvalSettings, protocol: Protocol, verifier: Verifier, named: Sequence[Benchmark] = ()
-) -> Plan:
-    """Check a file; return what is asked of it. Raises UserError with file and line on the first mistake.
-
-    named: the benchmark that it is of, if the command says so.
+    UserError with file and line on the first row that is wrong.
     """
-    path = settings.completions
-    assert path is not None
-    found = read_recorded(path, settings.field_names())
-    benchmark, source, known = _identify(settings, path, found, named)
-    every = [known[identifier] for identifier in found.counts if identifier in known]
-    lacking = sorted(found.no_gold - known.keys())
-    if lacking:
-        LOG.warning("%s: %d questions have no gold and are left out (first: %s)", path, len(lacking), lacking[0])
-    if not every:
-        raise UserError(f"{path}: no question has a gold")
-    chosen = select_problems({benchmark: every}, settings.limit, settings.questions)[benchmark]
-    fewest = min(found.counts[p.id] for p in chosen)
-    if settings.k > fewest:
-        short = next(p.id for p in chosen if found.counts[p.id] == fewest)
-        texts = {p.problem for p in chosen if p.problem}
-        # Rows without ids are questions of their own.
-        again = "; its rows repeat their problems: --fields id=problem makes these one question each"
-        raise UserError(
-            f'--k {settings.k} needs {settings.k} samples of every question; {path} has {fewest} of "{short}"'
-            f"{again if 0 < len(texts) < len(chosen) else ''}"
-        )
-    kept, entry = drop_unverifiable(benchmark, source, chosen, verifier)
-    whole = BENCHMARKS[benchmark].size if benchmark in BENCHMARKS else None
-    if whole is not None and not (settings.limit or settings.questions) and (absent := whole - len(found.counts)) > 0:
-        entry.absent = absent
-    entry.excluded = [*entry.excluded, *lacking]
-    entry.task = named[0].entry() if named else BENCHMARKS[benchmark].entry() if benchmark in BENCHMARKS else None
-    prompt = PromptRecord(
-        protocol=protocol.name, **protocol.model_dump(include={"thoughts", "begins_in_thought"}, exclude_defaults=True)
-    )
-    record = EvalRecord(
-        model=ModelRecord(source=str(path), adapter=None, fingerprint=file_hash(path)),
-        engine=EngineRecord(name=RecordedEngine.name, versions={}, hardware=None),
-        sampling=SamplingRecord(n=min(found.counts[p.id] for p in kept), stop=list(protocol.stop)),
-        prompt=prompt,
-        **headline(settings),
-        benchmarks={benchmark: entry},
-    )
-    return Plan(
-        settings.model or _stem(path),
-        record,
-        {benchmark: kept},
-        {(benchmark, p.id): found.counts[p.id] for p in kept},
-        Rendering({}, prompt, protocol.reading()),
-        engine=RecordedEngine(path, settings.field_names()),
-        labels={(benchmark, *key): label for key, label in found.labels.items()},
-    )
-
-
-class RecordedEngine(Engine):
-    """Gives the completions of a file in place of sampling them."""
 
     name = "recorded"
 
     def __init__(self, path: Path, fields: Mapping[str, str]) -> None:
-        self._path, self._fields = path, fields
+        self.path, self._fields = path, fields
+        self.problems: dict[str, Problem] = {}  # Id -> problem with its gold, for rows that bring one
+        self.counts: Counter[str] = Counter()  # Id -> samples
+        self.labels: dict[tuple[str, int], bool] = {}  # (id, sample) -> the owner's verdict
+        self.without_gold: Row | None = None  # The first that has no gold and does not say so
+        self.no_gold: set[str] = set()  # Questions whose rows say that there is no gold
+        for row in read_completions(path, fields):
+            if row.problem is None and row.no_gold:
+                self.no_gold.add(row.id)
+            elif row.problem is None:
+                self.without_gold = self.without_gold or row
+            elif (before := self.problems.setdefault(row.id, row.problem).answer) != (gold := row.problem.answer):
+                raise UserError(f'{row.where}: id "{row.id}" had the gold "{before}" before, now "{gold}"')
+            self.counts[row.id] += len(row.samples)
+            known = zip(row.samples, row.labels, strict=True)
+            self.labels |= {(row.id, sample.sample_index): label for sample, label in known if label is not None}
 
     def describe(self) -> dict[str, Any]:
         """Return what is known of what sampled: nothing."""
@@ -322,7 +217,7 @@ class RecordedEngine(Engine):
         """Yield the missing samples in the order of the file, CHUNK at a time."""
         wanted = {(task.question_id, index): task.benchmark for task in tasks for index in task.missing}
         chunk: list[Sample] = []
-        for row in read_completions(self._path, self._fields):
+        for row in read_completions(self.path, self._fields):
             for sample in row.samples:
                 sample.benchmark = wanted.get(sample.key[1:], "")
             chunk += [sample for sample in row.samples if sample.benchmark]
@@ -334,14 +229,100 @@ class RecordedEngine(Engine):
         yield chunk
 
 
+def _identify(
+    settings: EvalSettings, file: RecordedFile, named: Sequence[Benchmark]
+) -> tuple[Benchmark, str, dict[str, Problem]]:
+    """Return the benchmark that a file is scored as, and whose golds count: where they are from, id -> problem."""
+    if len(named) > 1:
+        raise UserError(f"--completions scores one benchmark at a time, found --benchmarks {settings.named}")
+    own = Benchmark(name=file_stem(file.path), file=str(file.path))
+    by_ids = (b for b in BENCHMARKS.values() if b.ids and all(re.fullmatch(b.ids, i) for i in file.counts))
+    benchmark = next(iter(named), next(by_ids, own))
+    if benchmark == own and (row := file.without_gold) is not None:
+        raise UserError(
+            f'{row.where}: no gold, and "{row.id}" is no id of a known benchmark; '
+            "add gold to the rows (--fields gold=NAME if it has another name), or name the benchmark with gtpo eval "
+            "--benchmarks"
+        )
+    by_itself = not (file.without_gold or file.no_gold or named)
+    # Its own golds are enough: no download for a name.
+    if benchmark == own or (by_itself and benchmark.local and data_folder(settings.data_dir) is None):
+        return benchmark, str(file.path), {i: replace(p, **benchmark.judged) for i, p in file.problems.items()}
+    # Golds of a benchmark are verified; those in a file may be spelled otherwise.
+    known = {p.id: p for p in load_problems(benchmark, settings.data_dir)}
+    unknown = next((identifier for identifier in file.counts if identifier not in known), None)
+    others = sum(p.answer != known[i].answer for i, p in file.problems.items() if i in known)
+    what = f'has no question "{unknown}"' if unknown is not None else f"has {others} other golds"
+    if (unknown is not None or others) and by_itself:
+        LOG.warning(
+            "%s has ids like %s, which %s: scored as %s, by its own golds", file.path, benchmark.name, what, own.name
+        )
+        return own, str(file.path), file.problems
+    if unknown is not None:
+        raise UserError(f"{file.path}: benchmark {benchmark.name} {what}")
+    if others:
+        LOG.warning("%s: %s %s: the benchmark's are used", file.path, benchmark.name, what)
+    return benchmark, benchmark.source, {identifier: known[identifier] for identifier in file.counts}
+
+
+def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier, named: Sequence[Benchmark]) -> Plan:
+    """Check a file; return what is asked of it. Raises UserError with file and line on the first mistake.
+
+    named: the benchmark that it is of, if the command says so.
+    """
+    path = settings.completions
+    assert path is not None
+    file = RecordedFile(path, settings.field_names())
+    benchmark, source, known = _identify(settings, file, named)
+    name, counts = benchmark.name, file.counts
+    every = [known[identifier] for identifier in counts if identifier in known]
+    lacking = sorted(file.no_gold - known.keys())
+    if lacking:
+        LOG.warning("%s: %d questions have no gold and are left out (first: %s)", path, len(lacking), lacking[0])
+    if not every:
+        raise UserError(f"{path}: no question has a gold")
+    chosen = select_problems({name: every}, settings.limit, settings.questions)[name]
+    short = min(chosen, key=lambda p: counts[p.id])
+    if settings.k > counts[short.id]:
+        texts = {p.problem for p in chosen if p.problem}
+        # Rows without ids are questions of their own.
+        again = "; its rows repeat their problems: --fields id=problem makes these one question each"
+        raise UserError(
+            f"--k {settings.k} needs {settings.k} samples of every question; {path} has {counts[short.id]} of "
+            f'"{short.id}"{again if 0 < len(texts) < len(chosen) else ""}'
+        )
+    kept, entry = drop_unverifiable(name, source, chosen, verifier)
+    if not (settings.limit or settings.questions) and (absent := (benchmark.size or 0) - len(counts)) > 0:
+        entry.absent = absent
+    entry.excluded = [*entry.excluded, *lacking]
+    # Golds of the file are no task's.
+    entry.task = None if benchmark.file == str(path) else benchmark.entry()
+    prompt = PromptRecord(
+        protocol=protocol.name, **protocol.model_dump(include={"thoughts", "begins_in_thought"}, exclude_defaults=True)
+    )
+    record = EvalRecord(
+        model=ModelRecord(source=str(path), adapter=None, fingerprint=file_hash(path)),
+        engine=EngineRecord(name=file.name, **file.describe()),
+        sampling=SamplingRecord(n=min(counts[p.id] for p in kept), stop=list(protocol.stop)),
+        prompt=prompt,
+        **headline(settings),
+        benchmarks={name: entry},
+    )
+    return Plan(
+        EVAL_RUNS / settings.model if settings.model else run_folder(path),
+        record,
+        {name: kept},
+        {(name, p.id): counts[p.id] for p in kept},
+        Rendering({}, prompt, protocol.reading()),
+        engine=file,
+        labels={(name, *key): label for key, label in file.labels.items()},
+    )
+
+
 def run_folder(path: Path) -> Path:
     """Return where the scores of a file are stored by default: by its stem, unless those of another file are there."""
-    folder = EVAL_RUNS / _stem(path)
+    folder = EVAL_RUNS / file_stem(path)
     before = read_record(folder).model if (folder / "eval.json").is_file() else None
     if before is None or Path(before.source or "").resolve() == path.resolve():
         return folder
     return folder.with_name(f"{folder.name}-{text_hash(str(path.resolve()))[:8]}")
-
-
-def _stem(path: Path) -> str:
-    return re.sub(r"\.(jsonl(\.gz)?|csv|parquet)$", "", path.name)

@@ -364,14 +364,19 @@ def _benchmark(path: Path, values: dict[str, Any], lines: Lines | None = None) -
 BENCHMARKS = {name: _benchmark(_FILE, {"name": name, **entry}) for name, entry in _known()["tasks"].items()}
 
 
+def file_stem(path: Path) -> str:
+    """Return what a file of rows is called without its ending."""
+    return re.sub(r"\.(jsonl(\.gz)?|csv|parquet)$", "", path.name)
+
+
 def find_benchmark(name: str, fields: Mapping[str, str] | None = None) -> Benchmark:
     """Return the benchmark that a name, file or entry stands for. UserError with the nearest name.
 
     fields: of a file, our names for fields that have others.
     """
     if name.endswith(FILES):
-        stem = Path(name).name.removesuffix(next(end for end in FILES if name.endswith(end)))
-        return Benchmark.model_validate({"name": stem, "file": name, "gold": "text", "fields": dict(fields or {})})
+        own = {"name": file_stem(Path(name)), "file": name, "gold": "text", "fields": dict(fields or {})}
+        return Benchmark.model_validate(own)
     if fields:
         raise UserError(f"--fields is for {', '.join(FILES)} files, and {name} is none")
     if name in BENCHMARKS:
