@@ -20,7 +20,7 @@ from typing import Any
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import command_line, git_commit, now
-from gtpo.evalkit.engines.base import Engine, EngineStopped, Prompt, Task, same_model
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Task, same_model
 from gtpo.evalkit.engines.serve import IN_FLIGHT, ServerProcess, replicas, serve_vllm, serve_with
 from gtpo.evalkit.evaluation.caveats import first_look
 from gtpo.evalkit.evaluation.exports import write_hub_results
@@ -162,7 +162,7 @@ def sample_missing(
         look = partial(first_look, record)
         pipeline = ScoringPipeline(folder, plan.questions, plan.samples, tally, scorer, progress, look)
         try:
-            _sample(settings, plan, tasks, engine, pipeline, progress)
+            _sample(settings, plan, tasks, engine, pipeline)
         finally:
             # Also after an error: the time was spent. A server may have refused a parameter by now.
             record.engine.parameters_left_out = sorted({*record.engine.parameters_left_out, *engine.left_out})
@@ -376,16 +376,8 @@ def _engine_record(path: Path, settings: EvalSettings, engine: Engine, old: Engi
     return now
 
 
-def _sample(
-    settings: EvalSettings,
-    plan: Plan,
-    tasks: list[Task],
-    engine: Engine,
-    pipeline: ScoringPipeline,
-    progress: EvalProgress,
-) -> None:
+def _sample(settings: EvalSettings, plan: Plan, tasks: list[Task], engine: Engine, pipeline: ScoringPipeline) -> None:
     """Sample what is missing, scored and stored beside it. Raises Incomplete if that stops before its end."""
-
     total, failed, tokens = sum(plan.samples.values()), list[Sample](), pipeline.tally.tokens()
     # Recorded failures are part of the file: they stop nothing.
     allowed = total if plan.ref is None else int(settings.fail_on_error * total)
@@ -393,14 +385,8 @@ def _sample(
     with interruptible(engine) as signals, pipeline:
         try:
             for samples in engine.generate(tasks):
-                progress.arrive(samples)
                 for sample in samples:
-                    prompt = plan.rendered.prompts.get(sample.key[:2], Prompt([]))
-                    plan.rendered.reading.read(sample, prompt.text)
-                    if prompt.ids is not None:
-                        if (sample.prompt_tokens or sys.maxsize) < len(prompt.ids) - 16 and sample.error is None:
-                            sample.outcome = "prompt cut"
-                        sample.prompt_tokens = len(prompt.ids)
+                    plan.rendered.read(sample)
                 pipeline.put(samples)
                 tokens += sum((sample.prompt_tokens or 0) + (sample.tokens or 0) for sample in samples)
                 if tokens >= settings.budget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from gtpo.evalkit.evaluation.tasks import (
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_folder import Key, QuestionKey, read_problems, stored_record
+from gtpo.runs.eval_folder import Key, QuestionKey, Sample, read_problems, stored_record
 from gtpo.runs.eval_record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, SamplingRecord, read_record
 from gtpo.runs.prompt import PROMPT_SCHEMA_VERSION, Clock, PromptRecord, PromptRenderer, text_ids
 from gtpo.runs.train_run import find_train_run
@@ -57,6 +58,15 @@ class Rendering:
         return max(
             len(p.ids) if p.ids is not None else p.size // 3 + 16 * (1 + len(p.messages)) for p in self.prompts.values()
         )
+
+    def read(self, sample: Sample) -> None:
+        """Make a completion as it is stored, and note if the model read a part of its prompt only."""
+        prompt = self.prompts.get(sample.key[:2], Prompt([]))
+        self.reading.read(sample, prompt.text)
+        if prompt.ids is not None:
+            if (sample.prompt_tokens or sys.maxsize) < len(prompt.ids) - 16 and sample.error is None:
+                sample.outcome = "prompt cut"
+            sample.prompt_tokens = len(prompt.ids)
 
 
 @dataclass(frozen=True, slots=True)

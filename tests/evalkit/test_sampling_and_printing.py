@@ -118,7 +118,7 @@ def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
         clock[0] = 100.0
         engine: Any = SimpleNamespace(running=lambda: running, retried=3)
         progress = EvalProgress("strict", {"b": 10}, None, engine, most)
-        progress.arrive([Sample("b", "q", i, "", tokens=tokens) for i in range(ended)])
+        progress.count([Sample("b", "q", i, "", tokens=tokens) for i in range(ended)])
         clock[0] = 120.0
         return ", ".join(progress._speed())
 
