@@ -37,10 +37,8 @@ from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.recorded import plan_recorded
 from gtpo.evalkit.evaluation.scoring import (
     RULES_VERSION,
-    Scorer,
     ScoringPipeline,
     Tally,
-    score,
     settle_prompts,
     settle_thoughts,
     verify_stored,
@@ -100,19 +98,18 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             old = folder.resume()
             plan = with_sampling(plan, settings, protocol, old)
             record = begin_record(folder, settings, plan, old)
-            scorer = partial(score, problems=folder.questions() | plan.questions, verifier=verifier)
             stored = folder.questions()
             others = [key for key, p in plan.questions.items() if key in stored and p.extract != stored[key].extract]
             if old is not None and (old.verifier.version != RULES_VERSION or others):
                 LOG.warning("the rules of scoring have changed: the stored completions are verified again")
-                deque(verify_stored(folder, scorer), maxlen=0)
+                deque(verify_stored(folder, stored | plan.questions, verifier), maxlen=0)
             check_prompts(folder, plan.rendered)
             folder.begin(record, started, old.wall_seconds if old is not None else None)
             folder.add_problems(plan.problems)
             if plan.rendered.prompts:
                 folder.add_prompts(plan.rendered.prompts)
             tally = Tally(folder, verifier)
-            sample_missing(settings, plan, folder, record, tally, scorer, plan.engine if engine is None else engine)
+            sample_missing(settings, plan, record, tally, plan.engine if engine is None else engine)
             missing = sum(len(task.missing) for task in still_missing(plan.tasks, tally))
             if missing and tally.tokens() >= settings.budget:
                 LOG.warning(
@@ -120,28 +117,20 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     settings.most_tokens, missing, sum(plan.samples.values()),
                 )  # fmt: skip
             # Recorded completions, and servers that run already, may have thoughts apart.
-            settle_thoughts(folder, tally, plan.ref is None or plan.rendered.servers is not None, scorer)
-            settle_prompts(folder, tally, plan.rendered.prompts)
+            settle_thoughts(tally, apart=plan.ref is None or plan.rendered.servers is not None)
+            settle_prompts(tally, plan.rendered.prompts)
             if plan.labels:
                 (name,) = plan.problems
                 record.benchmarks[name].labels = label_agreement(plan.labels, tally)
-            return folder.path, write_results(folder, record, tally, verifier, wall_seconds=folder.seconds())
+            return folder.path, write_results(record, tally, wall_seconds=folder.seconds())
 
 
-def sample_missing(
-    settings: EvalSettings,
-    plan: Plan,
-    folder: EvalFolder,
-    record: EvalRecord,
-    tally: Tally,
-    scorer: Scorer,
-    engine: Engine | None,
-) -> None:
+def sample_missing(settings: EvalSettings, plan: Plan, record: EvalRecord, tally: Tally, engine: Engine | None) -> None:
     """Sample what the plan asks for and the folder lacks, scored and stored as it comes. Raises Incomplete.
 
     engine: None for the one that the settings name, which is started if anything is missing.
     """
-    tasks = still_missing(plan.tasks, tally)
+    folder, tasks = tally.folder, still_missing(plan.tasks, tally)
     if not any(task.missing for task in tasks) or tally.tokens() >= settings.budget:
         return
     with ExitStack() as stack:
@@ -159,8 +148,7 @@ def sample_missing(
             LOG.info("%s: keeping %d stored samples", folder.path, done.total())
         chosen = record.scoring if record.scoring_by else None
         progress = stack.enter_context(EvalProgress(chosen, wanted, done, engine, record.sampling.max_tokens))
-        look = partial(first_look, record)
-        pipeline = ScoringPipeline(folder, plan.questions, plan.samples, tally, scorer, progress, look)
+        pipeline = ScoringPipeline(tally, plan.samples, progress, partial(first_look, record))
         try:
             _sample(settings, plan, tasks, engine, pipeline)
         finally:
@@ -440,7 +428,7 @@ def interruptible(engine: Engine) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier: Verifier, **known: Any) -> EvalRecord:
+def write_results(begun: EvalRecord, tally: Tally, **known: Any) -> EvalRecord:
     """Compute the metrics of what is in the tally; write questions.parquet and eval.json, and return its record.
 
     A benchmark is summarised by the first n samples of each of its questions: as many as were asked for, or as every
@@ -449,8 +437,8 @@ def write_results(folder: EvalFolder, begun: EvalRecord, tally: Tally, verifier:
 
     begun: the record without the metrics. known: other fields of the record that are settled now.
     """
-    problems = folder.problems()
-    judged = VerifierRecord(version=RULES_VERSION, timeout_s=verifier.timeout_s)
+    folder, problems = tally.folder, tally.folder.problems()
+    judged = VerifierRecord(version=RULES_VERSION, timeout_s=tally.verifier.timeout_s)
     record = begun.model_copy(update={**known, "verifier": judged})
     record.benchmarks = dict(record.benchmarks)
     choose_headline(record, tally)
@@ -510,15 +498,14 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         by = record.scoring_by or "completions" if asked == "auto" else "command"
         stored = {name: entry.samples for name, entry in record.benchmarks.items()}
         with Verifier() as verifier, EvalProgress(headline, stored) as progress:
-            scorer = partial(score, problems=folder.questions(), verifier=verifier)
-            for before, after in verify_stored(folder, scorer, outcomes=True):
+            for before, after in verify_stored(folder, folder.questions(), verifier, outcomes=True):
                 for old, new, scoring in ((*pair, s) for pair in zip(before, after, strict=True) for s in SCORINGS):
                     if old.verdict(scoring) != new.verdict(scoring):
                         change = f"{scoring}: {old.verdict(scoring) or ''} -> {new.verdict(scoring) or ''}"
                         where = f"{new.benchmark} {new.question_id} #{new.sample_index}"
                         changes.append((change, f"{where} {change}  {new.answer(scoring)!r:.60}"))
                 progress.count(after)
-            record = write_results(folder, record, Tally(folder, verifier), verifier, scoring=headline, scoring_by=by)
+            record = write_results(record, Tally(folder, verifier), scoring=headline, scoring_by=by)
     lines = [f"rescored: {len(changes) or 'no'} verdicts changed"]
     lines += [f"  {count:6d}  {change}" for change, count in Counter(change for change, _ in changes).most_common()]
     lines += [f"  {sample}" for _, sample in changes[:SHOWN]]

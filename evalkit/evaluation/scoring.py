@@ -39,8 +39,6 @@ LOT_SECONDS = 0.2
 # Text that may wait for its verdicts before the engine has to.
 WAITING_CHARACTERS = 32_000_000
 
-Scorer = Callable[[Sequence[Sample]], None]  # `score` with a run's problems and verifier
-
 
 def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], verifier: Verifier) -> None:
     """Set answers, verdicts and format of samples; those with an error stay unscored.
@@ -67,7 +65,7 @@ def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], ve
 
 
 def verify_stored(
-    folder: EvalFolder, scorer: Scorer, *, outcomes: bool = False
+    folder: EvalFolder, problems: Mapping[QuestionKey, Problem], verifier: Verifier, *, outcomes: bool = False
 ) -> Iterator[tuple[list[Sample], list[Sample]]]:
     """Verify stored completions again, part by part, and yield each part's samples before and after.
 
@@ -76,7 +74,7 @@ def verify_stored(
     for part in sample_parts(folder.path):
         before, read = folder.part(part, as_written=True), folder.part(part)
         after = [replace(sample) for sample in read]
-        scorer(after)
+        score(after, problems, verifier)
         if read != after or (outcomes and before != after):
             folder.replace_part(part, after)
         yield before, after
@@ -186,10 +184,14 @@ class Tally:
     """
 
     def __init__(self, folder: EvalFolder, verifier: Verifier) -> None:
-        self._folder, self._verifier = folder, verifier
+        self.folder, self.verifier, self.problems = folder, verifier, folder.questions()
         self.questions = defaultdict[QuestionKey, QuestionSamples](QuestionSamples)
         for _, table in folder.tables(_COLUMNS):
             self.add(Sample(**row) for row in table.to_pylist())
+
+    def score(self, samples: Sequence[Sample]) -> None:
+        """Score samples; they are not counted yet."""
+        score(samples, self.problems, self.verifier)
 
     def add(self, samples: Iterable[Sample], *, again: bool = False) -> None:
         """Count new samples; again: in place of what was counted of them."""
@@ -215,14 +217,14 @@ class Tally:
         """Forget failed samples that are asked for again, here and in the folder; others belong to a larger k."""
         failed = (sample for of in self.questions.values() for sample in of.failed.values())
         again = [sample.key for sample in failed if sample.sample_index < wanted.get(sample.key[:2], 0)]
-        self._folder.drop_failed(set(again))
+        self.folder.drop_failed(set(again))
         for *question, index in again:
             del self.questions[question[0], question[1]].failed[index]
 
     def count_votes(self, questions: Sequence[tuple[Problem, QuestionSamples]]) -> None:
         """Count the votes of some questions, if they are not known: both scorings together, which mostly agree."""
         missing = [(p, s, scoring) for scoring in SCORINGS for p, s in questions if scoring not in s.votes]
-        counted = count_votes([(*s.answers(scoring), p) for p, s, scoring in missing], self._verifier)
+        counted = count_votes([(*s.answers(scoring), p) for p, s, scoring in missing], self.verifier)
         for (_, samples, scoring), votes in zip(missing, counted, strict=True):
             samples.votes[scoring] = votes
 
@@ -239,16 +241,12 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
 
     def __init__(
         self,
-        folder: EvalFolder,
-        problems: Mapping[QuestionKey, Problem],
-        wanted: Mapping[QuestionKey, int],
         tally: Tally,
-        scorer: Scorer,
+        wanted: Mapping[QuestionKey, int],
         progress: EvalProgress,
         look: Callable[[Sequence[Sample]], None] | None = None,
     ) -> None:
-        self._folder, self._problems, self._wanted, self.tally = folder, problems, wanted, tally
-        self._scorer, self._progress, self._look = scorer, progress, look
+        self.tally, self._wanted, self._progress, self._look = tally, wanted, progress, look
         self._queue: queue.SimpleQueue[list[Sample]] = queue.SimpleQueue()
         # Characters of all that was put, and of all that was taken: each counted by one thread.
         self._put = self._taken = 0
@@ -289,13 +287,13 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
             while not last:
                 new, last = self._take()
                 if new:
-                    self._scorer(new)
+                    self.tally.score(new)
                 oldest = oldest if rows else time.monotonic()
                 rows += new
                 characters += _characters(new)
                 old = time.monotonic() - oldest > PART_SECONDS
                 if last or old or len(rows) >= PART_ROWS or characters >= PART_CHARACTERS:
-                    self._folder.append(rows)
+                    self.tally.folder.append(rows)
                     rows, characters = [], 0
                 self._progress.count(new)
                 if self._look is not None:
@@ -307,12 +305,12 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
                 self.tally.add(new)
                 touched, of = dict.fromkeys(sample.key[:2] for sample in new), self.tally.questions
                 whole = [key for key in touched if len(of[key].scored) == self._wanted[key]]
-                self.tally.count_votes([(self._problems[key], of[key]) for key in whole])
+                self.tally.count_votes([(self.tally.problems[key], of[key]) for key in whole])
         except BaseException as error:
             # An OSError is the disk's: another write would fail too.
             # What was scored before the error is good.
             if rows and not isinstance(error, OSError):
-                self._folder.append(rows)
+                self.tally.folder.append(rows)
             raise
 
     def _take(self) -> tuple[list[Sample], bool]:
@@ -339,7 +337,7 @@ def _characters(samples: list[Sample]) -> int:
 _KEY = ("benchmark", "question_id", "sample_index")
 
 
-def settle_thoughts(folder: EvalFolder, tally: Tally, apart: bool, scorer: Scorer) -> None:
+def settle_thoughts(tally: Tally, *, apart: bool) -> None:
     """Decide from a run's other completions whether those that were cut off are thoughts, which have no answer.
 
     apart: whether a completion that begins with `<think>` had its thought apart (a server's `reasoning_content`).
@@ -349,7 +347,7 @@ def settle_thoughts(folder: EvalFolder, tally: Tally, apart: bool, scorer: Score
         return
     hidden = set[Key]()  # Those that may be thoughts: nothing in them says so
     thought = spoke = 0  # Completions that prove that the model thinks, and finished ones without any thought
-    for _, table in folder.tables(["completion", "error", *_KEY]):
+    for _, table in tally.folder.tables(["completion", "error", *_KEY]):
         columns = (table.column(name).to_pylist() for name in table.column_names)
         for text, error, *key in zip(*columns, strict=True):
             opens = text.startswith("<think>")
@@ -375,12 +373,12 @@ def settle_thoughts(folder: EvalFolder, tally: Tally, apart: bool, scorer: Score
     def think(samples: list[Sample]) -> None:
         for sample in samples:
             sample.completion = f"<think>{sample.completion}"
-        scorer(samples)
+        tally.score(samples)
 
-    _change(folder, tally, hidden, think)
+    _change(tally, hidden, think)
 
 
-def settle_prompts(folder: EvalFolder, tally: Tally, prompts: Mapping[QuestionKey, Prompt]) -> None:
+def settle_prompts(tally: Tally, prompts: Mapping[QuestionKey, Prompt]) -> None:
     """Find prompts that a server cut, by the tokens that it counts in all of them."""
     read: dict[QuestionKey, tuple[int, int]] = {}
     for sample in tally.scored():
@@ -395,15 +393,15 @@ def settle_prompts(folder: EvalFolder, tally: Tally, prompts: Mapping[QuestionKe
             sample.outcome = "prompt cut"
 
     new = {s.key for s in tally.scored() if s.key[:2] in cut and s.outcome != "prompt cut"}
-    _change(folder, tally, new, settle)
+    _change(tally, new, settle)
 
 
-def _change(folder: EvalFolder, tally: Tally, keys: Set[Key], change: Callable[[list[Sample]], Any]) -> None:
+def _change(tally: Tally, keys: Set[Key], change: Callable[[list[Sample]], Any]) -> None:
     """Change some completions where they are stored and counted."""
-    for part, table in folder.tables(_KEY) if keys else ():
+    for part, table in tally.folder.tables(_KEY) if keys else ():
         if not keys.isdisjoint(zip(*(table.column(name).to_pylist() for name in _KEY), strict=True)):
-            samples = folder.part(part)
+            samples = tally.folder.part(part)
             chosen = [sample for sample in samples if sample.key in keys and sample.error is None]
             change(chosen)
-            folder.replace_part(part, samples)
+            tally.folder.replace_part(part, samples)
             tally.add(chosen, again=True)

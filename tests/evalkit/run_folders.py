@@ -127,7 +127,7 @@ def write_eval(
                 "n_asked": n, "trained_on": seen,
             }  # fmt: skip
         tally = Tally(run, write_eval.verifier)
-        record = write_results(run, EvalRecord.model_validate(document), tally, write_eval.verifier)
+        record = write_results(EvalRecord.model_validate(document), tally)
         # What a test asks for instead of what a finished run says.
         asked = {key: document[key] for key in ("status", "verifier", "schema_version")}
         (folder / "eval.json").write_text(json.dumps(record.as_json() | asked))

@@ -37,13 +37,14 @@ def samples(count: int, start: int = 0, text: str = "<answer>4</answer>") -> lis
 def pipeline(folder: EvalFolder, wanted: int = 9999, lots: list[int] | None = None) -> ScoringPipeline:
     """lots: takes how many are scored at a time."""
     lots = [] if lots is None else lots
-    progress, verifier = EvalProgress("strict", {"b": 100}), Verifier()
+    folder.add_problems({"b": [PROBLEM]})
 
-    def scorer(found: Sequence[Sample]) -> None:
-        lots.append(len(found))
-        score(found, PROBLEMS, verifier)
+    class Counting(Tally):
+        def score(self, samples: Sequence[Sample]) -> None:
+            lots.append(len(samples))
+            super().score(samples)
 
-    return ScoringPipeline(folder, PROBLEMS, {("b", "q"): wanted}, Tally(folder, verifier), scorer, progress)
+    return ScoringPipeline(Counting(folder, Verifier()), {("b", "q"): wanted}, EvalProgress("strict", {"b": 100}))
 
 
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,8 +56,8 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.
         def full(path: Path, data: bytes) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(files, "write_bytes", full)
         second = pipeline(folder)
+        monkeypatch.setattr(files, "write_bytes", full)
         second.put(samples(5, start=5))
         with pytest.raises(OSError, match="No space left"):
             second.close()
