@@ -279,13 +279,11 @@ def print_check(settings: EvalSettings) -> None:
 def _print_prompt(settings: EvalSettings, model: str, protocol: Protocol, problems: Sequence[Problem]) -> None:
     """Print the prompt of the first question as the model reads it, with its tokens."""
     from gtpo.evalkit.engines.model_ref import resolve_model
-    from gtpo.evalkit.evaluation.plan import prompt_clock, render_prompts
+    from gtpo.evalkit.evaluation.plan import render_prompts
 
     first = problems[0]
     question = first, protocol.examples(problems, settings.data_dir)[first.id]
-    ref = resolve_model(model)
-    asked, clock = {("", first.id): question}, prompt_clock(settings, ref)
-    rendered = render_prompts(settings, protocol, ref, asked, clock)
+    rendered = render_prompts(settings, protocol, resolve_model(model), {("", first.id): question})
     prompt = rendered.prompts["", first.id]
     inside = rendered.reading.opens_thought(prompt.text or "")
     print(f"\nprotocol {protocol.name}, the prompt of {first.id}:\n{prompt.text}")

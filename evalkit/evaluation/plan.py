@@ -179,7 +179,7 @@ def headline(settings: EvalSettings) -> dict[str, Any]:
     return {"scoring": settings.scoring, "scoring_by": "command"} if by else {"scoring": "strict", "scoring_by": None}
 
 
-def prompt_clock(settings: EvalSettings, ref: ModelRef) -> Clock:
+def _prompt_clock(settings: EvalSettings, ref: ModelRef) -> Clock:
     """Return what a template is told of the time: as this run began, else the run of --like, else the train run."""
     folders = [settings.out or EVAL_RUNS / ref.name, *([find_run(settings.like, "--like")] if settings.like else [])]
     for folder in folders:
@@ -238,7 +238,7 @@ def plan_evaluation(
         # Drawn from all problems: `--limit` must not change which examples a question has.
         examples = protocol.examples(every, settings.data_dir)
         asked |= {(benchmark.name, p.id): (p, examples[p.id]) for p in kept}
-    rendered = render_prompts(settings, protocol, ref, asked, prompt_clock(settings, ref), remote=remote)
+    rendered = render_prompts(settings, protocol, ref, asked, remote=remote)
     folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
     model = ModelRecord(
         source=ref.source,
@@ -264,14 +264,12 @@ def render_prompts(
     protocol: Protocol,
     ref: ModelRef,
     asked: Mapping[QuestionKey, tuple[Problem, list[Problem]]],
-    clock: Clock | None = None,
     *,
     remote: bool = False,
 ) -> Rendering:
     """Render every question, each with its examples. Raises UserError for a model or template that cannot be used.
 
-    clock: what the template is told of the time. remote: by the template of servers that run already; they say what
-    they make of it if they can.
+    remote: by the template of servers that run already; they say what they make of it if they can.
     """
     system = settings.prompt
     if system is None:
@@ -305,7 +303,7 @@ def render_prompts(
             prompts = {key: p._replace(ids=text_ids(tokenizer, p.text or "")) for key, p in prompts.items()}
         else:
             template = local.chat_template(tokenizer, settings.chat_template)
-            renderer = PromptRenderer(tokenizer, kwargs, clock, template=template)
+            renderer = PromptRenderer(tokenizer, kwargs, _prompt_clock(settings, ref), template=template)
             rendered = renderer.render([p.messages for p in prompts.values()])
             prompts = {
                 key: p._replace(text=r.text, ids=r.ids) for (key, p), r in zip(prompts.items(), rendered, strict=True)
@@ -326,6 +324,11 @@ def render_prompts(
     return Rendering(prompts, record, protocol.reading(thoughts), context, servers)
 
 
+def _sampling(settings: EvalSettings, rendered: Rendering, max_tokens: int) -> Sampling:
+    values: dict[str, Any] = {name: getattr(settings, name) for name in settings.SAMPLING}
+    return Sampling(max_tokens=max_tokens, n=settings.n, seed=settings.seed, reading=rendered.reading, **values)
+
+
 def measured_longest(plan: Plan, settings: EvalSettings) -> int:
     """Return the tokens of the longest prompt; if its server does not show them, by what it counts in that one."""
     rendered, about = plan.rendered, plan.rendered.longest
@@ -334,9 +337,7 @@ def measured_longest(plan: Plan, settings: EvalSettings) -> int:
     from gtpo.evalkit.engines.server import CANARY_TOKENS, ServerEngine
 
     key, prompt = max(rendered.prompts.items(), key=lambda item: item[1].size)
-    values: dict[str, Any] = {name: getattr(settings, name) for name in settings.SAMPLING}
-    short = Sampling(max_tokens=CANARY_TOKENS, n=1, seed=settings.seed, reading=rendered.reading, **values)
-    engine = ServerEngine(rendered.servers, short, body=settings.request_body())
+    engine = ServerEngine(rendered.servers, _sampling(settings, rendered, CANARY_TOKENS), body=settings.request_body())
     count = engine.prompt_tokens(Task(*key, prompt, (0,)))
     # Others may have more tokens in fewer bytes. A count that cannot be is none.
     return count + count // 20 + 16 if count is not None and prompt.size <= 12 * count <= 36 * prompt.size else about
@@ -381,8 +382,7 @@ def with_sampling(plan: Plan, settings: EvalSettings, protocol: Protocol, old: E
         except UserError as error:
             raise UserError(f"--sampling model: {str(error).removeprefix('--')}") from None
         LOG.info("sampling: %s", ", ".join(f"{name} {getattr(settings, name):g}" for name in settings.SAMPLING))
-    values: dict[str, Any] = {name: getattr(settings, name) for name in settings.SAMPLING}
-    sampling = Sampling(max_tokens=most, n=settings.n, seed=settings.seed, reading=rendered.reading, **values)
+    sampling = _sampling(settings, rendered, most)
     body = {"extra_body": settings.request_body()} if settings.extra_body else {}
     own = {"n": sampling.n, "seed": sampling.seed, "stop": list(sampling.reading.stop)}
     record = plan.record.model_copy(update={"sampling": SamplingRecord(**sampling.parameters(), **own, **body)})
