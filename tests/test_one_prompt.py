@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
 from gtpo.evalkit.comparison.like_for_like import _other_settings
-from gtpo.evalkit.engines import local
+from gtpo.evalkit.engines.model_ref import chat_template
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.inputs.model import prepare_tokenizer
 from gtpo.inputs.tiny import build_tokenizer
@@ -208,7 +208,7 @@ def test_a_text_that_was_rendered_before_begins_once() -> None:
 def test_a_tokenizer_without_a_chat_template_gets_one_template_in_training_and_evaluation(adds_bos: bool) -> None:
     trained, evaluated = tokenizer_of("none", adds_bos=adds_bos), tokenizer_of("none", adds_bos=adds_bos)
     prepare_tokenizer(trained)
-    template = local.chat_template(evaluated, None)
+    template = chat_template(evaluated, None)
     assert template == (trained.chat_template, "plain")
     messages = chat_messages("What is 2 + 2?")
     (prompt,) = PromptRenderer(evaluated, template=template).render([messages])

@@ -16,8 +16,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.evalkit.engines.base import Engine, Sampling, Task, one_line, sample_seed
-from gtpo.evalkit.engines.local import check_all_loaded, load_config
-from gtpo.evalkit.engines.model_ref import ModelRef
+from gtpo.evalkit.engines.model_ref import ModelRef, check_all_loaded, load_config
 from gtpo.rewards.completions import decode_completion
 from gtpo.runs.eval_folder import Sample
 from gtpo.runs.outcomes import Reply, Tokens, check_reply

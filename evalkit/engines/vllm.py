@@ -18,8 +18,7 @@ from gtpo.common.hub import dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vllm
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Sampling, Task, one_line, sample_seed
-from gtpo.evalkit.engines.local import load_config
-from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank
+from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank, load_config
 from gtpo.runs.eval_folder import Sample
 from gtpo.runs.outcomes import Reply, Tokens, check_reply
 

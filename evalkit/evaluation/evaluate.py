@@ -235,7 +235,7 @@ def _start_engine(settings: EvalSettings, plan: Plan, rows: int | None, folder: 
 
         options |= {flag: getattr(settings, flag) for flag in ("tensor_parallel_size", "gpu_memory_utilization")}
         return VLLMEngine(ref, sampling, rendered.longest, **options)
-    from gtpo.evalkit.engines.local import load_tokenizer
+    from gtpo.evalkit.engines.model_ref import load_tokenizer
     from gtpo.evalkit.engines.transformers import TransformersEngine
 
     tokenizer = load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)

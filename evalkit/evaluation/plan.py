@@ -14,9 +14,9 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.packages import installed, require
 from gtpo.common.provenance import text_hash
+from gtpo.evalkit.engines import model_ref
 from gtpo.evalkit.engines.base import Engine, Prompt, Reading, Sampling, Task
-from gtpo.evalkit.engines.local import recommended_sampling
-from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, resolve_model
+from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, recommended_sampling, resolve_model
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.tasks import (
     Benchmark,
@@ -291,18 +291,16 @@ def render_prompts(
         if protocol.api == "chat":
             about["chat_template_source"] = "server"
     else:
-        from gtpo.evalkit.engines import local
-
-        config = local.load_config(ref, trust_remote_code=settings.trust_remote_code)
+        config = model_ref.load_config(ref, trust_remote_code=settings.trust_remote_code)
         with libraries_aside():
-            local.check_adapter(ref, config)
-        tokenizer = local.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
-        context = local.context_length(config)
-        thoughts = local.thought_tokens(tokenizer)
+            model_ref.check_adapter(ref, config)
+        tokenizer = model_ref.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
+        context = model_ref.context_length(config)
+        thoughts = model_ref.thought_tokens(tokenizer)
         if protocol.api == "completions":
             prompts = {key: p._replace(ids=text_ids(tokenizer, p.text or "")) for key, p in prompts.items()}
         else:
-            template = local.chat_template(tokenizer, settings.chat_template)
+            template = model_ref.chat_template(tokenizer, settings.chat_template)
             renderer = PromptRenderer(tokenizer, kwargs, _prompt_clock(settings, ref), template=template)
             rendered = renderer.render([p.messages for p in prompts.values()])
             prompts = {

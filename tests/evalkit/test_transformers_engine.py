@@ -12,8 +12,7 @@ import torch
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Prompt, Sampling, Task, sample_seed
-from gtpo.evalkit.engines.local import check_adapter, load_config, load_tokenizer
-from gtpo.evalkit.engines.model_ref import resolve_model
+from gtpo.evalkit.engines.model_ref import check_adapter, load_config, load_tokenizer, resolve_model
 from gtpo.evalkit.engines.transformers import TransformersEngine, _presence_penalty, plan_batches
 from gtpo.rewards.completions import decode_completion
 from gtpo.rewards.data.arithmetic import arithmetic_problems
