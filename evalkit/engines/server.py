@@ -15,10 +15,10 @@ import email.utils
 import json
 import queue
 import re
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -328,7 +328,6 @@ class ServerEngine(Engine):
         self._results: queue.SimpleQueue[list[Sample] | None] = queue.SimpleQueue()
         self._lot: list[Sample] = []  # What has come since the last of `_results`
         self._in_flight: set[_Request] = set()
-        self._thread: threading.Thread | None = None
         self._fatal: Exception | None = None
         self._completed = 0
 
@@ -340,7 +339,6 @@ class ServerEngine(Engine):
         Raises UserError if a server refuses them in a way that no sample can mend, or if another one has another model.
         """
         texts = apart(self._ask_first())
-        versions = sorted({server.version for server in self.servers if server.version is not None})
         models = {server.url: server.model for server in self.servers if server.model is not None}
         if not all(same_model(one, other) for one in models.values() for other in models.values()):
             names = "; ".join(f"{url} answers as {model}" for url, model in models.items())
@@ -364,13 +362,10 @@ class ServerEngine(Engine):
         about: dict[str, Any] = {"base_urls": [server.url for server in self.servers]}
         if self._process is not None:
             about = self._process.about
-        known = package_versions("aiohttp") | ({"server": ", ".join(versions)} if versions else {})
-        return {
-            "hardware": None,
-            **about,
-            "versions": {**about.get("versions", {}), **known},
-            **({"canaries": found} if texts else {}),
-        }
+        versions = about.get("versions", {}) | package_versions("aiohttp")
+        if served := sorted({server.version for server in self.servers if server.version is not None}):
+            versions["server"] = ", ".join(served)
+        return {"hardware": None, **about, "versions": versions, **({"canaries": found} if texts else {})}
 
     @property
     def left_out(self) -> Set[str]:
@@ -424,30 +419,21 @@ class ServerEngine(Engine):
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once no server is left."""
-        self._fatal, self._stop_at = None, None
-        self._thread = threading.Thread(target=self._run, args=(tasks,), name="openai", daemon=True)
-        self._thread.start()
+        self._fatal, self._stop_at, self._lot = None, None, []
+        pool = ThreadPoolExecutor(1, "openai")
+        sampled = pool.submit(asyncio.run, self._sample(tasks))
+        sampled.add_done_callback(lambda _: self._results.put(None))
+        pool.shutdown(wait=False)
         while (lot := self._results.get()) is not None:
             yield lot
-        self._thread.join()
+        yield self._lot
+        sampled.result()
         if self._fatal is not None:
             raise self._fatal
 
     def close(self) -> None:
         """Drop the connections."""
         self.stop(0.0)
-        if self._thread is not None:
-            self._thread.join(timeout=2.0)
-
-    def _run(self, tasks: Sequence[Task]) -> None:
-        try:
-            asyncio.run(self._sample(tasks))
-        except Exception as error:
-            # Told to the caller.
-            self._fatal = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-        finally:
-            self._hand_over()
-            self._results.put(None)
 
     # -- below, all of it under asyncio in one thread ------------------------------------------------------------------
 
