@@ -458,19 +458,15 @@ class ServerEngine(Engine):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._end.wait(), TICK_S)
                 # Until then, failures may be one mistake of the command's.
-                if self._completed:
-                    self._hand_over()
+                if self._completed and self._lot:
+                    self._results.put(self._lot)
+                    self._lot = []
             for worker in workers:
                 worker.cancel()
         errors, first = [sample.error or "" for sample in self._lot], all(task.missing for task in tasks)
         # Of a few questions too it is one mistake of the command's, if no sample of the run is there.
         if first and not self._completed and errors and all(map(names_max_tokens, errors)):
             raise self._in()[0].refuses_all(errors[0])
-
-    def _hand_over(self) -> None:
-        if self._lot:
-            self._results.put(self._lot)
-            self._lot = []
 
     async def _work(self, server: Server, place: int) -> None:
         """Ask a server for one sample after another; while its limit is `place` or less, for none."""

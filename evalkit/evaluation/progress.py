@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,7 @@ LINE_EVERY_S = 10.0
 
 
 class EvalProgress:
-    """Progress of an eval run, shown while it is used as a context manager; safe to update from any thread.
+    """Progress of an eval run, shown while it is used as a context manager. One thread counts; another may look.
 
     scoring: the headline; None if the completions choose it. wanted, done: benchmark -> samples that it will have, and
     those that are stored already. max_tokens: the most of a sample, if it is known.
@@ -40,7 +39,6 @@ class EvalProgress:
         # Benchmark -> samples of this session: scored, failed, tagged (with an answer in tags), right by scoring.
         self._counts = {name: Counter[str]() for name in wanted}
         self._tokens = 0
-        self._lock = threading.Lock()
         self._live: Any = None
         self._started = self._last_line = time.monotonic()
 
@@ -58,17 +56,16 @@ class EvalProgress:
 
     def count(self, samples: Iterable[Sample]) -> None:
         """Count samples once they are scored, or have failed."""
-        with self._lock:
-            for sample in samples:
-                counts = self._counts[sample.benchmark]
-                self._tokens += sample.tokens or 0
-                counts["scored" if sample.error is None else "failed"] += 1
-                counts["tagged"] += sample.answer_strict is not None
-                counts.update(s for s in SCORINGS if sample.verdict(s) == Verdict.CORRECT)
-            if self._live is None and time.monotonic() - self._last_line >= LINE_EVERY_S:
-                self._last_line = time.monotonic()
-                lines = [f"{name}: {self._line(name)}" for name, counts in self._counts.items() if counts["scored"]]
-                LOG.info("%s", ", ".join([*lines, *self._speed()]))
+        for sample in samples:
+            counts = self._counts[sample.benchmark]
+            self._tokens += sample.tokens or 0
+            counts["scored" if sample.error is None else "failed"] += 1
+            counts["tagged"] += sample.answer_strict is not None
+            counts.update(s for s in SCORINGS if sample.verdict(s) == Verdict.CORRECT)
+        if self._live is None and time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            lines = [f"{name}: {self._line(name)}" for name, counts in self._counts.items() if counts["scored"]]
+            LOG.info("%s", ", ".join([*lines, *self._speed()]))
 
     def _speed(self) -> list[str]:
         """Describe what is in flight, how fast it goes, and how long it will take."""
@@ -109,8 +106,7 @@ class EvalProgress:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        with self._lock:
-            table = Table.grid(padding=(0, 2))
-            for name, total in self._wanted.items():
-                table.add_row(name, ProgressBar(max(total, 1), self._done(name), width=24), self._line(name))
-            return Group(table, f"  {', '.join(self._speed())}")
+        table = Table.grid(padding=(0, 2))
+        for name, total in self._wanted.items():
+            table.add_row(name, ProgressBar(max(total, 1), self._done(name), width=24), self._line(name))
+        return Group(table, f"  {', '.join(self._speed())}")

@@ -106,7 +106,10 @@ def _row(where: str, row: dict[str, Any], counts: Counter[str]) -> Row:
         if label is not None and (not isinstance(label, bool | int | float) or label not in (0, 1)):
             raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
     right = [None if label is None else bool(label) for label in labels]
-    return Row(where, question, samples, right, _problem(where, row), "gold" in row and row["gold"] is None)
+    problem, gold = None, row.get("gold", row.get("answer"))
+    if gold is not None:
+        problem = problem_of({**row, "problem": str(row.get("problem") or ""), "answer": gold}, 0, "", where)
+    return Row(where, question, samples, right, problem, "gold" in row and row["gold"] is None)
 
 
 def _here(row: Mapping[str, Any]) -> str:
@@ -140,13 +143,6 @@ def _sample(
         ended = text or sample.finish_reason == "stop"
         sample.completion = f"<think>{thought}</think>{text or ''}" if ended else f"<think>{thought}"
     return sample
-
-
-def _problem(where: str, row: Mapping[str, Any]) -> Problem | None:
-    gold = row.get("gold", row.get("answer"))
-    if gold is None:
-        return None
-    return problem_of({**row, "problem": str(row.get("problem") or ""), "answer": gold}, 0, "", where)
 
 
 def _of_lm_eval(path: Path, rows: Rows) -> Rows:

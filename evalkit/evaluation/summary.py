@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,23 +29,21 @@ def _tables(votes: Sequence[Votes], n: Sequence[int]) -> dict[str, Array]:
     return {"pass": pass_at_all_k(n, right), "all": all_pass_at_all_k(n, right), "maj": majority}
 
 
-def _bounds(votes: Sequence[Votes], n: int, lost: int) -> Callable[[str, int], dict[str, float]]:
-    """Return (metric, k) -> the mean over all questions if each missing sample were wrong, and if it were right.
+def _bounds(votes: Sequence[Votes], n: int, lost: int) -> dict[str, dict[str, Array]]:
+    """Return the tables of all questions if each missing sample were wrong, and if it were right.
 
     lost: questions without any sample. Empty if nothing is missing.
     """
     known = [*votes, *[Votes(0, 0, [])] * lost]
     missing = [max(0, n - v.total) for v in known]
     if not any(missing):
-        return lambda metric, k: {}
+        return {}
     total = [max(n, v.total) for v in known]
     pairs = list(zip(known, missing, strict=True))
     # The most that wrong samples can do to maj@k is to agree with the largest wrong class.
     worst = _tables([v._replace(wrong=[(v.wrong or [0])[0] + m, *v.wrong[1:]]) for v, m in pairs], total)
     best = _tables([v._replace(correct=v.correct + m) for v, m in pairs], total)
-    return lambda metric, k: {
-        name: float(table[metric][:, k - 1].mean()) for name, table in (("worst", worst), ("best", best))
-    }
+    return {"worst": worst, "best": best}
 
 
 def _metrics(
@@ -72,7 +70,8 @@ def _metrics(
             same = None if clusters is None else clusters[rows]
             interval = mean_interval(tables[metric][rows, k - 1], clusters=same)
             fewer = {} if rows.all() else {"questions": int(rows.sum())}
-            found[k] = Interval(**interval._asdict(), **fewer, **bounds(metric, k))
+            ends = {end: float(table[metric][:, k - 1].mean()) for end, table in bounds.items()}
+            found[k] = Interval(**interval._asdict(), **fewer, **ends)
         return found
 
     every = [sample for _, samples in questions for sample in samples.scored.values()]
