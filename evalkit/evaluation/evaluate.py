@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,7 +51,7 @@ from gtpo.evalkit.evaluation.tasks import Benchmark
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import choose_scoring
 from gtpo.rewards.verify import Verifier, usable_cpus
-from gtpo.runs.eval_folder import OUTCOMES_SINCE, EvalFolder, Key, Sample, read_prompts
+from gtpo.runs.eval_folder import OUTCOMES_SINCE, EvalFolder, Sample, read_prompts
 from gtpo.runs.eval_record import (
     EVAL_SCHEMA_VERSION,
     SCORINGS,
@@ -67,9 +67,6 @@ INTERRUPT_S = 0.3
 
 # Samples that failed and are named as they fail; all of them are counted.
 NAMED_FAILURES = 3
-
-# Samples whose verdicts --rescore has changed and that are printed one by one.
-SHOWN = 20
 
 
 @dataclass(eq=False)
@@ -124,7 +121,9 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             settle_prompts(tally, plan.rendered.prompts)
             if plan.labels:
                 (name,) = plan.problems
-                record.benchmarks[name].labels = label_agreement(plan.labels, tally)
+                known = [(sample, plan.labels[sample.key]) for sample in tally.scored() if sample.key in plan.labels]
+                agree = {str(by): sum((s.verdict(by) == "CORRECT") == label for s, label in known) for by in SCORINGS}
+                record.benchmarks[name].labels = LabelAgreement(compared=len(known), agree=agree)
             return folder.path, write_results(record, tally, wall_seconds=folder.seconds())
 
 
@@ -506,19 +505,12 @@ def write_hub_results(folder: Path, record: EvalRecord) -> None:
         write_text(path, yaml.safe_dump([result], sort_keys=False, allow_unicode=True, width=1000))
 
 
-def label_agreement(labels: Mapping[Key, bool], tally: Tally) -> LabelAgreement:
-    """Compare the verdicts on recorded completions with the labels that their owner gave them."""
-    known = [(sample, labels[sample.key]) for sample in tally.scored() if sample.key in labels]
-    agree = {str(by): sum((s.verdict(by) == "CORRECT") == label for s, label in known) for by in SCORINGS}
-    return LabelAgreement(compared=len(known), agree=agree)
-
-
 def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
     """Score every stored completion of a run again; print the changes; return folder and eval.json.
 
     The headline stays the one that the run has, unless --scoring asks for another.
     """
-    changes: list[tuple[str, str]] = []  # (what, of which sample)
+    changes = Counter[str]()
     with EvalFolder(find_run(settings.model, "--rescore")) as folder:
         record = folder.record()
         assert record is not None
@@ -530,16 +522,11 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         stored = {name: entry.samples for name, entry in record.benchmarks.items()}
         with Verifier() as verifier, EvalProgress(headline, stored) as progress:
             for before, after in verify_stored(folder, folder.questions(), verifier, outcomes=True):
-                for old, new, scoring in ((*pair, s) for pair in zip(before, after, strict=True) for s in SCORINGS):
-                    if old.verdict(scoring) != new.verdict(scoring):
-                        change = f"{scoring}: {old.verdict(scoring) or ''} -> {new.verdict(scoring) or ''}"
-                        where = f"{new.benchmark} {new.question_id} #{new.sample_index}"
-                        changes.append((change, f"{where} {change}  {new.answer(scoring)!r:.60}"))
+                for samples, scoring in itertools.product(zip(before, after, strict=True), SCORINGS):
+                    old, new = (sample.verdict(scoring) or "" for sample in samples)
+                    changes[f"{scoring}: {old} -> {new}"] += old != new
                 progress.count(after)
             record = write_results(record, Tally(folder, verifier), scoring=headline, scoring_by=by)
-    lines = [f"rescored: {len(changes) or 'no'} verdicts changed"]
-    lines += [f"  {count:6d}  {change}" for change, count in Counter(change for change, _ in changes).most_common()]
-    lines += [f"  {sample}" for _, sample in changes[:SHOWN]]
-    lines += [f"  ... and {len(changes) - SHOWN} more"] if len(changes) > SHOWN else []
-    print("\n".join(lines), file=sys.stderr)
+    lines = [f"  {count:6d}  {change}" for change, count in (+changes).most_common()]
+    print("\n".join([f"rescored: {changes.total() or 'no'} verdicts changed", *lines]), file=sys.stderr)
     return folder.path, record

@@ -292,20 +292,6 @@ class Benchmark(_Section):
         """What its problems say of how answers are found and compared."""
         return {"extract": self.extract, "answers": self.judge.answers}
 
-    def load(self, folder: str | Path | None = None) -> list[Problem]:
-        """Return its problems in a fixed order. folder: of local benchmark files. Raises UserError."""
-        if self._problems is not None:
-            return self._problems
-        rows: Any = {"fields": self.fields, "gold": self.gold, "options": self.options, **self.judged}
-        if self.file is not None:
-            return load_file(Path(self.file), stem=self.name, **rows)
-        if self.hub is not None:
-            configs = [self.config] if isinstance(self.config, str) else self.config
-            hub = HubSource(self.hub, self.split, self.count or 0, "", configs)
-            where = f"{self.hub}, row"
-            return load_hub(self.name, hub, lambda row, i: problem_of(row, i, self.name, f"{where} {i + 1}", **rows))
-        return [replace(p, **self.judged) for p in load_source(self.data or "", data_dir=folder)]
-
     def entry(self) -> dict[str, Any]:
         """Return what is stored of it with a run: its keys, but for the prompt, of which the run has its own record."""
         return self.model_dump(exclude={"prompt"}, exclude_defaults=True)
@@ -417,8 +403,22 @@ def way_of_asking(settings: EvalSettings, benchmarks: Sequence[Benchmark]) -> Pr
 
 
 def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Problem]:
-    """Load a benchmark's problems, of an own file each once. UserError on a repeated id or an empty set."""
-    problems = benchmark.load(data_dir)
+    """Return a benchmark's problems in a fixed order, of an own file each once.
+
+    data_dir: of local benchmark files. UserError on a repeated id or an empty set.
+    """
+    rows: Any = {"fields": benchmark.fields, "gold": benchmark.gold, "options": benchmark.options, **benchmark.judged}
+    if benchmark._problems is not None:
+        problems = benchmark._problems
+    elif benchmark.file is not None:
+        problems = load_file(Path(benchmark.file), stem=benchmark.name, **rows)
+    elif benchmark.hub is not None:
+        configs = [benchmark.config] if isinstance(benchmark.config, str) else benchmark.config
+        hub, name = HubSource(benchmark.hub, benchmark.split, benchmark.count or 0, "", configs), benchmark.name
+        where = f"{benchmark.hub}, row"
+        problems = load_hub(name, hub, lambda row, i: problem_of(row, i, name, f"{where} {i + 1}", **rows))
+    else:
+        problems = [replace(p, **benchmark.judged) for p in load_source(benchmark.data or "", data_dir=data_dir)]
     if not problems:
         raise UserError(f"benchmark {benchmark.name} has no problems")
     identifier, count = Counter(problem.id for problem in problems).most_common(1)[0]

@@ -16,11 +16,11 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Task
 from gtpo.evalkit.evaluation.evaluate import Incomplete, evaluate
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.evaluation.tasks import BENCHMARKS
+from gtpo.evalkit.evaluation.tasks import BENCHMARKS, load_problems
 from gtpo.runs.eval_folder import Sample
 from gtpo.runs.eval_record import EvalRecord, read_record
 
-GOLDS = {p.id: p.answer for p in BENCHMARKS["arithmetic"].load(None)}
+GOLDS = {p.id: p.answer for p in load_problems(BENCHMARKS["arithmetic"], None)}
 
 
 class Scripted(Engine):
@@ -148,7 +148,7 @@ def test_questions_with_another_text_are_other_questions(gtpo, sample, tmp_path:
 
 
 def test_a_question_of_one_of_the_benchmarks(sample) -> None:  # type: ignore[no-untyped-def]
-    question = "arithmetic_hard", BENCHMARKS["arithmetic_hard"].load(None)[3].id
+    question = "arithmetic_hard", load_problems(BENCHMARKS["arithmetic_hard"], None)[3].id
     record = sample(Scripted(), "arithmetic,arithmetic_hard", limit=None, questions=[question[1]])
     assert {name: entry.questions for name, entry in record.benchmarks.items()} == {question[0]: 1}
 
