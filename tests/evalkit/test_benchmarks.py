@@ -39,22 +39,6 @@ def test_the_embedded_benchmarks_do_not_drift() -> None:
         assert checksum(load_problems(BENCHMARKS[name], None)) == BENCHMARKS[name].checksum
 
 
-def test_a_declaration_of_a_hub_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hub is out of reach here; rows in its layout go through the declaration's parser."""
-    import datasets
-
-    rows = [{"question": "p", "final": "so \\boxed{\\frac{1}{2}}", "difficulty": "Level 4"}]
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append((a, k)) or rows)
-    (tmp_path / "own.yaml").write_text(
-        "name: own\nhub: someone/some-set\nconfig: main\nsplit: validation\ngold: boxed\n"
-        "fields: {problem: question, answer: final, level: difficulty}\n"
-    )
-    (problem,) = load_problems(find_benchmark(str(tmp_path / "own.yaml")), None)
-    assert asked == [(("someone/some-set", "main"), {"split": "validation"})]
-    assert (problem.id, problem.problem, problem.answer, problem.level) == ("own/0", "p", "\\frac{1}{2}", 4)
-
-
 def test_fields_of_other_names(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Nested ones as verl writes them, of a benchmark and of training data; and those of recorded completions."""
     rows = [

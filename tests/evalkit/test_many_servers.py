@@ -34,21 +34,6 @@ def held_until(server: Server, event: threading.Event) -> None:
     server.behaviour = lambda payload, times: completion(payload)._replace(hold=event.wait)
 
 
-def test_servers_share_one_queue(serve) -> None:  # type: ignore[no-untyped-def]
-    """Nobody is answered before each has been asked."""
-    servers = [serve() for _ in range(3)]
-    all_asked = threading.Barrier(3)
-    for server in servers:
-        first = iter([all_asked.wait])
-        server.behaviour = lambda payload, times, first=first: completion(payload)._replace(
-            hold=next(first, lambda: None)
-        )
-    source, wanted = make(*servers), tasks(30, 5)
-    assert collect(source, wanted) == undisturbed(wanted)
-    assert all(server.requests for server in servers), "each server gets some"
-    assert sum(len(server.requests) for server in servers) == 150, "no sample is asked for twice"
-
-
 FAULTS = {
     "503 and no answer at all": (GONE, GONE),
     "the key refused": (Reply(401, {"error": "no"}), None),

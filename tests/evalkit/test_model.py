@@ -75,19 +75,6 @@ def test_adapters(tmp_path: Path) -> None:
         resolve_model(str(adapter))
 
 
-def test_names_of_the_hub_and_of_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = tmp_path / "models--org--model"
-    (cache / "snapshots/1").mkdir(parents=True)
-    (cache / "snapshots/1/config.json").write_text("{}")
-    (cache / "refs").mkdir()
-    (cache / "refs/main").write_text("1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert resolve_model("org/model").name == "model"
-    with pytest.raises(UserError, match="org/other is not in the Hugging Face cache"):
-        resolve_model("org/other")
-    assert resolve_model("some-served-name", served=True).source == "some-served-name"
-
-
 def test_fingerprint_notices_every_part(tmp_path: Path) -> None:
     folder = weights(tmp_path / "m", bytes(3_000_000))
     before = fingerprint(folder)

@@ -112,18 +112,6 @@ def test_greedy_equals_generate(tiny_model: Path, tokenizer, tasks: list[Task]) 
         assert ours[task.question_id, 0].tokens == len(out)
 
 
-def test_resumed_and_raised_runs_give_the_same_samples(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
-    whole = collect(engine(tiny_model, tokenizer, n=16), wanting(tasks, range(16)))
-    assert len(whole) == 6 * 16
-    assert len({g.completion for g in whole.values()}) > 20, "samples differ"
-    first = collect(engine(tiny_model, tokenizer, n=5), wanting(tasks, range(5)))
-    rest = collect(engine(tiny_model, tokenizer, n=16), wanting(tasks, range(5, 16)))
-    assert {**first, **rest} == whole
-    hole = [Task(t.benchmark, t.question_id, t.prompt, (3, 12) if i in (1, 4) else ()) for i, t in enumerate(tasks)]
-    for key, generation in collect(engine(tiny_model, tokenizer, n=16), hole).items():
-        assert generation == whole[key]
-
-
 def test_a_prompt_is_read_once_for_all_of_its_samples(tiny_model: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
     source, read = engine(tiny_model, tokenizer, n=16, max_tokens=2), []
     source.model.register_forward_pre_hook(

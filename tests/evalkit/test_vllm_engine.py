@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,23 +97,6 @@ def test_an_adapter_is_evaluated_without_merging(gtpo, tiny_model: Path, adapter
     record = json.loads((tmp_path / "lora/eval.json").read_text())
     assert record["model"]["adapter"] == str(lora)
     assert record["model"]["source"] == str(tiny_model)
-
-
-def test_an_adapter_with_a_tokenizer_is_no_error(environment, tiny_model, adapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """vLLM looks for a model's config beside it, finds none, says ERROR twice and goes on."""
-    from transformers import AutoTokenizer
-
-    own = shutil.copytree(adapter[0], tmp_path / "own")
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(own)
-    command = [sys.executable, "-m", "gtpo", "eval", own, *(word for word in EVAL if word != "--quiet")]
-    command += ["--engine", "vllm", "--limit", "1", "--out"]
-    process = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": True}
-    quiet = subprocess.run([*command, "quiet"], **process)
-    assert "ERROR" not in quiet.stdout
-    assert "ERROR" not in quiet.stderr
-    told = subprocess.run([*command, "told", "--verbose"], **process)
-    assert "Error parsing config" in told.stderr
-    assert "pid=" not in told.stdout, "vLLM's lines"
 
 
 @pytest.fixture
