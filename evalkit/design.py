@@ -18,9 +18,8 @@ stand for one that was not run are in spreads.yaml, made by docs/tools/spreads.p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import resources
 from typing import Any, Literal, NamedTuple
 
@@ -51,8 +50,6 @@ _INFORMATIVE = 0.55
 MOST = {"questions": 10_000_000, "samples": 65_536, "seeds": 512}
 
 Array = NDArray[np.float64]
-End = Literal["mean", "low", "high"]
-ENDS: tuple[End, ...] = ("mean", "low", "high")
 Lever = Literal["questions", "samples", "seeds"]
 
 
@@ -68,9 +65,9 @@ class Estimate(NamedTuple):
         """Return one that is known."""
         return cls(value, value, value)
 
-    def moved(self, by: float) -> Estimate:
-        """Return it and its range by so much higher."""
-        return Estimate(self.mean + by, self.low + by, self.high + by)
+    def to(self, mean: float) -> Estimate:
+        """Return it with another mean, and its range moved as far."""
+        return Estimate(mean, self.low + mean - self.mean, self.high + mean - self.mean)
 
 
 class Design(NamedTuple):
@@ -96,17 +93,13 @@ class Noise:
     def at_least_zero(self, pilot: Design) -> Noise:
         """Return it without variances below 0; V of its own pilot stays the same."""
         seeds, samples = max(pilot.seeds, 1), self.samples
-        of_runs = max(self.single.mean, 0.0)
-        of_questions = self.questions.mean + self.single.mean / seeds - of_runs / seeds
+        of_runs, whole = max(self.single.mean, 0.0), self.questions.mean + self.single.mean / seeds
+        of_questions = whole - of_runs / seeds
         if of_questions < 0:
-            of_questions, of_runs = 0.0, max(of_runs + seeds * of_questions, 0.0)
-        rest = self.questions.mean + self.single.mean / seeds - of_questions - of_runs / seeds
-        if samples is not None:
-            samples = samples.moved(rest * pilot.samples * seeds)
-        return replace(
-            self, questions=self.questions.moved(of_questions - self.questions.mean),
-            single=self.single.moved(of_runs - self.single.mean), samples=samples,
-        )  # fmt: skip
+            of_questions, of_runs = 0.0, max(seeds * whole, 0.0)
+        rest = (whole - of_questions - of_runs / seeds) * pilot.samples * seeds
+        samples = samples and samples.to(samples.mean + rest)
+        return replace(self, questions=self.questions.to(of_questions), single=self.single.to(of_runs), samples=samples)
 
 
 class Parts(NamedTuple):
@@ -117,12 +110,12 @@ class Parts(NamedTuple):
     seeds: float
 
 
-def parts(noise: Noise, design: Design, end: End = "mean") -> Parts:
-    """Return the parts of V; nothing is cut off at 0."""
+def parts(noise: Noise, design: Design, end: int = 0) -> Parts:
+    """Return the parts of V; nothing is cut off at 0. end: 0 of each variance's mean, 1 and 2 of its range."""
     seeds = max(design.seeds, 1)
-    of_samples = getattr(noise.samples, end) / design.samples / seeds if noise.samples else 0.0
-    training = getattr(noise.training, end) / seeds if noise.training and design.seeds else 0.0
-    by_question = getattr(noise.questions, end) + getattr(noise.single, end) / seeds
+    of_samples = noise.samples[end] / design.samples / seeds if noise.samples else 0.0
+    training = noise.training[end] / seeds if noise.training and design.seeds else 0.0
+    by_question = noise.questions[end] + noise.single[end] / seeds
     return Parts(by_question / design.questions, of_samples / design.questions, training)
 
 
@@ -161,8 +154,11 @@ class Strength(NamedTuple):
         return high
 
 
-def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: End = "mean") -> Strength:
-    """Return what the test of a design can show. level: of its interval. end: of each variance's range."""
+Chance = Callable[[Strength], float]
+
+
+def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: int = 0) -> Strength:
+    """Return what the test of a design can show. level: of its interval. end: as in `parts`."""
     questions, count = design.questions, max(design.seeds, 1)
     of = parts(noise, design, end)
     by_question, training = max(of.questions, 0.0) + max(of.samples, 0.0), max(of.seeds, 0.0)
@@ -175,7 +171,7 @@ def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: End = "
     if design.seeds:
         sides = 1 if noise.paired and design.seeds >= PAIRS_NEEDED else 2
         # What single questions and samples add to the mean of one run of a side.
-        rest = max((getattr(noise.single, end) / questions + of.samples * count), 0.0) / sides
+        rest = max((noise.single[end] / questions + of.samples * count), 0.0) / sides
         runs = [
             SeedVariance((training * count / sides + rest) * _chi_squared(at, count - 1), np.full(_DRAWS, rest), count)
             for at in (cube[:, 1], cube[:, 2])[:sides]
@@ -205,46 +201,46 @@ def _prior(of_question: float, shift: float, design: Design) -> float:
     return UNSEEN * alike * (square * questions + 1) / (share * questions + 1) / questions / (questions - 1)
 
 
-def fewest(design: Design, vary: Lever, is_enough: Callable[[Design], bool]) -> int | None:
-    """Return the least number of one thing that is enough; None if MOST is not."""
+def fewest(noise: Noise, design: Design, vary: Lever, chance: Chance, *, level: float = LEVEL, end: int = 0) -> float:
+    """Return the least number of one thing that gives a chance of ENOUGH; infinite if MOST does not."""
 
     def ok(count: int) -> bool:
-        return is_enough(design._replace(**{vary: count}))
+        return chance(strength(noise, design._replace(**{vary: count}), level=level, end=end)) >= ENOUGH
 
     low, high = {"questions": 2, "samples": 1, "seeds": SEEDS_NEEDED}[vary], MOST[vary]
     if ok(low):
         return low
     if not ok(high):
-        return None
+        return math.inf
     while high - low > max(1, low // 50):
         middle = round(math.sqrt(low * high)) if high > 2 * low else (low + high) // 2
         low, high = (low, middle) if ok(middle) else (middle, high)
     return high
 
 
-def needs(
-    noise: Noise, design: Design, target: float, *, margin: bool = False, level: float = LEVEL
-) -> tuple[Estimate, dict[Lever, Estimate | None]]:
-    """Return what a design that was a pilot sees, and what it lacks to see `target` or equivalence within it.
+def over_range(value: Callable[[int], float]) -> Estimate:
+    """Return what follows from the variances' mean, and from the ends of their ranges, by size.
 
-    Both with a chance of ENOUGH. What it lacks is how many of one thing would do: nothing if the design is enough;
-    None if no number is, infinite at an end of a range at which none is.
+    Near a ceiling the prior sees less noise as more.
+    """
+    mean, *ends = map(value, range(3))
+    return Estimate(mean, min(mean, *ends), max(mean, *ends))
+
+
+def needs(noise: Noise, design: Design, chance: Chance, level: float) -> tuple[Estimate, dict[Lever, Estimate]]:
+    """Return what a design that was a pilot sees, and what it lacks: how many of one thing would be enough.
+
+    Nothing if the design is; infinite if no number is.
     """
     noise = noise.at_least_zero(design)
-
-    def enough(one: Design, end: End = "mean") -> bool:
-        test = strength(noise, one, level=level, end=end)
-        return (test.equivalence(target) if margin else test.power(target)) >= ENOUGH
-
-    def least(lever: Lever, end: End) -> float:
-        return fewest(design, lever, partial(enough, end=end)) or math.inf
-
-    sees = _ordered(strength(noise, design, level=level, end=end).detectable() for end in ENDS)
-    if enough(design):
+    sees = over_range(lambda end: strength(noise, design, level=level, end=end).detectable())
+    if chance(strength(noise, design, level=level)) >= ENOUGH:
         return sees, {}
     has: dict[Lever, bool] = {"questions": True, "samples": noise.samples is not None, "seeds": design.seeds > 0}
-    counts = {lever: _ordered(least(lever, end) for end in ENDS) for lever in has if has[lever]}
-    return sees, {lever: None if math.isinf(count.mean) else count for lever, count in counts.items()}
+    return sees, {
+        lever: over_range(lambda end: fewest(noise, design, lever, chance, level=level, end=end))  # noqa: B023
+        for lever in has if has[lever]
+    }  # fmt: skip
 
 
 def limit(noise: Noise, design: Design, level: float = LEVEL) -> float | None:
@@ -253,12 +249,6 @@ def limit(noise: Noise, design: Design, level: float = LEVEL) -> float | None:
         return None
     endless = design._replace(samples=MOST["samples"], seeds=MOST["seeds"] if design.seeds else 0)
     return strength(noise, endless, level=level).detectable()
-
-
-def _ordered(values: Iterable[float]) -> Estimate:
-    """The ends of the variances' ranges, by size: near a ceiling the prior sees less noise as more."""
-    mean, *ends = values
-    return Estimate(mean, min(mean, *ends), max(mean, *ends))
 
 
 # -- pilots ------------------------------------------------------------------------------------------------------------
@@ -327,12 +317,10 @@ def assumed_noise(accuracy: float | None, seed_sd: float | None, *, models: bool
     pair, like = pairs[name], pairs[name]["accuracy"]
     # A mean of outcomes varies as p (1 - p) does.
     by = 1.0 if accuracy is None else accuracy * (1 - accuracy) / (like * (1 - like))
-    of_questions, single, of_samples, training = (
-        by * pair[what] for what in ("questions", "single", "samples", "training")
-    )
+    questions, single, samples, training = (by * pair[of] for of in ("questions", "single", "samples", "training"))
     if models:
-        of_questions, single, training = of_questions + single, 0.0, 0.0
+        questions, single = questions + single, 0.0
     elif seed_sd is not None:
         training = 2 * seed_sd**2
-    of = [Estimate.exactly(value) for value in (of_questions, single, of_samples, training)]
+    of = [Estimate.exactly(value) for value in (questions, single, samples, training)]
     return Noise(of[0], of[1], of[2], None if models else of[3]), f"{name} ({pair['source']})"

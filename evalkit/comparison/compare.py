@@ -1,32 +1,105 @@
 """Methods against methods on the questions they share: one table a benchmark, every difference paired by question.
 
 A method is one run, or several that differ only in their training seed (evalkit/comparison/methods.py). What is said of
-it against the baseline, and how that is corrected, is in evalkit/comparison/verdicts.py. A method's verdict depends
-neither on which columns are shown nor on the other methods of the table.
+it against the baseline: better, worse, equivalent within a margin, or undecided. That depends neither on which columns
+are shown nor on the other methods of the table.
+
+The family of primary comparisons is declared beforehand: one method against the baseline, in the primary metric, on
+every benchmark, and with a margin also the equivalence of each. Holm's correction covers that family jointly, and every
+interval in it is given at the level at which Holm's procedure tests it: a difference is marked exactly if its interval
+excludes 0. If samples are missing, a verdict must also hold at both extremes of what they could have been; and if the
+checkpoint of a training was chosen among several that were evaluated on these questions, also for the mean of them. A
+family belongs to one method. Every other difference is exploratory: shown with its own 95 % interval, and never marked.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.evalkit.comparison.columns import MAJ, METRICS, PASS, Column
+from gtpo.evalkit.comparison.columns import MAJ, METRICS, PASS, Array, Column
 from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
 from gtpo.evalkit.comparison.questions import Shared, name_alike, share_questions
-from gtpo.evalkit.comparison.verdicts import Cell, correct_family, differ, pairing_note
-from gtpo.evalkit.statistics import MethodMean, method_mean
+from gtpo.evalkit.comparison.verdicts import Cell
+from gtpo.evalkit.design import Design, Noise, measure_noise, parts
+from gtpo.evalkit.statistics import (
+    PAIRS_NEEDED,
+    MethodMean,
+    PairedDifference,
+    by_cluster,
+    differences,
+    holm_factors,
+    method_mean,
+    question_variance,
+)
 from gtpo.runs.find import EvalRun
 from gtpo.runs.train_run import TrainFolder
 
+# Family-wise error rate of one method's primary comparisons.
+ALPHA = 0.05
+BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
+VERDICTS = (BETTER, WORSE, EQUIVALENT, UNDECIDED)
+
 # The default baseline: the first of these presets (none: a model that was not trained here), else the first given.
 BASELINE_ORDER = ("grpo", "sft", "")
+
+
+@dataclass
+class Cell:
+    """One method's value of one column, and how it differs from the baseline (None for the baseline itself)."""
+
+    value: MethodMean
+    paired: PairedDifference | None = None
+    # The mean if every missing sample were wrong, and if it were right; None if none is missing.
+    bounds: tuple[float, float] | None = None
+    # How far missing samples of this method and of the baseline could move the difference, down and up.
+    missing: tuple[float, float] = (0.0, 0.0)
+    # Checkpoints of one of its trainings that were evaluated on these questions, the most of any; 1 if none was chosen
+    # among them. And how far their mean lies above `value`.
+    checkpoints: int = 1
+    to_mean: float = 0.0
+    # How far the difference would move if both sides scored as their checkpoints do in the mean.
+    selected: float = 0.0
+    # Where the noise of the difference comes from, and the design that it was measured by; of the primary metric only.
+    noise: tuple[Noise, Design] | None = None
+    primary: bool = False
+    # Holm's, within the method's primary comparisons; None for an exploratory difference, and if too few seeds are
+    # known to judge.
+    p_corrected: float | None = None
+    # The same, of equivalence within the margin; None without a margin.
+    p_equivalent: float | None = None
+
+    @property
+    def unknown(self) -> tuple[float, float]:
+        """How far missing samples could move the mean, down and up."""
+        low, high = self.bounds or (self.value.mean, self.value.mean)
+        return low - self.value.mean, high - self.value.mean
+
+    @property
+    def moved(self) -> tuple[float, float]:
+        """How far the difference could move, down and up: a verdict holds at both ends."""
+        return self.missing[0] + min(self.selected, 0.0), self.missing[1] + max(self.selected, 0.0)
+
+    @property
+    def direction(self) -> int:
+        """1: shown to be better than the baseline, -1: worse, 0: not shown, or exploratory."""
+        return int(self.paired.shown(self.moved)) if self.primary and self.paired is not None else 0
+
+    @property
+    def verdict(self) -> str | None:
+        """One of VERDICTS; None for the baseline and for an exploratory difference."""
+        if not self.primary or self.paired is None:
+            return None
+        if self.direction:
+            return BETTER if self.direction > 0 else WORSE
+        return EQUIVALENT if self.p_equivalent is not None and self.p_equivalent <= ALPHA else UNDECIDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +219,7 @@ def compare(
         )
     largest = min((shared.samples for shared in loaded), default=1)
     shown = list(metrics or dict.fromkeys([Column(PASS, 1), Column(MAJ, largest)]))
-    parts = []
+    parts: list[tuple[Shared, list[Column]]] = []
     for shared in loaded:
         shared.check_k(max([column.k for column in shown] + list(ks or [])))
         wanted = choose_ks(shared.samples, ks) if details else []
@@ -155,8 +228,7 @@ def compare(
         parts.append((shared, columns))
         if per_subject:
             parts += [(part, [c for c in columns if c.k <= part.samples]) for part in shared.groups()]
-    tables = [_table(shared, columns, chosen, shown[0]) for shared, columns in parts]
-    tables = _correct_all(tables, shown[0], margin, looks)
+    tables = _fill(parts, chosen, shown[0], margin, looks)
     trained = [method for method in grouped if method.trains]
     return MethodComparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin,
                       bool(metrics), looks)  # fmt: skip
@@ -182,33 +254,66 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
     return methods[0].name, "the first given; choose another with --baseline"
 
 
-def _table(shared: Shared, columns: list[Column], baseline: str | None, primary: Column) -> Table:
-    names, notes = shared.methods, list(shared.notes)
-    if baseline is not None and baseline not in names:
-        notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
-    baseline = baseline if baseline in names and len(names) > 1 else None
-    cells = {key: mean_cell(shared, *key) for key in itertools.product(names, columns)}
-    for name in names:
-        if baseline is None or name == baseline:
-            continue
-        # What a third method lacks must not change a verdict; in other columns all have the same questions.
-        pair = shared.pair(name, baseline)
-        for column in (column for column in columns if column.metric.tested):
-            of = pair if column == primary else shared
-            one, other = (cells[s, column] if of is shared else mean_cell(of, s, column) for s in (name, baseline))
-            cells[name, column] = replace(
-                cells[name, column], paired=differ(of, name, baseline, column), selected=one.to_mean - other.to_mean,
-                # The worst case of one side meets the best case of the other.
-                missing=(one.unknown[0] - other.unknown[1], one.unknown[1] - other.unknown[0]),
-            )  # fmt: skip
-        if not shared.group and (note := pairing_note(pair, name, baseline)):
-            notes.append(note)
-        if not shared.group and pair.questions != shared.questions:
-            notes.append(
-                f"{name} against {baseline}: {primary.label} on the {pair.questions} questions that they share"
-            )
-    of_shared = {f.name: getattr(shared, f.name) for f in fields(Shared)} | {"notes": notes}
-    return Table(**of_shared, columns=columns, cells=cells, baseline=baseline)
+class Contrast:
+    """A method against another on the questions that both answered."""
+
+    def __init__(self, shared: Shared, a: str, b: str) -> None:
+        self.shared, self.names = shared, (a, b)
+        first, second = shared.by_name[a], shared.by_name[b]
+        self.known = not (first.doubt or second.doubt)
+        # Weights from which all runs of the other side began are as they are, whatever their own training seed.
+        self.trained = first.trained and not first.is_base_of(second), second.trained and not second.is_base_of(first)
+        self.common = self._common_seeds() if all(self.trained) else None
+
+    def _common_seeds(self) -> tuple[list[int], list[int]] | None:
+        """The rows of both methods' scores that trained the same seeds; None if seeds do not pair.
+
+        They do if at least PAIRS_NEEDED seeds are common, each once, and these are at least half of either method's.
+        """
+        of_a, of_b = (self.shared.by_name[name].seeds(self.shared.runs[name]) for name in self.names)
+        if any(None in of or len(set(of)) < len(of) for of in (of_a, of_b)):
+            return None
+        # Runs of one seed saw the same problems in the same order: a difference within the pair varies less.
+        common = [seed for seed in of_a if seed in of_b]
+        if len(common) < PAIRS_NEEDED or 2 * len(common) < max(len(of_a), len(of_b)):
+            return None
+        return [of_a.index(seed) for seed in common], [of_b.index(seed) for seed in common]
+
+    def _rows(self, values: Callable[[str, Column], Array], column: Column) -> list[Array]:
+        both = [values(name, column) for name in self.names]
+        if self.common is None or 0 in (both[0].size, both[1].size):
+            return both
+        return [of[rows] for of, rows in zip(both, self.common, strict=True)]
+
+    def difference(self, column: Column) -> PairedDifference:
+        """Return the difference in a column, as its own 95 % comparison."""
+        a, b = self._rows(self.shared.scores, column)
+        return differences(
+            a[None], b[None], paired=self.common is not None, trained=self.trained, known=self.known,
+            clusters=self.shared.clusters_at(column.k),
+        ).at(0)  # fmt: skip
+
+    def noise(self, column: Column) -> tuple[Noise, Design] | None:
+        """Return where the noise of the difference comes from, and the design that it was measured by.
+
+        Unlike numbers of seeds count as the smaller. None if too few questions differ to say it: three quarters of V_Q
+        are then the test's prior.
+        """
+        clusters, samples = self.shared.clusters_at(column.k), self.shared.samples
+        a, b = self._rows(self.shared.scores, column)
+        sampling = self._rows(self.shared.sampling, column)
+        d, weight = by_cluster(a.mean(axis=0) - b.mean(axis=0), clusters)
+        if d.size < 2:
+            return None
+        noise = measure_noise(
+            a, b, sampling=None if 0 in (sampling[0].size, sampling[1].size) else (sampling[0], sampling[1]),
+            samples=samples, trained=all(self.trained) and self.known, paired=self.common is not None,
+            clusters=clusters,
+        )  # fmt: skip
+        design = Design(d.size, samples, min(len(a), len(b)) if noise.training else 0)
+        of = parts(noise, design)
+        enough = 4 * (of.questions + of.samples) >= question_variance(d[None], weight)[0]
+        return (noise, design) if enough else None
 
 
 def mean_cell(shared: Shared, name: str, column: Column) -> Cell:
@@ -221,21 +326,76 @@ def mean_cell(shared: Shared, name: str, column: Column) -> Cell:
     return Cell(value, bounds=shared.bounds(name, column), checkpoints=checkpoints, to_mean=to_mean)
 
 
+def _table(shared: Shared, columns: list[Column], baseline: str | None, primary: Column) -> Table:
+    names, notes = shared.methods, list(shared.notes)
+    if baseline is not None and baseline not in names:
+        notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
+    baseline = baseline if baseline in names and len(names) > 1 else None
+    cells = {key: mean_cell(shared, *key) for key in itertools.product(names, columns)}
+    for name in names if baseline is not None else ():
+        if baseline is None or name == baseline:
+            continue
+        # What a third method lacks must not change a verdict; in other columns all have the same questions.
+        of_all, of_pair = Contrast(shared, name, baseline), Contrast(shared.pair(name, baseline), name, baseline)
+        for column in (column for column in columns if column.metric.tested):
+            contrast, cell = of_pair if column == primary else of_all, cells[name, column]
+            one, other = (mean_cell(contrast.shared, side, column) for side in (name, baseline))
+            cell.paired, cell.selected = contrast.difference(column), one.to_mean - other.to_mean
+            # The worst case of one side meets the best case of the other.
+            cell.missing = one.unknown[0] - other.unknown[1], one.unknown[1] - other.unknown[0]
+            cell.noise = of_all.noise(column) if column == primary else None
+        both = of_pair.shared
+        if shared.group:
+            continue
+        if of_pair.common and len(of_pair.common[0]) < max(len(both.draws(side)) for side in (name, baseline)):
+            notes.append(
+                f"{name} against {baseline}: only the {len(of_pair.common[0])} seeds that both trained are compared"
+            )
+        if both.questions != shared.questions:
+            notes.append(
+                f"{name} against {baseline}: {primary.label} on the {both.questions} questions that they share"
+            )
+    of_shared = {f.name: getattr(shared, f.name) for f in fields(Shared)} | {"notes": notes}
+    return Table(**of_shared, columns=columns, cells=cells, baseline=baseline)
+
+
+def _fill(
+    parts: Iterable[tuple[Shared, list[Column]]],
+    baseline: str | None,
+    primary: Column,
+    margin: float | None,
+    looks: int,
+) -> list[Table]:
+    """Make the tables; each method's primary comparisons are corrected jointly over the benchmarks, and marked."""
+    tables = [_table(shared, columns, baseline, primary) for shared, columns in parts]
+    for method in dict.fromkeys(name for table in tables for name in table.methods):
+        cells = [table.cells.get((method, primary)) for table in tables if not table.group]
+        _correct_family([cell for cell in cells if cell is not None and cell.paired is not None], margin, looks)
+    return tables
+
+
 def with_baseline(comparison: MethodComparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
     """The tables against another baseline: columns[i] of table i, the primary ones corrected anew."""
-    tables = [
-        replace(_table(table, chosen, baseline, comparison.metrics[0]), notes=table.notes)
-        for table, chosen in zip(comparison.tables, columns, strict=True)
-    ]
-    return _correct_all(tables, comparison.metrics[0], comparison.margin, comparison.looks)
+    parts = zip(comparison.tables, columns, strict=True)
+    return _fill(parts, baseline, comparison.metrics[0], comparison.margin, comparison.looks)
 
 
-def _correct_all(tables: list[Table], primary: Column, margin: float | None, looks: int) -> list[Table]:
-    """The tables with each method's primary comparisons corrected jointly over the benchmarks, and marked."""
-    cells = [dict(table.cells) for table in tables]
-    for method in dict.fromkeys(name for table in tables for name in table.methods):
-        at = [of for of in tables if not of.group and (cell := of.cells.get((method, primary))) and cell.paired]
-        family = correct_family([table.cells[method, primary] for table in at], margin, looks)
-        for table, cell in zip(at, family, strict=True):
-            cells[tables.index(table)][method, primary] = cell
-    return [replace(table, cells=new) for table, new in zip(tables, cells, strict=True)]
+def _correct_family(family: list[Cell], margin: float | None, looks: int) -> None:
+    """Correct one method's primary comparisons jointly. margin: of equivalence, as a fraction; None: not asked.
+
+    looks: planned in all as seeds are added; each has its share of ALPHA.
+    """
+    for cell in family:
+        cell.primary = True
+    judged = [(cell, d) for cell in family if (d := cell.paired) is not None and d.judged]
+    p = [float(d.p_value) for _, d in judged]
+    p += [float(d.equivalence_p(margin, cell.moved)) for cell, d in judged] if margin else []
+    if not p:
+        return
+    # Of one comparison only one hypothesis can be true, so its two p-values share an owner (Shaffer 1986).
+    factors = holm_factors(np.array(p), [*range(len(judged))] * (len(p) // len(judged))) * looks
+    adjusted = np.minimum(np.array(p) * factors, 1.0).tolist()
+    for place, (cell, d) in enumerate(judged):
+        cell.paired = d._replace(level=float(1 - ALPHA / factors[place]))
+        cell.p_corrected = adjusted[place]
+        cell.p_equivalent = adjusted[len(judged) + place] if margin else None

@@ -71,16 +71,20 @@ class Member:
         return records_of(self.train.root) if self.train is not None and self.checkpoint != "best" else []
 
     @cached_property
-    def base(self) -> Path | None:
-        """The folder of the train run whose weights it began from; None if there is none."""
-        base = None if self.train is None else self.train.base_run()
-        return None if base is None else base.root.resolve()
-
-    @cached_property
     def settings(self) -> dict[str, Any] | None:
         """What must be equal within a method; None if it is unknown."""
         skipped = (*OWN_KEYS, *WHERE_KEYS)
         return None if self.config is None else {k: v for k, v in self.config.items() if k not in skipped}
+
+    def is_named(self, word: str) -> bool:
+        """Return whether a word is its name or a pattern of it, its preset, or one of its folders."""
+        if fnmatch.fnmatchcase(self.name, word) or word == self.preset:
+            return True
+        with suppress(UserError):  # no folder of that name
+            folder = resolve(word).resolve()
+            places = self.run.folder if self.run else None, self.train.root if self.train else None
+            return any(place is not None and place.resolve() == folder for place in places)
+        return False
 
     @cached_property
     def marks(self) -> dict[Hashable, str]:
@@ -210,18 +214,12 @@ class Method:
     def is_base_of(self, other: Method) -> bool:
         """Return whether every run of another method began from its weights, which are then as they are."""
         folders = [train.root.resolve() for train in self.trains]
-        return len(self.members) == len(folders) == 1 and all(member.base == folders[0] for member in other.members)
+        begun = [member.train.base_run() if member.train else None for member in other.members]
+        return len(self.members) == len(folders) == 1 and all(of and of.root.resolve() == folders[0] for of in begun)
 
     def is_named(self, word: str) -> bool:
-        """Return whether a word is its name, its preset, or one of its runs by name or folder."""
-        if word in (self.name, self.preset, *(member.name for member in self.members)):
-            return True
-        with suppress(UserError):  # no folder of that name
-            folder = resolve(word).resolve()
-            return folder in {
-                root.resolve() for root in (*(r.folder for r in self.runs), *(t.root for t in self.trains))
-            }
-        return False
+        """Return whether a word is its name, or names one of its runs."""
+        return word == self.name or any(member.is_named(word) for member in self.members)
 
 
 def members_of(runs: Sequence[EvalRun], trains: Iterable[TrainFolder]) -> list[Member]:
@@ -260,7 +258,7 @@ def group(
 
 def named_by(word: str, members: Iterable[Member]) -> list[Member]:
     """Return the runs that a word names: by name, pattern or folder."""
-    return [m for m in members if fnmatch.fnmatchcase(m.name, word) or Method("", (m,)).is_named(word)]
+    return [member for member in members if member.is_named(word)]
 
 
 def _read_names(members: list[Member], options: dict[str, Sequence[str]]) -> dict[str, tuple[str, str]]:
@@ -294,12 +292,10 @@ def _config_group(member: Member, members: list[Member]) -> tuple[str, str]:
     if member.settings is None or member.seed is None:
         return alone
     alike = [other for other in members if other.settings == member.settings and other.preset == member.preset]
-    kinds = [other.checkpoint for other in alike if other.run is not None]
-
-    def kind(one: Member) -> str | None:  # a train run that was not evaluated has none: it goes with the first
-        return one.checkpoint if one.run is not None else next(iter(kinds), None)
-
-    alike = [other for other in alike if kind(other) == kind(member) and other.seed is not None]
+    # A train run that was not evaluated has no kind of weights: it goes with the first.
+    first = next((other.checkpoint for other in alike if other.run is not None), None)
+    kind = {other.name: other.checkpoint if other.run is not None else first for other in alike}
+    alike = [other for other in alike if kind[other.name] == kind[member.name] and other.seed is not None]
     # What is of the same training, or seed, as an earlier run is shown apart: it may be compared with it.
     seeds = [other.seed for other in alike[: alike.index(member)]]
     return alone if member.seed in seeds else (CONFIG, alike[0].name)

@@ -120,8 +120,7 @@ def end_of_training(train: TrainFolder) -> dict[str, float | None]:
     for key in ("reward/accuracy", "reward/format", "entropy/mean", "gate/kept", "conflict/fraction"):
         values = curves[key].values if key in curves else None
         out[key] = None if values is None else float(values[-max(1, values.size // 10) :].mean())
-    accuracy = curves.get("reward/accuracy")
-    if accuracy is not None:
+    if (accuracy := curves.get("reward/accuracy")) is not None:
         smooth = running_mean(accuracy.values, max(1, accuracy.values.size // 10))
         out["best accuracy"], out["best step"] = float(smooth.max()), float(accuracy.steps[int(smooth.argmax())])
     return out

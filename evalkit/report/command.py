@@ -53,7 +53,7 @@ class CompareSettings(CommandSettings):
     )
     details: bool = option(False, "Also maj@k, every k, format, median tokens, every test and the end of training.")
     explain: bool = option(False, "Say in full what the numbers mean.")
-    k: str | None = option(None, "The k of the details, e.g. 1,8,16,32,64.")
+    k: list[int] | None = option(None, "The k of the details, e.g. 1,8,16,32,64.")
     scoring: Literal["strict", "lenient"] | None = option(None, "Default: the runs' own headline.")
     format: Literal["table", "markdown", "latex", "csv", "json"] = option("table", "Format of the output.")
     fields: str | None = option(
@@ -85,6 +85,8 @@ class CompareSettings(CommandSettings):
                 if not all(names_of(text)):
                     example = f"e.g. {flag} GTPO=gtpo-s1,gtpo-s2"
                     raise UserError(f'{flag} "{text}": expected NAME=RUN[,RUN...], {example}')
+        if self.k is not None and min(self.k, default=0) < 1:
+            raise UserError("--k must be whole numbers from 1 on, e.g. --k 1,8,64")
         if not self.runs and not self.seeds:
             raise UserError(f"{self.COMMAND} needs RUNS; {self.COMMAND} --help says what they may be")
         if "undecided" in self.given and self.fail_if_worse is None:
@@ -152,15 +154,6 @@ class PlanSettings(CommandSettings):
                 raise UserError(f"--{flag} must be whole numbers from {least} on, e.g. --{flag} {least},{4 * least}")
 
 
-def parse_ks(text: str | None) -> list[int] | None:
-    """`1,8,64` as numbers. Raises UserError."""
-    if text is None:
-        return None
-    if not re.fullmatch(r" *[1-9]\d*( *, *[1-9]\d*)* *", text):
-        raise UserError(f'--k "{text}": expected whole numbers from 1 on, e.g. --k 1,8,64')
-    return [int(part) for part in text.split(",")]
-
-
 def names_of(text: str) -> tuple[str, list[str]]:
     """Split NAME=RUN,RUN; without a name or a run it is empty."""
     name, _, runs = text.partition("=")
@@ -172,13 +165,11 @@ def _every_run(settings: CompareSettings, scored: Mapping[str, str], seeds: Sequ
     from gtpo.evalkit.comparison.methods import members_of, named_by
     from gtpo.runs.find import find_runs
 
-    words = [scored.get(word, word) for word in settings.runs]
-    runs, trains, notes = find_runs(words, allow_incomplete=settings.allow_mismatch) if words else ([], [], [])
-    members = members_of(runs, trains)
+    words, incomplete = [scored.get(word, word) for word in settings.runs], settings.allow_mismatch
+    found = find_runs(words, allow_incomplete=incomplete) if words else ([], [], [])
+    members = members_of(*found[:2])
     further = [word for text in seeds for word in names_of(text)[1] if not named_by(word, members)]
-    if not further:
-        return runs, trains, notes
-    return find_runs([*words, *dict.fromkeys(further)], allow_incomplete=settings.allow_mismatch)
+    return find_runs([*words, *dict.fromkeys(further)], allow_incomplete=incomplete) if further else found
 
 
 def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = None) -> int:
@@ -192,12 +183,11 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         named = map(names_of, texts or ())
         return [f"{name}={','.join((scored or {}).get(word, word) for word in words)}" for name, words in named]
 
-    ks, metrics = parse_ks(settings.k), parse_columns(settings.metric or ())
+    ks, metrics = settings.k, parse_columns(settings.metric or ())
     evals, trains, notes = _every_run(settings, scored or {}, runs_of(settings.seeds))
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
-    from gtpo.evalkit.report.power import FAILS, PASSES, UNDECIDED, gate
-    from gtpo.evalkit.report.summary import TRAINING_UNKNOWN, answer
+    from gtpo.evalkit.report.summary import FAILS, OPEN, PASSES, TRAINING_UNKNOWN, answer, gate
     from gtpo.evalkit.report.writers import as_csv, as_json, as_latex, as_markdown, as_terminal
 
     details = settings.details or ks is not None
@@ -234,7 +224,7 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         for note in (*comparison.all_notes, *(text for _, text in answer(comparison) if TRAINING_UNKNOWN in text)):
             print(f"note: {visible(note)}", file=sys.stderr)
     if settings.html is not None:
-        from gtpo.evalkit.report.payload import write_page
+        from gtpo.evalkit.report.page import write_page
 
         size = write_page(comparison, settings.html, samples_bytes=int(settings.samples_mb * 1e6))
         print(f"page: {settings.html} ({size / 1e6:.1f} MB), open it in any browser", file=sys.stderr)
@@ -249,7 +239,7 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         print(f"figures: {len(written)} files in {settings.figures}", file=sys.stderr)
     for line in lines:
         print(f"gate: {line}", file=sys.stderr)
-    if outcome == UNDECIDED and settings.undecided == "pass":
+    if outcome == OPEN and settings.undecided == "pass":
         print("gate: undecided, which passes (--undecided pass)", file=sys.stderr)
         return 0
     return {PASSES: 0, FAILS: WORSE}.get(outcome, NOT_SHOWN)

@@ -10,10 +10,9 @@ import numpy as np
 
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import METRICS, Column, round_half_up
-from gtpo.evalkit.comparison.compare import MethodComparison, Table
+from gtpo.evalkit.comparison.compare import BETTER, EQUIVALENT, WORSE, Cell, MethodComparison, Table
 from gtpo.evalkit.comparison.training_curves import end_of_training
-from gtpo.evalkit.comparison.verdicts import BETTER, EQUIVALENT, WORSE, Cell, noise_of
-from gtpo.evalkit.design import ENDS, Design, Estimate, Noise, parts, strength
+from gtpo.evalkit.design import Design, Estimate, Noise, parts, strength
 from gtpo.evalkit.statistics import METHODS, PairedDifference
 
 MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}
@@ -24,9 +23,10 @@ class MethodName(NamedTuple):
 
     method: str
     text: str
+    role: str
 
     def __str__(self) -> str:
-        return self.text
+        return self.text + self.role
 
 
 class Texts(NamedTuple):
@@ -98,16 +98,6 @@ def paper_grids(comparison: MethodComparison) -> list[Grid]:
     ]  # fmt: skip
 
 
-def short_grids(comparison: MethodComparison, column: Column) -> list[Grid]:
-    """Return one column of every benchmark, each as a table of its own."""
-    return [
-        Grid(column.label, f"{column.label}, {column.metric.unit}   {header(table)}, {comparison.scoring}",
-             ["method", column.label],
-             [[method_name(comparison, name, baseline=False), _figure(table, name, column)] for name in table.methods])
-        for table in comparison.benchmarks if column in table.columns
-    ]  # fmt: skip
-
-
 def section_grids(comparison: MethodComparison, table: Table) -> list[Grid]:
     """Return every column of a benchmark: one table a metric."""
     grids = []
@@ -127,9 +117,8 @@ def _noise_grid(comparison: MethodComparison, table: Table) -> Grid:
     """What questions, samples and seeds add to each primary comparison, and what twice as many would buy."""
     column, rows = comparison.metrics[0], []
     for name in table.methods:
-        if name != table.baseline and table.baseline is not None and (name, column) in table.cells:
-            measured = noise_of(table, name, table.baseline, column)
-            rows += [[visible(name), *line] for line in _sources(*measured)] if measured else []
+        if (cell := table.cells.get((name, column))) and cell.noise:
+            rows += [[visible(name), *line] for line in _sources(*cell.noise)]
     head = ["method", "noise", "points (80 % range)", "of the variance", "seen with 80 %", "with twice as many"]
     title = f"{header(table)}: where the noise of a difference in {column.label} comes from"
     return Grid(f"{table.title} noise", title, head, rows, "noise")
@@ -137,7 +126,7 @@ def _noise_grid(comparison: MethodComparison, table: Table) -> Grid:
 
 def _sources(noise: Noise, design: Design) -> Iterator[list[str]]:
     """Yield a row for each source: the standard deviation that it gives to a difference, and its share of V."""
-    every = [parts(noise, design, end) for end in ENDS]
+    every = [parts(noise, design, end) for end in range(3)]
     total = sum(max(part, 0.0) for part in every[0]) or 1.0
     planned = noise.at_least_zero(design)
     now = strength(planned, design).detectable()
@@ -201,24 +190,17 @@ _TRAINING = {
 
 def _training_grid(comparison: MethodComparison) -> Grid:
     rows: list[list[Entry]] = []
-    for method in comparison.trained:
-        for member in method.members:
-            if (train := member.train) is None:
-                continue
-            end = {key: value for key, value in end_of_training(train).items() if value is not None}
+    for name, member in ((method.name, member) for method in comparison.trained for member in method.members):
+        if (train := member.train) is not None:
+            end = {"best accuracy": None, "best step": None} | end_of_training(train)
+            end = {key: math.nan if value is None else value for key, value in end.items()}
+            texts = (text.format_map(end).removesuffix("%") for text in _TRAINING.values())
             rows.append([
-                visible(method.name), visible(train.name) + " (collapsed)" * train.collapsed, member.seed, train.preset,
-                *(_fill(text, end) for text in _TRAINING.values()),
+                visible(name), visible(train.name) + " (collapsed)" * train.collapsed, member.seed, train.preset,
+                *(None if "nan" in text else text for text in texts),
             ])  # fmt: skip
     head = ["method", "run", "seed", "preset", *_TRAINING]
     return Grid("training", "Training: mean of the last tenth of the steps", head, rows)
-
-
-def _fill(text: str, values: dict[str, float]) -> str | None:
-    try:
-        return text.format_map(values).removesuffix("%")
-    except KeyError:
-        return None
 
 
 def records(comparison: MethodComparison) -> list[dict[str, Any]]:
@@ -262,8 +244,8 @@ def average(comparison: MethodComparison, method: str, column: Column) -> str | 
     return None if mean is None else text(mean[0]) + ("" if mean[1] is None else f" ±{text(mean[1])}")
 
 
-def method_name(comparison: MethodComparison, name: str, *, baseline: bool = True) -> MethodName:
-    """Return `gtpo · 5 seeds  (baseline)`: a method, how many seeds it has, and whether it is the baseline."""
+def method_name(comparison: MethodComparison, name: str) -> MethodName:
+    """Return `gtpo · 5 seeds`: a method, and how many seeds it has."""
     method = next(m for m in comparison.methods if m.name == name)
     text = visible(name)
     if method.preset and method.preset.lower() not in name.lower():
@@ -271,7 +253,7 @@ def method_name(comparison: MethodComparison, name: str, *, baseline: bool = Tru
     text += f" · {method.counted}" * bool(method.counted)
     lost = sum(train.collapsed for train in method.trains)
     text += f" · {lost} collapsed" * bool(lost)
-    return MethodName(name, text + "  (baseline)" * (baseline and name == comparison.baseline))
+    return MethodName(name, text, "  (baseline)" * (name == comparison.baseline))
 
 
 def caption(comparison: MethodComparison, column: Column) -> str:

@@ -6,32 +6,31 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.terminal import stdout_console, visible
 from gtpo.evalkit.comparison.columns import PASS, Column
 from gtpo.evalkit.comparison.compare import compare
-from gtpo.evalkit.comparison.verdicts import noise_of
 from gtpo.evalkit.design import (
-    ENDS,
     ENOUGH,
     MOST,
+    Chance,
     Design,
-    End,
     Estimate,
     Noise,
     Strength,
     assumed_noise,
     fewest,
+    over_range,
     strength,
 )
 from gtpo.evalkit.report.command import PlanSettings
 from gtpo.evalkit.report.grid import Grid, plain, points_text
-from gtpo.evalkit.report.power import limit_text, range_text
+from gtpo.evalkit.report.summary import limit_text, range_text
 from gtpo.evalkit.report.writers import draw
 from gtpo.runs.find import find_runs
 
@@ -39,8 +38,6 @@ PLAN_SCHEMA_VERSION = 1
 SEEDS, SAMPLES = (3, 5, 10, 20), (1, 4, 16, 64)
 # AIME, a part of MATH, MATH-500, GSM8K.
 QUESTIONS = (30, 100, 500, 1319)
-
-Chance = Callable[[Strength], float]
 
 
 @dataclass(frozen=True)
@@ -67,22 +64,18 @@ class BenchmarkPlan:
 
     def cheapest(self, chance: Chance) -> tuple[Design, Estimate] | None:
         """Return the design that is enough with the fewest seeds, then the fewest completions; and its seeds' range."""
-
-        def enough(design: Design, end: End = "mean") -> bool:
-            return chance(strength(self.noise, design, end=end)) >= ENOUGH
-
-        designs = []
-        for questions, samples in itertools.product(self.questions, self.samples):
-            design = Design(questions, samples, 0)
-            seeds = fewest(design, "seeds", enough) if self.seeds[0] else 0 if enough(design) else None
-            designs += [] if seeds is None else [design._replace(seeds=seeds)]
-        if not designs:
+        designs = [Design(questions, samples, 0) for questions in self.questions for samples in self.samples]
+        if not self.seeds[0]:
+            enough = [design for design in designs if chance(strength(self.noise, design)) >= ENOUGH]
+            return min(
+                ((one, Estimate.exactly(0)) for one in enough), default=None, key=lambda one: self.completions(one[0])
+            )
+        counts = {design: fewest(self.noise, design, "seeds", chance) for design in designs}
+        whole = [design._replace(seeds=int(count)) for design, count in counts.items() if math.isfinite(count)]
+        if not whole:
             return None
-        best = min(designs, key=lambda design: (design.seeds, self.completions(design)))
-        ends = [float(best.seeds)]
-        if best.seeds:
-            ends += [fewest(best, "seeds", partial(enough, end=end)) or math.inf for end in ENDS]
-        return best, Estimate(best.seeds, min(ends), max(ends))
+        best = min(whole, key=lambda design: (design.seeds, self.completions(design)))
+        return best, over_range(lambda end: fewest(self.noise, best, "seeds", chance, end=end))
 
 
 def run_plan(settings: PlanSettings) -> int:
@@ -175,7 +168,7 @@ def _pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
         raise UserError(f"a pilot is two methods or models, and these runs are {len(comparison.methods)}: {names}")
     name = next(method.name for method in comparison.methods if method.name != comparison.baseline)
     for table in comparison.benchmarks:
-        measured = noise_of(table, name, table.baseline, Column(PASS, 1)) if table.baseline else None
+        measured = table.cells[name, Column(PASS, 1)].noise if name in table.methods else None
         if measured is None:
             notes.append(f"{table.benchmark} is no pilot: too few of its questions show a difference of the two")
             continue

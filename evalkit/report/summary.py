@@ -1,18 +1,18 @@
-"""What a comparison says in words: the verdicts, and what the numbers mean."""
+"""What a comparison says in words: the verdicts, what would settle them, the gate, and what the numbers mean."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import METRICS, Column
-from gtpo.evalkit.comparison.compare import MethodComparison, Table
-from gtpo.evalkit.comparison.verdicts import ALPHA, EQUIVALENT, UNDECIDED, VERDICTS
-from gtpo.evalkit.report.grid import covers, difference, join_names, p_text, points
-from gtpo.evalkit.report.power import TARGET, sees
-from gtpo.evalkit.statistics import OUTPUTS, SEEDS_NEEDED, WEIGHTS
+from gtpo.evalkit.comparison.compare import ALPHA, EQUIVALENT, UNDECIDED, VERDICTS, Cell, MethodComparison, Table
+from gtpo.evalkit.design import MOST, Design, Estimate, Noise, limit, needs
+from gtpo.evalkit.report.grid import covers, difference, join_names, p_text, points, points_text
+from gtpo.evalkit.statistics import LEVEL, OUTPUTS, SEEDS_NEEDED, WEIGHTS
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 # A number, or a range of numbers.
@@ -22,6 +22,10 @@ TRAINING_UNKNOWN = "training is not known, so this says nothing about methods"
 _DECLARE = "--seeds NAME=RUN,RUN,RUN declares independent trainings"
 # Difference of the shares of answers that were cut off from which on it is said beside the verdict.
 CUT_OFF = 0.1
+# Without a margin: the difference in points, as a fraction, that an undecided comparison is told how to see.
+TARGET = 0.02
+NOUNS = {"questions": "such questions", "samples": "samples of each question", "seeds": "seeds of each"}
+PASSES, FAILS, OPEN = "passes", "fails", "is undecided"
 
 
 class Sentence(NamedTuple):
@@ -50,14 +54,13 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
     if cell is None or cell.paired is None or cell.verdict is None or table.baseline is None:
         return None
     claim = _claim(cell.verdict, table.baseline, comparison.margin)
-    head = f"{visible(method)} is {claim} on {visible(table.benchmark)}"
     rest = difference(cell.paired, " points")
     rest += f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
     if cell.verdict == EQUIVALENT and cell.p_equivalent is not None:
         rest += f", of equivalence {p_text(cell.p_equivalent)}"
     return Sentence(
-        method, table.benchmark, cell.verdict, head, rest, _advice(comparison, table, method),
-        tuple(_remarks(table, method, table.baseline, comparison.metrics[0])),
+        method, table.benchmark, cell.verdict, f"{visible(method)} is {claim} on {visible(table.benchmark)}", rest,
+        _advice(cell, comparison.margin), tuple(_remarks(table, method, table.baseline, comparison.metrics[0])),
     )  # fmt: skip
 
 
@@ -95,15 +98,80 @@ def _remarks(table: Table, method: str, baseline: str, column: Column) -> Iterat
         yield f"{of_us} of its answers on {where} were cut off at the token limit, and {of_base} of the baseline's."
 
 
-def _advice(comparison: MethodComparison, table: Table, method: str) -> str:
+def _advice(cell: Cell, margin: float | None) -> str:
     """What would settle an undecided comparison; empty if that is more training seeds, or nothing can be said."""
-    cell, margin = table.cells[method, comparison.metrics[0]], comparison.margin
     if cell.verdict != UNDECIDED or cell.paired is None or not cell.paired.judged:
         return ""
     if cell.paired.shown():
         return "Its missing samples could reverse the difference." * (not cell.paired.shown(cell.missing))
-    text = sees(comparison, table, method, margin or TARGET, margin=margin is not None)
+    text = sees(cell, margin or TARGET, margin=margin is not None)
     return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def sees(cell: Cell, target: float, *, margin: bool = False) -> str:
+    """Return what a design sees, and what sees the target or, with `margin`, shows equivalence within it.
+
+    Empty if there is too little to say it.
+    """
+    if cell.noise is None or cell.paired is None:
+        return ""
+    level = cell.paired.level
+    seen, lacks = needs(*cell.noise, lambda of: of.equivalence(target) if margin else of.power(target), level)
+    goal = f"to show equivalence within ±{points(target)}" if margin else f"for {points(target)}"
+    ways = [f"{range_text(n, MOST[lever])} {NOUNS[lever]}" for lever, n in lacks.items() if math.isfinite(n.mean)]
+    text = f"this design sees a difference of {points_text(seen)} points with 80 %"
+    if not lacks:
+        return f"{text}, enough {goal}"
+    text += f"; {goal}: {' or '.join(ways) or 'no number of one of them is enough'}"
+    return "; ".join(filter(None, (text, limit_text(*cell.noise, target, level))))
+
+
+def range_text(count: Estimate, most: int) -> str:
+    """Return `15 (6 to 44)`, to two figures and no fewer; `15` if it was stated."""
+
+    def text(one: float) -> str:
+        if math.isinf(one):
+            return f"more than {most:,}"
+        step: int = 10 ** max(len(str(math.ceil(one))) - 2, 0)
+        return f"{math.ceil(one / step) * step:,}"
+
+    mean, low, high = map(text, count)
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def limit_text(noise: Noise, design: Design, target: float, level: float = LEVEL) -> str:
+    """Return what a benchmark of this size cannot show at all; empty if that is less than the target, or not known."""
+    least = limit(noise.at_least_zero(design), design, level)
+    if least is None or least <= target:
+        return ""
+    what = "samples and seeds" if design.seeds else "samples"
+    shown = "no difference" if math.isinf(least) else f"no less than {100 * least:.1f} points"
+    return f"{design.questions:,} questions show {shown} with any number of {what}"
+
+
+def gate(comparison: MethodComparison, most: float) -> tuple[str, list[str]]:
+    """Ask of each comparison whether a loss of `most`, a fraction, is excluded at one-sided 5 %.
+
+    Returns the outcome, that of the worst, and a line for each; none if nothing is compared. Each must pass, so no
+    level is corrected for their number: all pass by chance no more often than one does.
+    """
+    lines, outcomes = [], []
+    if all(table.baseline is None for table in comparison.benchmarks):
+        return "", []
+    for table in comparison.benchmarks:
+        for name in (method.name for method in comparison.methods if method.name != comparison.baseline):
+            against = f"{visible(name)} against {visible(str(comparison.baseline))} on {visible(table.benchmark)}"
+            cell = table.cells.get((name, comparison.metrics[0]))
+            if cell is None or (d := cell.paired) is None:
+                outcomes.append(OPEN)
+                lines.append(f"{against} {OPEN}, as not both were evaluated on it")
+                continue
+            worse = FAILS if cell.direction < 0 else OPEN
+            outcomes.append(PASSES if d.loses_less(most, cell.moved, comparison.looks) else worse)
+            why = "" if d.judged else ", as training is not known" if not d.known else ", as it has too few seeds"
+            power = sees(cell, most).replace("a difference", "a loss") if d.judged else ""
+            lines.append(f"{against} {outcomes[-1]}{why}: {difference(d, ' points')}{'; ' * bool(power)}{power}")
+    return min(outcomes, key=(FAILS, OPEN, PASSES).index, default=""), lines
 
 
 def sentences(comparison: MethodComparison) -> list[Sentence]:
@@ -114,10 +182,7 @@ def sentences(comparison: MethodComparison) -> list[Sentence]:
 
 def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
     """The verdicts in as few sentences as they fit in: (verdict, sentence). Like verdicts share one."""
-    found = sentences(comparison)
-    if not found:
-        return []
-    lines: list[tuple[str, str]] = []
+    found, lines, several = sentences(comparison), list[tuple[str, str]](), len(comparison.benchmarks)
     for verdict in VERDICTS:
         same = [one for one in found if one.verdict == verdict]
         if len(same) == 1:
@@ -128,13 +193,14 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
             where = tuple(visible(one.benchmark) for one in same if one.method == method)
             places.setdefault(where, []).append(visible(method))
         for where, names in places.items():
-            what = _claim(verdict, comparison.baseline, comparison.margin)
-            every = len(comparison.benchmarks) if len(where) == len(comparison.benchmarks) > 1 else 0
-            place = join_names(where) if not every else "both benchmarks" if every == 2 else f"all {every} benchmarks"
-            lines.append((verdict, f"{join_names(names)} {'is' if len(names) == 1 else 'are'} {what} on {place}."))
+            place = join_names(where)
+            if len(where) == several > 1:
+                place = "both benchmarks" if several == 2 else f"all {several} benchmarks"
+            are, claim = "is" if len(names) == 1 else "are", _claim(verdict, comparison.baseline, comparison.margin)
+            lines.append((verdict, f"{join_names(names)} {are} {claim} on {place}."))
     texts = [(one, text) for one in found for text in one.remarks] + [(one, one.advice) for one in found]
     lines += [("", text) for text in _one_line_each(texts)]
-    if len(comparison.methods) > 2:
+    if found and len(comparison.methods) > 2:
         lines.append(("", "The others are not compared with each other (--baseline NAME)."))
     return lines
 
@@ -182,37 +248,25 @@ def is_judged(comparison: MethodComparison) -> bool:
 
 def legend(comparison: MethodComparison) -> list[str]:
     """What the numbers mean, in full."""
+    estimates = "; ".join(f"{metric.name} is {metric.estimate}" for metric in METRICS if metric.estimate)
     lines = [
-        f"Percent, scoring {comparison.scoring}. [a, b]: 95 % interval over questions and samples, and over training "
-        f"from {SEEDS_NEEDED} seeds on. ±: standard deviation over training seeds. "
-        + "; ".join(f"{metric.name} is {metric.estimate}" for metric in METRICS if metric.estimate)
-        + "."
+        f"{short_legend(comparison)} Percent, scoring {comparison.scoring}. An interval covers training from "
+        f"{SEEDS_NEEDED} seeds on. ±: standard deviation over training seeds. {estimates}."
     ]
-    if any(cell.bounds for table in comparison.benchmarks for cell in table.cells.values()):
-        lines[0] += " {a, b}: the figure if every missing sample were wrong, and if it were right."
     lines += [
         f"{visible(table.benchmark)}: its {table.questions:,} questions have {table.wordings} wordings beside their "
         "numbers. If each wording is one problem in many versions, name it in a column `cluster`."
         for table in comparison.benchmarks if table.wordings
     ]  # fmt: skip
-    if not comparison.baseline:
-        return lines
-    primary = comparison.metrics[0].label
-    against = (
-        f"Baseline: {visible(comparison.baseline)} ({comparison.baseline_reason}). Differences are paired by question"
-    )
-    if not is_judged(comparison):
-        lines.append(f"{against}. None of them is tested: what is known of training allows no verdict.")
-        return lines
-    equal = ""
-    if comparison.margin is not None:
-        equal = f", ≈ equivalent within ±{points(comparison.margin)} points (the interval lies within)"
-    lines.append(
-        f"{against} and tested with t over questions and training seeds. {primary} of each method against the "
-        "baseline is tested on every benchmark, Holm-corrected over the benchmarks: ▲ better or ▼ worse if "
-        f"p <= {ALPHA} after correction{equal}; the intervals are at the level of that correction. Everything else is "
-        "undecided: neither shown nor excluded. Other differences are not tested: their own 95 % interval, and no mark."
-    )
-    if comparison.looks > 1:
-        lines[-1] += f" Each of {comparison.looks} planned looks has its share of the 5 %."
+    if comparison.baseline:
+        tested = "None of them is tested: what is known of training allows no verdict."
+        if is_judged(comparison):
+            tested = (
+                f"Those in {comparison.metrics[0].label} are tested with t over questions and training seeds, and Holm-"
+                f"corrected over the benchmarks: marked if p <= {ALPHA} after correction, as the interval at that "
+                "level says; else undecided, neither shown nor excluded. The others have their own 95 % interval, and "
+                "no mark."
+            )
+        base = f"Baseline: {visible(comparison.baseline)} ({comparison.baseline_reason})"
+        lines.append(f"{base}. Differences are paired by question. {tested}")
     return lines

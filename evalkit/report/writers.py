@@ -2,7 +2,7 @@ r"""A comparison as text: for the terminal, as Markdown, LaTeX, CSV and JSON. Ea
 
 LaTeX is one booktabs table* a grid, for pdfLaTeX, XeLaTeX and LuaLaTeX: it spans the text width of a one-column article
 and both columns of a two-column one, and what is still wider is scaled down to it. Names in scripts other than Latin
-and Greek need XeLaTeX or LuaLaTeX, and a font that has them.
+need XeLaTeX or LuaLaTeX, and a font that has them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.terminal import stacked, visible
-from gtpo.evalkit.comparison.compare import MethodComparison, Table
+from gtpo.evalkit.comparison.columns import Column
+from gtpo.evalkit.comparison.compare import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE, Cell, MethodComparison, Table
 from gtpo.evalkit.comparison.methods import Member, Method
 from gtpo.evalkit.comparison.training_curves import end_of_training
-from gtpo.evalkit.comparison.verdicts import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE, noise_of
-from gtpo.evalkit.design import ENDS, Parts, parts
+from gtpo.evalkit.design import Parts, parts
 from gtpo.evalkit.report.grid import (
     Entry,
     Figure,
     Grid,
     detail_grids,
     difference,
+    header,
+    method_name,
     p_text,
     paper_grids,
     plain,
     records,
-    short_grids,
 )
 from gtpo.evalkit.report.summary import answer, is_judged, legend, sentences, short_legend
 
@@ -65,7 +66,7 @@ def as_terminal(
     parts += [Text(f"note: {visible(note)}", style="yellow") for note in comparison.all_notes]
     metrics = comparison.metrics if details or comparison.metrics_chosen else comparison.metrics[:1]
     for column in metrics if comparison.tables else []:
-        parts += _draw_short(short_grids(comparison, column), width)
+        parts += _draw_short(comparison, column, width)
     for grid in detail_grids(comparison, details):
         parts += [Text(""), draw(grid, width)]
     if comparison.tables:
@@ -76,33 +77,32 @@ def as_terminal(
     return Group(*parts)
 
 
-def _draw_short(grids: list[Grid], width: int) -> list[RenderableType]:
-    """Draw tables of one figure a row without frames, in columns of the same width: method, figure, difference."""
+def _draw_short(comparison: MethodComparison, column: Column, width: int) -> list[RenderableType]:
+    """Draw one column of every benchmark without frames, each line as wide: method, figure, difference."""
     from rich.table import Table as Drawn
     from rich.text import Text
 
-    blocks = [
-        (grid.title, [
-            (str(name), _join(figure.texts.value, figure.texts.interval, figure.texts.bounds),
-             "baseline" if figure.method == figure.table.baseline else figure.texts.change, figure.cell.verdict or "")
-            for name, figure in grid.rows if isinstance(figure, Figure)
-        ])
-        for grid in grids
-    ]  # fmt: skip
-    rows = [row for _, rows in blocks for row in rows]
-    names, values, changes = (max((len(row[i]) for row in rows), default=0) for i in range(3))
+    tables = [table for table in comparison.benchmarks if column in table.columns]
+    blocks = []
+    for figures in ([Figure(table, name, column) for name in table.methods] for table in tables):
+        blocks.append([
+            (method_name(comparison, figure.method).text, _join(of.value, of.interval, of.bounds),
+             "baseline" if figure.method == figure.table.baseline else of.change, figure.cell.verdict or "")
+            for figure in figures for of in [figure.texts]
+        ])  # fmt: skip
+    names, values, changes = (max((len(row[i]) for rows in blocks for row in rows), default=0) for i in range(3))
     room = max(12, min(names, width - values - changes - 6))
     parts: list[RenderableType] = []
-    for title, rows in blocks:
-        parts.append(Text(title, style="bold"))
+    for table, rows in zip(tables, blocks, strict=True):
+        title = f"{column.label}, {column.metric.unit}   {header(table)}, {comparison.scoring}"
         drawn = Drawn.grid(padding=(0, 2, 0, 0))
         drawn.add_column(width=room + 2, overflow="fold")
-        drawn.add_column(min_width=values, no_wrap=True)
-        drawn.add_column(min_width=changes, no_wrap=True)
+        for least in (values, changes):
+            drawn.add_column(min_width=least, no_wrap=True)
         for name, value, change, verdict in rows:
             lines = Text("\n".join(f"  {line}" for line in wrap(name, room)))
             drawn.add_row(lines, value, Text(change, style=STYLES.get(verdict, "")))
-        parts.append(drawn)
+        parts += [Text(title, style="bold"), drawn]
     return parts
 
 
@@ -179,15 +179,6 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "'": r"\textquotesingle{}", "·": r"$\cdot$", "±": r"$\pm$", "×": r"$\times$", "–": "--", "-": "{-}",
     "▲": r"$\uparrow$", "≈": r"$\approx$", "▼": r"$\downarrow$", "†": r"$\dagger$",
 }  # fmt: skip
-_GREEK = (
-    "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon varphi chi "
-    "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
-)
-# As mathematics, which every engine sets.
-_LATEX |= {
-    letter: rf"\ensuremath{{\{name}}}"
-    for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ", _GREEK.split(), strict=True)
-}
 
 
 def latex_text(text: str) -> str:
@@ -200,7 +191,7 @@ def as_latex(comparison: MethodComparison, *, details: bool = False) -> str:
     lines = [r"% \usepackage{booktabs,graphicx,textcomp}"]
     lines += [f"% note: {visible(note)}" for note in comparison.all_notes]
     lines += [f"% verdict: {one.head}: {one.rest}. {one.further}".rstrip() for one in sentences(comparison)]
-    lines += [f"% {line.replace('▲ better or ▼ worse', '* better or † worse')}" for line in legend(comparison)]
+    lines += [f"% {line.replace('▲ better, ▼ worse', '* better, † worse')}" for line in legend(comparison)]
     stars = ""
     if is_judged(comparison):
         equal = "≈ equivalent; " * (comparison.margin is not None)
@@ -292,24 +283,17 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
     def seed_means(table: Table, name: str) -> dict[str, list[Any]]:
         return {c.label: [plain(mean) for mean in table.cells[name, c].value.seed_means] for c in table.columns}
 
-    def noise(table: Table, name: str) -> dict[str, list[float]] | None:
-        measured = noise_of(table, name, str(table.baseline), comparison.metrics[0])
-        if measured is None:
-            return None
-        every = [parts(*measured, end) for end in ENDS]
-        return {source: [getattr(each, source) for each in every] for source in Parts._fields}
+    def noise(cell: Cell) -> dict[str, list[float]] | None:
+        every = [parts(*cell.noise, end) for end in range(3)] if cell.noise else []
+        return {source: [getattr(each, source) for each in every] for source in Parts._fields} if every else None
 
+    primary, own = comparison.metrics[0], ("scoring", "baseline", "baseline_reason", "margin", "looks", "notes")
     return {
         "schema_version": JSON_SCHEMA_VERSION,
-        "scoring": comparison.scoring,
-        "baseline": comparison.baseline,
-        "baseline_reason": comparison.baseline_reason,
+        **{name: getattr(comparison, name) for name in own},
         "alpha": ALPHA,
-        "margin": comparison.margin,
-        "looks": comparison.looks,
         "metrics": [column.label for column in comparison.metrics],
-        "primary_metric": comparison.metrics[0].label,
-        "notes": comparison.notes,
+        "primary_metric": primary.label,
         "settings": comparison.shared_settings,
         "methods": [
             {"name": method.name, "preset": method.preset or None, "seeds_declared": method.declared,
@@ -320,7 +304,8 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
             {"benchmark": table.benchmark, "group": table.group or None, "questions": table.questions,
              "samples": table.samples, "notes": table.notes,
              "seed_means": {name: seed_means(table, name) for name in table.methods},
-             "noise": {name: noise(table, name) for name in table.methods if table.baseline not in (None, name)}}
+             "noise": {name: noise(table.cells[name, primary]) for name in table.methods
+                       if table.baseline not in (None, name)}}
             for table in comparison.tables
         ],
         "records": records(comparison),

@@ -23,8 +23,7 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison import columns
 from gtpo.evalkit.comparison import compare as compare_module
 from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column, Metric
-from gtpo.evalkit.comparison.compare import compare
-from gtpo.evalkit.comparison.verdicts import BETTER, UNDECIDED
+from gtpo.evalkit.comparison.compare import BETTER, UNDECIDED, compare
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION
 from gtpo.evalkit.report import grid
 from gtpo.evalkit.statistics import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -27,7 +28,7 @@ from gtpo.evalkit.design import (
     parts,
     strength,
 )
-from gtpo.evalkit.statistics import differences
+from gtpo.evalkit.statistics import LEVEL, differences
 from gtpo.runs.find import find_runs
 
 SEED = 20261128
@@ -90,18 +91,18 @@ def test_one_sample_of_two_models_tells_nothing_apart() -> None:
 
 def test_what_a_design_lacks_is_what_gives_it_eighty_percent() -> None:
     design = Design(100, 4, 3)
-    sees, lacks = needs(NOISE, design, 0.05)
+    sees, lacks = needs(NOISE, design, lambda of: of.power(0.05), LEVEL)
     for lever, count in lacks.items():
-        if count is not None:
+        if math.isfinite(count.mean):
             enough = strength(NOISE, design._replace(**{lever: int(count.mean)})).power(0.05)
             assert ENOUGH <= enough < ENOUGH + 0.08, lever
-    assert lacks["samples"] is None
+    assert math.isinf(lacks["samples"].mean)
     least = limit(NOISE, design)
     assert least is not None
     assert least < sees.mean
-    assert needs(NOISE, design, 0.9)[1] == {}
+    assert needs(NOISE, design, lambda of: of.power(0.9), LEVEL)[1] == {}
     assert limit(replace(NOISE, samples=None), design._replace(seeds=0)) is None, "samples are among the questions"
-    assert fewest(design, "samples", lambda one: False) is None
+    assert fewest(NOISE, design, "samples", lambda of: 0.0) == math.inf
     # An estimate may be below 0: a plan has none that is, and the same V for its pilot.
     for values in ((-0.002, 0.03, 0.3, -1e-5), (0.02, -0.03, 0.3, 1e-4), (-0.01, -0.01, 0.3, 1e-4)):
         pilot = Noise(*(Estimate.exactly(value) for value in values))
