@@ -27,9 +27,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.evalkit.comparison.methods import members_of
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2
-from gtpo.evalkit.report.excerpts import choose_groups, shorten
-from gtpo.evalkit.report.page import SHARED, render, segments
-from gtpo.evalkit.report.payload import training_payload
+from gtpo.evalkit.report.page import SHARED, choose_groups, render, segments, shorten, training_payload
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_folder import Sample, read_problems, read_table, sample_parts
 from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, EvalRecord, read_record

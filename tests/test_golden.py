@@ -21,7 +21,7 @@ from trl import GRPOConfig
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.evalkit.comparison.compare import compare
-from gtpo.evalkit.report.payload import payload, write_page
+from gtpo.evalkit.report.page import payload, write_page
 from gtpo.evalkit.view import Runs, samples
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION

@@ -1,7 +1,7 @@
 """The figures of `gtpo compare --figures`: PDF, SVG and PNG, as in the paper's figures 1, 2, 3, 4 and 10.
 
 curves-<benchmark>    pass@k and maj@k over k with 95 % bands (figures 2 below, 3)
-differences           paired differences to the baseline with 95 % intervals, all benchmarks
+differences           the primary metric's paired differences to the baseline with their intervals, all benchmarks
 training              accuracy, format, entropy with the ln 2 line, share kept by the gate, share of conflict
                       tokens, KL if there is one, over the steps; a band from the least to the largest seed of a
                       method (figures 1, 2 above, 4, 10)
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,9 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import write_bytes
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import METRICS
-from gtpo.evalkit.comparison.compare import MethodComparison
+from gtpo.evalkit.comparison.compare import MethodComparison, Table
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2, Band, bands, read_curves, running_mean
-from gtpo.evalkit.report.payload import POINTS, curve_ks, curves_over_k, key_columns
+from gtpo.evalkit.report.page import POINTS, curve_ks, curves_over_k
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,11 +54,10 @@ def write_figures(comparison: MethodComparison, folder: Path) -> list[Path]:
     with matplotlib.rc_context(STYLE):
         for name, figure in _figures(comparison):
             for kind, metadata in (("png", None), ("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
-                path = folder / f"{name}.{kind}"
                 out = io.BytesIO()
                 figure.savefig(out, format=kind, metadata=metadata)
-                write_bytes(path, out.getvalue())
-                written.append(path)
+                written.append(folder / f"{name}.{kind}")
+                write_bytes(written[-1], out.getvalue())
     if not written:
         raise UserError("--figures: these runs hold neither evaluations nor training metrics to draw")
     return written
@@ -66,25 +65,39 @@ def write_figures(comparison: MethodComparison, folder: Path) -> list[Path]:
 
 def _figures(comparison: MethodComparison) -> Iterator[tuple[str, Figure]]:
     """Yield (file name, figure)."""
-    for table in comparison.tables:
-        if not table.group:
-            yield f"curves-{re.sub(r'[^A-Za-z0-9._-]+', '-', table.benchmark)}", _curves(comparison, table)
-    if any(table.baseline for table in comparison.tables):
-        yield "differences", _differences(comparison)
+    names = dict.fromkeys(method.name for method in (*comparison.methods, *comparison.trained))
+    styles = {name: {"color": COLOURS[i % 8], "linestyle": DASHES[i % 8]} for i, name in enumerate(names)}
+    for table in comparison.benchmarks:
+        yield f"curves-{re.sub(r'[^A-Za-z0-9._-]+', '-', table.benchmark)}", _curves(table, comparison.scoring, styles)
+    if any(table.baseline for table in comparison.benchmarks):
+        yield "differences", _differences(comparison, styles)
     # Entropy and loss of supervised training are taken on the targets: another quantity.
     rl = [method for method in comparison.trained if not any(train.preset == "sft" for train in method.trains)]
     found = {method.name: bands(list(map(read_curves, method.trains)), POINTS) for method in rl}
     if any(key in of for of in found.values() for key in PANELS):
-        yield "training", _training(comparison, found)
+        yield "training", _training(found, styles)
 
 
-def _styles(comparison: MethodComparison) -> dict[str, dict[str, Any]]:
-    """Line style of each method."""
-    names = dict.fromkeys(method.name for method in (*comparison.methods, *comparison.trained))
-    return {name: {"color": COLOURS[i % 8], "linestyle": DASHES[i % 8]} for i, name in enumerate(names)}
+def _panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, each of this size in inches."""
+    from matplotlib.figure import Figure
+
+    lines = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * lines + 0.5), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).ravel().tolist()
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, panels[:count]
 
 
-def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
+def _line(axes: Axes, x: Any, curve: Any, name: str, style: dict[str, Any]) -> None:
+    """Draw a method's mean over x with its band. curve: mean, low, high."""
+    mean, low, high = curve
+    axes.plot(x, mean, label=label(name), linewidth=1.7, **style)
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.13, linewidth=0)
+
+
+def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
     """One legend for all panels."""
     handles: dict[Any, Any] = {}
     for axes in panels:
@@ -92,105 +105,62 @@ def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=min(4, max(1, len(handles))))
 
 
-def _curves(comparison: MethodComparison, table: Any) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+def _curves(table: Table, scoring: str, styles: dict[str, dict[str, Any]]) -> Figure:
     by_k = [metric for metric in METRICS if metric.by_k]
-    panels = figure.subplots(1, len(by_k))
-    styles = _styles(comparison)
-    found, ks = curves_over_k(table), curve_ks(table)
+    figure, panels = _panels(len(by_k), len(by_k), 3.6, 2.7)
+    found = curves_over_k(table)
     for axes, metric in zip(panels, by_k, strict=True):
-        for name in table.methods:
-            mean, low, high = 100 * np.array(found[name][metric.name]).T
-            axes.plot(ks, mean, label=label(name), linewidth=1.7, **styles[name])
-            axes.fill_between(ks, low, high, color=styles[name]["color"], alpha=0.12, linewidth=0)
+        for name, of in found.items():
+            _line(axes, curve_ks(table), 100 * np.array(of[metric.name]).T, name, styles[name])
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("k")
         axes.set_title(f"{metric.title}, %")
-    figure.suptitle(
-        f"{label(table.benchmark)}: {table.questions:,} questions, n = {table.samples}, {comparison.scoring}",
-        fontsize=9,
-    )
-    _legend(figure, panels[:1])
+    about = f"{table.questions:,} questions, n = {table.samples}, {scoring}"
+    figure.suptitle(f"{label(table.benchmark)}: {about}", fontsize=9)
+    _legend(figure, panels)
     return figure
 
 
-def _differences(comparison: MethodComparison) -> Figure:
-    from matplotlib.figure import Figure
-
-    tables = [table for table in comparison.benchmarks if table.baseline]
-    styles = _styles(comparison)
-    keys = [key_columns(comparison, table) for table in tables]
-    rows, most = max(len(table.methods) - 1 for table in tables), max(map(len, keys))
-    figure = Figure(figsize=(2.1 * most + 1, 0.9 + len(tables) * (0.55 + 0.26 * rows)), layout="constrained")
-    # Every panel is in points of the same table: one scale per benchmark.
-    grid = figure.subplots(len(tables), most, squeeze=False, sharex="row")
-    for line, table, columns in zip(grid, tables, keys, strict=True):
+def _differences(comparison: MethodComparison, styles: dict[str, dict[str, Any]]) -> Figure:
+    tables, primary = [table for table in comparison.benchmarks if table.baseline], comparison.metrics[0]
+    figure, panels = _panels(len(tables), 1, 5.5, 0.55 + 0.26 * max(len(table.methods) for table in tables))
+    for axes, table in zip(panels, tables, strict=True):
         others = [name for name in table.methods if name != table.baseline]
-        for i, axes in enumerate(line):
-            if i >= len(columns):
-                axes.set_visible(False)
-                continue
-            axes.axvline(0, color="#918c83", linewidth=1)
-            for y, name in enumerate(others):
-                cell = table.cells[name, columns[i]]
-                if cell.paired is None:
-                    continue
-                d, color = cell.paired, styles[name]["color"]
+        axes.axvline(0, color="#918c83", linewidth=1)
+        for y, name in enumerate(others):
+            cell, color = table.cells[name, primary], styles[name]["color"]
+            if (d := cell.paired) is not None:
                 axes.plot([100 * d.low, 100 * d.high], [y, y], color=color, linewidth=2.2)
                 face = color if cell.direction else "white"
                 axes.plot([100 * d.difference], [y], "o", color=color, markerfacecolor=face, markersize=6)
-            axes.set_yticks(range(len(others)), [label(name) if i == 0 else "" for name in others])
-            axes.set_ylim(len(others) - 0.5, -0.5)
-            axes.set_title(f"{label(table.benchmark) if i == 0 else ''}\n{columns[i].label}")
-            axes.tick_params(axis="y", length=0)
-            axes.grid(axis="y", visible=False)
-    primary = comparison.metrics[0].label
-    note = f"points against {label(str(comparison.baseline))}; filled: {primary} differs after Holm's correction"
-    figure.supxlabel(note, fontsize=8)
+        axes.set_yticks(range(len(others)), map(label, others))
+        axes.set_ylim(len(others) - 0.5, -0.5)
+        axes.set_title(label(table.benchmark))
+        axes.grid(axis="y", visible=False)
+    note = f"points against {label(str(comparison.baseline))}; filled: differs after Holm's correction"
+    figure.supxlabel(f"{primary.label}: {note}", fontsize=8)
     return figure
 
 
-def _training(comparison: MethodComparison, by_method: dict[str, dict[str, Band]]) -> Figure:
-    from matplotlib.figure import Figure
-
-    titles = {metric.key: metric for metric in CURVES}
-    panels = [key for key in PANELS if any(key in found for found in by_method.values())]
-    columns = min(3, len(panels))
-    lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(2.9 * columns, 2.4 * lines + 0.4), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False).ravel()
-    styles = _styles(comparison)
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
-    for axes, key in zip(grid, panels, strict=False):
-        metric = titles[key]
+def _training(by_method: dict[str, dict[str, Band]], styles: dict[str, dict[str, Any]]) -> Figure:
+    metrics = [
+        metric for metric in CURVES if metric.key in PANELS and any(metric.key in of for of in by_method.values())
+    ]
+    figure, panels = _panels(len(metrics), min(3, len(metrics)), 2.9, 2.4)
+    for axes, metric in zip(panels, metrics, strict=True):
         scale = 100 if metric.unit == "share" else 1
-        for name, found in by_method.items():
-            band = found.get(key)
-            if band is None:
-                continue
-            color = styles[name]["color"]
+        for name, band in ((name, of[metric.key]) for name, of in by_method.items() if metric.key in of):
             window = max(1, band.mean.size // 25)
-            if band.seeds > 1:
-                low, high = running_mean(band.low, window), running_mean(band.high, window)
-                axes.fill_between(band.steps, scale * low, scale * high, color=color, alpha=0.15, linewidth=0)
-            else:
-                axes.plot(band.steps, scale * band.mean, color=color, alpha=0.18, linewidth=0.7)
-            seeds = f" ({band.seeds} seeds)" * (band.seeds > 1)
-            mean = scale * running_mean(band.mean, window)
-            axes.plot(band.steps, mean, linewidth=1.6, label=label(name) + seeds, **styles[name])
-        if key == "entropy/mean":
+            curve = [scale * running_mean(values, window) for values in (band.mean, band.low, band.high)]
+            _line(axes, band.steps, curve, f"{name} ({band.seeds} seeds)" if band.seeds > 1 else name, styles[name])
+        if metric.key == "entropy/mean":
             axes.axhline(LN2, color="#b3341f", linestyle="--", linewidth=1)
-            axes.annotate(
-                "ln 2", (1, LN2), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="#b3341f"
-            )
+            at = (1, LN2)
+            axes.annotate("ln 2", at, xycoords=("axes fraction", "data"), ha="right", va="bottom", color="#b3341f")
         if scale == 100:
             axes.set_ylim(max(axes.get_ylim()[0], -2), min(axes.get_ylim()[1], 102))
-        unit = "%" if metric.unit == "share" else metric.unit
-        axes.set_title(f"{metric.title}, {unit}" if unit else metric.title)
+        axes.set_title(", ".join(filter(None, (metric.title, "%" if scale == 100 else metric.unit))))
         axes.set_xlabel("step")
-    _legend(figure, grid[: len(panels)])
+    _legend(figure, panels)
     return figure

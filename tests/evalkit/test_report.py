@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,8 +21,7 @@ from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.comparison.training_curves import read_curves
 from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.evalkit.report import figures
-from gtpo.evalkit.report.excerpts import choose_groups, choose_samples
-from gtpo.evalkit.report.page import inert_json, render
+from gtpo.evalkit.report.page import choose_groups, choose_samples, inert_json, render
 from gtpo.runs.find import find_runs
 from gtpo.runs.train_run import TrainFolder
 
@@ -148,30 +146,25 @@ def test_figures_are_written_and_repeat(page_home: Path, monkeypatch: pytest.Mon
 
 
 def test_sample_is_bounded_and_shows_each_verdict(page_home: Path) -> None:
-    runs, _, _ = find_runs([str(page_home / "results/eval" / name) for name in ("grpo-1", "gtpo-1")])
-
-    parts = [run.questions("arithmetic", "strict") for run in runs]
-    ids = [str(i) for i in parts[0].ids]
-    rates = np.stack([part.correct / part.n for part in parts])
-    methods = {run.name: [run] for run in runs}
-    few, held = choose_samples(methods, "arithmetic", ids, rates, scoring="strict", samples=8, budget=8_000)
+    runs, trains, _ = find_runs([str(page_home / "results/eval" / name) for name in ("grpo-1", "gtpo-1")])
+    (table, _) = compare(runs, trains).tables
+    parts = [part for (part,) in table.parts.values()]
+    few, held = choose_samples(table, "strict", 8_000)
     assert 1 <= len(few["shown"]) < 30
     assert not few["complete"]
     samples, answers = held["samples"], held["answers"]
-    size = sum(len(s[6]) for q in samples.values() for run in q.values() for s in run)
-    assert size <= 8_000
+    assert sum(len(s[6]) for q in samples.values() for run in q.values() for s in run) <= 8_000
     for q in few["shown"]:
-        for r in range(len(runs)):
+        for r, part in enumerate(parts):
             verdicts = [s[1] for s in samples[str(q)][str(r)]]
             assert len(verdicts) == 4
-            right = parts[r].correct[q]
-            assert ("CORRECT" in verdicts) == (right > 0)
-            assert any(verdict != "CORRECT" for verdict in verdicts) == (right < 8)
+            assert ("CORRECT" in verdicts) == (part.correct[q] > 0)
+            assert any(verdict != "CORRECT" for verdict in verdicts) == (part.correct[q] < 8)
     votes = answers[str(few["shown"][0])]["0"]
     assert sum(count for *_, count in votes) == 8  # of all samples, not of those shown
-    every, all_held = choose_samples(methods, "arithmetic", ids, rates, scoring="strict", samples=8, budget=10**7)
+    every, all_held = choose_samples(table, "strict", 10**7)
     assert every["complete"]
-    assert all(len(all_held["samples"][str(q)][str(r)]) == 8 for q in range(len(ids)) for r in range(len(runs)))
+    assert {len(part) for of in all_held["samples"].values() for part in of.values()} == {8}
 
 
 def test_runs_without_their_samples_still_make_a_page(tmp_path: Path) -> None:

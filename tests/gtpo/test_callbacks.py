@@ -35,7 +35,7 @@ from gtpo.config import BuiltModel
 from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.comparison.training_curves import read_curves
 from gtpo.evalkit.engines.model_ref import resolve_model
-from gtpo.evalkit.report.excerpts import choose_groups
+from gtpo.evalkit.report.page import choose_groups
 from gtpo.inputs.model import rounded_away, savable_generation_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.rewards.data.problem import Problem
