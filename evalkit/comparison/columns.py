@@ -1,4 +1,4 @@
-"""What a comparison measures: every metric is one entry of METRICS, and each table, format and page reads it there.
+"""What a comparison measures, and its cells: every metric is one entry of METRICS, which each output reads there.
 
 A metric that is tested is a mean over questions of scores in [0, 1]: it has an interval and is compared question by
 question. One that is not only describes a run: the median of its values, without an interval or a difference.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, SupportsFloat
@@ -17,9 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
+from gtpo.evalkit.design import Design, Noise
+from gtpo.evalkit.statistics import METHODS, MethodMean, PairedDifference
 from gtpo.runs.find import Questions
 
 Array = NDArray[np.float64]
+
+# Family-wise error rate of one method's primary comparisons.
+ALPHA = 0.05
+BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
+VERDICTS = (BETTER, WORSE, EQUIVALENT, UNDECIDED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +107,89 @@ class Column(NamedTuple):
     def place(self) -> tuple[int, int]:
         """Return where it stands among the columns of a table."""
         return METRICS.index(self.metric), self.k
+
+
+@dataclass
+class Cell:
+    """One method's value of one column, and how it differs from the baseline (None for the baseline itself)."""
+
+    value: MethodMean
+    paired: PairedDifference | None = None
+    # The mean if every missing sample were wrong, and if it were right; None if none is missing.
+    bounds: tuple[float, float] | None = None
+    # How far missing samples of this method and of the baseline could move the difference, down and up.
+    missing: tuple[float, float] = (0.0, 0.0)
+    # Checkpoints of one of its trainings that were evaluated on these questions, the most of any; 1 if none was chosen
+    # among them. And how far their mean lies above `value`.
+    checkpoints: int = 1
+    to_mean: float = 0.0
+    # How far the difference would move if both sides scored as their checkpoints do in the mean.
+    selected: float = 0.0
+    # Where the noise of the difference comes from, and the design that it was measured by; of the primary metric only.
+    noise: tuple[Noise, Design] | None = None
+    primary: bool = False
+    # Holm's, within the method's primary comparisons; None for an exploratory difference, and if too few seeds are
+    # known to judge.
+    p_corrected: float | None = None
+    # The same, of equivalence within the margin; None without a margin.
+    p_equivalent: float | None = None
+
+    @property
+    def unknown(self) -> tuple[float, float]:
+        """How far missing samples could move the mean, down and up."""
+        low, high = self.bounds or (self.value.mean, self.value.mean)
+        return low - self.value.mean, high - self.value.mean
+
+    @property
+    def moved(self) -> tuple[float, float]:
+        """How far the difference could move, down and up: a verdict holds at both ends."""
+        return self.missing[0] + min(self.selected, 0.0), self.missing[1] + max(self.selected, 0.0)
+
+    @property
+    def direction(self) -> int:
+        """1: shown to be better than the baseline, -1: worse, 0: not shown, or exploratory."""
+        return int(self.paired.shown(self.moved)) if self.primary and self.paired is not None else 0
+
+    @property
+    def verdict(self) -> str | None:
+        """One of VERDICTS; None for the baseline and for an exploratory difference."""
+        if not self.primary or self.paired is None:
+            return None
+        if self.direction:
+            return BETTER if self.direction > 0 else WORSE
+        return EQUIVALENT if self.p_equivalent is not None and self.p_equivalent <= ALPHA else UNDECIDED
+
+
+def signed(value: SupportsFloat) -> str:
+    """Return +2.1 for 0.021; +0.0 for what rounds to nothing."""
+    text = round_half_up(100 * float(value), 1)
+    return ("-" if float(value) < 0 and text != "0.0" else "+") + text
+
+
+def difference(paired: PairedDifference, unit: str = "") -> str:
+    """Return +2.1 [+0.7, +3.5]; with a unit +2.1 points [+0.7, +3.5]."""
+    return f"{signed(paired.difference)}{unit} [{signed(paired.low)}, {signed(paired.high)}]"
+
+
+def points(value: float) -> str:
+    """Return 2 for 0.02, 0.5 for 0.005: a margin or a planned difference as it was given."""
+    return f"{100 * value:.4g}"
+
+
+def p_text(p: float) -> str:
+    """Return `p = 0.031`, `p = 0.0004`, `p < 0.0001`."""
+    return "p < 0.0001" if p < 1e-4 else f"p = {round_half_up(p, 2 if p >= 0.1 else 3 if p >= 0.001 else 4)}"
+
+
+def covers(paired: PairedDifference) -> str:
+    """Return what the test of a difference covers."""
+    return "seeds, questions and samples" if paired.scope == METHODS else "questions and samples"
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return `a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def round_half_up(value: float, digits: int) -> str:

@@ -17,16 +17,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.evalkit.comparison.columns import MAJ, METRICS, PASS, Array, Column
+from gtpo.evalkit.comparison.columns import ALPHA, MAJ, METRICS, PASS, Array, Cell, Column
 from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
-from gtpo.evalkit.comparison.questions import Shared, name_alike, share_questions
+from gtpo.evalkit.comparison.questions import Table, name_alike, share_questions
 from gtpo.evalkit.comparison.verdicts import Cell
 from gtpo.evalkit.design import Design, Noise, measure_noise, parts
 from gtpo.evalkit.statistics import (
@@ -42,79 +42,8 @@ from gtpo.evalkit.statistics import (
 from gtpo.runs.find import EvalRun
 from gtpo.runs.train_run import TrainFolder
 
-# Family-wise error rate of one method's primary comparisons.
-ALPHA = 0.05
-BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
-VERDICTS = (BETTER, WORSE, EQUIVALENT, UNDECIDED)
-
 # The default baseline: the first of these presets (none: a model that was not trained here), else the first given.
 BASELINE_ORDER = ("grpo", "sft", "")
-
-
-@dataclass
-class Cell:
-    """One method's value of one column, and how it differs from the baseline (None for the baseline itself)."""
-
-    value: MethodMean
-    paired: PairedDifference | None = None
-    # The mean if every missing sample were wrong, and if it were right; None if none is missing.
-    bounds: tuple[float, float] | None = None
-    # How far missing samples of this method and of the baseline could move the difference, down and up.
-    missing: tuple[float, float] = (0.0, 0.0)
-    # Checkpoints of one of its trainings that were evaluated on these questions, the most of any; 1 if none was chosen
-    # among them. And how far their mean lies above `value`.
-    checkpoints: int = 1
-    to_mean: float = 0.0
-    # How far the difference would move if both sides scored as their checkpoints do in the mean.
-    selected: float = 0.0
-    # Where the noise of the difference comes from, and the design that it was measured by; of the primary metric only.
-    noise: tuple[Noise, Design] | None = None
-    primary: bool = False
-    # Holm's, within the method's primary comparisons; None for an exploratory difference, and if too few seeds are
-    # known to judge.
-    p_corrected: float | None = None
-    # The same, of equivalence within the margin; None without a margin.
-    p_equivalent: float | None = None
-
-    @property
-    def unknown(self) -> tuple[float, float]:
-        """How far missing samples could move the mean, down and up."""
-        low, high = self.bounds or (self.value.mean, self.value.mean)
-        return low - self.value.mean, high - self.value.mean
-
-    @property
-    def moved(self) -> tuple[float, float]:
-        """How far the difference could move, down and up: a verdict holds at both ends."""
-        return self.missing[0] + min(self.selected, 0.0), self.missing[1] + max(self.selected, 0.0)
-
-    @property
-    def direction(self) -> int:
-        """1: shown to be better than the baseline, -1: worse, 0: not shown, or exploratory."""
-        return int(self.paired.shown(self.moved)) if self.primary and self.paired is not None else 0
-
-    @property
-    def verdict(self) -> str | None:
-        """One of VERDICTS; None for the baseline and for an exploratory difference."""
-        if not self.primary or self.paired is None:
-            return None
-        if self.direction:
-            return BETTER if self.direction > 0 else WORSE
-        return EQUIVALENT if self.p_equivalent is not None and self.p_equivalent <= ALPHA else UNDECIDED
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table(Shared):
-    """One benchmark (or one subject of it) compared."""
-
-    columns: list[Column]
-    cells: dict[tuple[str, Column], Cell] = field(repr=False)
-    # None if there is nothing to compare with.
-    baseline: str | None
-
-    @property
-    def title(self) -> str:
-        """`math · geometry`."""
-        return f"{self.benchmark} · {self.group}" if self.group else self.benchmark
 
 
 @dataclass(frozen=True)
@@ -219,7 +148,7 @@ def compare(
         )
     largest = min((shared.samples for shared in loaded), default=1)
     shown = list(metrics or dict.fromkeys([Column(PASS, 1), Column(MAJ, largest)]))
-    parts: list[tuple[Shared, list[Column]]] = []
+    parts: list[tuple[Table, list[Column]]] = []
     for shared in loaded:
         shared.check_k(max([column.k for column in shown] + list(ks or [])))
         wanted = choose_ks(shared.samples, ks) if details else []
@@ -257,9 +186,9 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
 class Contrast:
     """A method against another on the questions that both answered."""
 
-    def __init__(self, shared: Shared, a: str, b: str) -> None:
-        self.shared, self.names = shared, (a, b)
-        first, second = shared.by_name[a], shared.by_name[b]
+    def __init__(self, table: Table, a: str, b: str) -> None:
+        self.table, self.names = table, (a, b)
+        first, second = table.by_name[a], table.by_name[b]
         self.known = not (first.doubt or second.doubt)
         # Weights from which all runs of the other side began are as they are, whatever their own training seed.
         self.trained = first.trained and not first.is_base_of(second), second.trained and not second.is_base_of(first)
@@ -270,7 +199,7 @@ class Contrast:
 
         They do if at least PAIRS_NEEDED seeds are common, each once, and these are at least half of either method's.
         """
-        of_a, of_b = (self.shared.by_name[name].seeds(self.shared.runs[name]) for name in self.names)
+        of_a, of_b = (self.table.by_name[name].seeds(self.table.runs[name]) for name in self.names)
         if any(None in of or len(set(of)) < len(of) for of in (of_a, of_b)):
             return None
         # Runs of one seed saw the same problems in the same order: a difference within the pair varies less.
@@ -287,10 +216,10 @@ class Contrast:
 
     def difference(self, column: Column) -> PairedDifference:
         """Return the difference in a column, as its own 95 % comparison."""
-        a, b = self._rows(self.shared.scores, column)
+        a, b = self._rows(self.table.scores, column)
         return differences(
             a[None], b[None], paired=self.common is not None, trained=self.trained, known=self.known,
-            clusters=self.shared.clusters_at(column.k),
+            clusters=self.table.clusters_at(column.k),
         ).at(0)  # fmt: skip
 
     def noise(self, column: Column) -> tuple[Noise, Design] | None:
@@ -299,9 +228,9 @@ class Contrast:
         Unlike numbers of seeds count as the smaller. None if too few questions differ to say it: three quarters of V_Q
         are then the test's prior.
         """
-        clusters, samples = self.shared.clusters_at(column.k), self.shared.samples
-        a, b = self._rows(self.shared.scores, column)
-        sampling = self._rows(self.shared.sampling, column)
+        clusters, samples = self.table.clusters_at(column.k), self.table.samples
+        a, b = self._rows(self.table.scores, column)
+        sampling = self._rows(self.table.sampling, column)
         d, weight = by_cluster(a.mean(axis=0) - b.mean(axis=0), clusters)
         if d.size < 2:
             return None
@@ -316,58 +245,55 @@ class Contrast:
         return (noise, design) if enough else None
 
 
-def mean_cell(shared: Shared, name: str, column: Column) -> Cell:
+def mean_cell(table: Table, name: str, column: Column) -> Cell:
     """A method's mean, its interval, and bounds if samples are missing; the median of a metric that is not tested."""
     if not column.metric.tested:
-        medians = shared.medians(name, column)
+        medians = table.medians(name, column)
         return Cell(MethodMean(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
-    value = method_mean(shared.scores(name, column), clusters=shared.clusters_at(column.k))
-    checkpoints, to_mean = shared.checkpoints(name, column)
-    return Cell(value, bounds=shared.bounds(name, column), checkpoints=checkpoints, to_mean=to_mean)
+    value = method_mean(table.scores(name, column), clusters=table.clusters_at(column.k))
+    checkpoints, to_mean = table.checkpoints(name, column)
+    return Cell(value, bounds=table.bounds(name, column), checkpoints=checkpoints, to_mean=to_mean)
 
 
-def _table(shared: Shared, columns: list[Column], baseline: str | None, primary: Column) -> Table:
-    names, notes = shared.methods, list(shared.notes)
+def _compared(table: Table, columns: list[Column], baseline: str | None, primary: Column) -> Table:
+    """Return a table with its cells."""
+    names, notes = table.methods, list(table.notes)
     if baseline is not None and baseline not in names:
-        notes.append(f"no differences here: the baseline {baseline} was not evaluated on {shared.benchmark}")
+        notes.append(f"no differences here: the baseline {baseline} was not evaluated on {table.benchmark}")
     baseline = baseline if baseline in names and len(names) > 1 else None
-    cells = {key: mean_cell(shared, *key) for key in itertools.product(names, columns)}
+    cells = {key: mean_cell(table, *key) for key in itertools.product(names, columns)}
     for name in names if baseline is not None else ():
         if baseline is None or name == baseline:
             continue
         # What a third method lacks must not change a verdict; in other columns all have the same questions.
-        of_all, of_pair = Contrast(shared, name, baseline), Contrast(shared.pair(name, baseline), name, baseline)
+        of_all, of_pair = Contrast(table, name, baseline), Contrast(table.pair(name, baseline), name, baseline)
         for column in (column for column in columns if column.metric.tested):
             contrast, cell = of_pair if column == primary else of_all, cells[name, column]
-            one, other = (mean_cell(contrast.shared, side, column) for side in (name, baseline))
+            one, other = (mean_cell(contrast.table, side, column) for side in (name, baseline))
             cell.paired, cell.selected = contrast.difference(column), one.to_mean - other.to_mean
             # The worst case of one side meets the best case of the other.
             cell.missing = one.unknown[0] - other.unknown[1], one.unknown[1] - other.unknown[0]
             cell.noise = of_all.noise(column) if column == primary else None
-        both = of_pair.shared
-        if shared.group:
+        both, seeds = of_pair.table, of_pair.common and len(of_pair.common[0])
+        if table.group:
             continue
-        if of_pair.common and len(of_pair.common[0]) < max(len(both.draws(side)) for side in (name, baseline)):
-            notes.append(
-                f"{name} against {baseline}: only the {len(of_pair.common[0])} seeds that both trained are compared"
-            )
-        if both.questions != shared.questions:
-            notes.append(
-                f"{name} against {baseline}: {primary.label} on the {both.questions} questions that they share"
-            )
-    of_shared = {f.name: getattr(shared, f.name) for f in fields(Shared)} | {"notes": notes}
-    return Table(**of_shared, columns=columns, cells=cells, baseline=baseline)
+        if seeds and seeds < max(len(both.draws(side)) for side in (name, baseline)):
+            notes.append(f"{name} against {baseline}: only the {seeds} seeds that both trained are compared")
+        if both.questions != table.questions:
+            on = f"{primary.label} on the {both.questions} questions that they share"
+            notes.append(f"{name} against {baseline}: {on}")
+    return replace(table, columns=columns, cells=cells, baseline=baseline, notes=notes)
 
 
 def _fill(
-    parts: Iterable[tuple[Shared, list[Column]]],
+    parts: Iterable[tuple[Table, list[Column]]],
     baseline: str | None,
     primary: Column,
     margin: float | None,
     looks: int,
 ) -> list[Table]:
     """Make the tables; each method's primary comparisons are corrected jointly over the benchmarks, and marked."""
-    tables = [_table(shared, columns, baseline, primary) for shared, columns in parts]
+    tables = [_compared(table, columns, baseline, primary) for table, columns in parts]
     for method in dict.fromkeys(name for table in tables for name in table.methods):
         cells = [table.cells.get((method, primary)) for table in tables if not table.group]
         _correct_family([cell for cell in cells if cell is not None and cell.paired is not None], margin, looks)

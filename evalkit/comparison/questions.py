@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.comparison.columns import Column
+from gtpo.evalkit.comparison.columns import Cell, Column
 from gtpo.evalkit.comparison.like_for_like import by_run, unscored_notes
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.statistics import FAMILIES, clusters_of, wording
@@ -24,8 +24,8 @@ SAME = "the same questions"
 
 
 @dataclass(frozen=True)
-class Shared:
-    """One benchmark (or one subject of it): the same Q questions for every run of every method."""
+class Table:
+    """One benchmark (or one subject of it): the same Q questions for every run of every method, and what they show."""
 
     benchmark: str
     # Subject or level; empty for the whole benchmark.
@@ -42,6 +42,15 @@ class Shared:
     wordings: int = 0
     # Whether every run has all samples of all questions that any run has.
     even: bool = True
+    columns: list[Column] = field(default_factory=list)
+    cells: dict[tuple[str, Column], Cell] = field(default_factory=dict, repr=False)
+    # None if there is nothing to compare with.
+    baseline: str | None = None
+
+    @property
+    def title(self) -> str:
+        """`math · geometry`."""
+        return f"{self.benchmark} · {self.group}" if self.group else self.benchmark
 
     @property
     def methods(self) -> list[str]:
@@ -136,7 +145,7 @@ class Shared:
         known = [rate for rate in rates if rate is not None]
         return float(np.mean(known)) if len(known) == len(rates) else None
 
-    def pair(self, a: str, b: str) -> Shared:
+    def pair(self, a: str, b: str) -> Table:
         """Return the same of two methods only: what a third one lacks changes nothing between them."""
         if self.even:
             return self
@@ -154,7 +163,7 @@ class Shared:
                         f"eval --k {k} with the same --out adds the missing ones)"
                     )
 
-    def groups(self) -> Iterator[Shared]:
+    def groups(self) -> Iterator[Table]:
         """One part for each subject and level."""
         first = next(iter(self.parts.values()))[0]
         masks = [(subject, first.subject == subject) for subject in sorted(set(first.subject)) if subject]
@@ -167,36 +176,29 @@ class Shared:
 
 def name_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     """The runs, with one name for recorded files of the same questions and golds, which are named after their files."""
-    # Name of a benchmark -> those with most of its questions, itself first: name, (id, gold) of each question.
-    alike: dict[str, list[tuple[str, set[tuple[str, str]]]]] = {}
-    firsts: list[dict[str, str]] = []
-    for run in runs:
-        firsts.append({})
-        for name, entry in run.record.benchmarks.items():
-            if run.record.engine.name != "recorded" or entry.source != run.record.model.source:
-                continue
-            mine = {(p.id, p.answer) for p in run.problems(name).values()}
-            # Most of the smaller one's: a file may have lost rows, or one gold may have been corrected.
-            has_most = (n for n, [(_, of), *_] in alike.items() if 2 * len(mine & of) > min(len(mine), len(of)))
-            first = firsts[-1][name] = next(has_most, name)
-            alike.setdefault(first, []).append((name, mine))
-            if first != name and mine != alike[first][0][1]:
-                notes.append(f"{name} has most of the questions and golds of {first}, and is shown as {first}")
+    golds = {
+        (run.name, name): {(p.id, p.answer) for p in run.problems(name).values()}
+        for run in runs for name, entry in run.record.benchmarks.items()
+        if run.record.engine.name == "recorded" and entry.source == run.record.model.source
+    }  # fmt: skip
+    (_, first), whole = next(iter(golds.items()), (("", ""), set()))
+    # Most of the smaller one's: a file may have lost rows, or one gold may have been corrected.
+    alike = [key for key, mine in golds.items() if 2 * len(mine & whole) > min(len(mine), len(whole))]
+    others = [name for run, name in alike if golds[run, name] != whole]
+    if {name for _, name in alike} <= {first}:
+        return runs
+    notes += [f"{name} has most of the questions and golds of {first}, and is shown as {first}" for name in others]
     # Files are named after models, so their benchmarks are too: a model's name would not tell what was asked.
-    several = (first for first, found in alike.items() if len({name for name, _ in found}) > 1)
-    neutral = next((first for first in several if all(of == alike[first][0][1] for _, of in alike[first])), None)
-    out = []
-    for run, of in zip(runs, firsts, strict=True):
-        shown = {name: SAME if first == neutral else first for name, first in of.items()}
-        if any(name != other for name, other in shown.items()):
-            entries = {shown.get(name, name): entry for name, entry in run.record.benchmarks.items()}
-            stored = {other: name for name, other in shown.items()}
-            run = replace(run, record=run.record.model_copy(update={"benchmarks": entries}), stored=stored)
+    shown, out = first if others else SAME, []
+    for run in runs:
+        for own in [name for name in run.record.benchmarks if (run.name, name) in alike]:
+            entries = {shown if name == own else name: entry for name, entry in run.record.benchmarks.items()}
+            run = replace(run, record=run.record.model_copy(update={"benchmarks": entries}), stored={shown: own})
         out.append(run)
     return out
 
 
-def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: bool) -> Shared:
+def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: bool) -> Table:
     """Load a benchmark; UserError if the runs' questions or golds differ, unless `allow` takes what they share."""
     runs = {m.name: [run for run in m.runs if benchmark in run.benchmarks] for m in methods}
     loaded = [(name, run, run.questions(benchmark, scoring)) for name, found in runs.items() for run in found]
@@ -237,19 +239,19 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
     wordings *= clusters is None and wordings < min(FAMILIES, common.size)
     by_name = {method.name: method for method in methods}
-    shared = Shared(benchmark, "", by_name, parts, runs, notes, scoring, clusters, wordings, even)
+    table = Table(benchmark, "", by_name, parts, runs, notes, scoring, clusters, wordings, even)
     if clusters is not None:
         notes.append(
             f"{clusters.size} questions have {clusters.max() + 1} texts, apart from numbers, or clusters: those "
             "of one count as one question (a `cluster` column says otherwise)"
         )
-    short = int((~shared.having(shared.samples)).sum())
+    short = int((~table.having(table.samples)).sum())
     if short:
         notes.append(
-            f"{short} of {shared.questions} questions have fewer than {shared.samples} scored samples in some run: "
+            f"{short} of {table.questions} questions have fewer than {table.samples} scored samples in some run: "
             f"they count up to the k that they have"
         )
-    return shared
+    return table
 
 
 def _only_unscored(benchmark: str, parts: list[tuple[EvalRun, Questions]]) -> bool:

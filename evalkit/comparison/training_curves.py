@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -47,34 +46,8 @@ CURVES = (
 )
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One metric over the steps of one run: steps [S] and values [S], finite."""
-
-    steps: NDArray[np.float64]
-    values: NDArray[np.float64]
-
-    def thin(self, points: int) -> Band:
-        """At most `points` values, each the mean of a run of neighbouring steps, with the least and the largest."""
-        edges = np.linspace(0, self.steps.size, min(points, self.steps.size) + 1).astype(int)
-        starts, width = edges[:-1], np.diff(edges)
-        steps, means = (np.add.reduceat(of, starts) / width for of in (self.steps, self.values))
-        return Band(steps, means, np.minimum.reduceat(self.values, starts), np.maximum.reduceat(self.values, starts), 1)
-
-
-def read_curves(train: TrainFolder) -> dict[str, Curve]:
-    """The curves of one train run by key; values that are missing, null or not finite leave a gap. Raises UserError."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for step, row in sorted(train.metrics().items()):
-        for key, value in row.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                points.setdefault(key, []).append((float(step), float(value)))
-    return {key: Curve(*np.array(found).T) for key, found in points.items() if key != "step"}
-
-
-@dataclass(frozen=True)
-class Band:
-    """One metric over the steps of a method: the mean over its seeds, and how far they go from it. [S]
+class Band(NamedTuple):
+    """One metric over the steps of a method: the mean over its seeds, and how far they go from it. [S], finite.
 
     low, high: the least and the largest seed; of one seed, the least and the largest of the steps behind a point.
     """
@@ -83,10 +56,28 @@ class Band:
     mean: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-    seeds: int
+    seeds: int = 1
+
+    def thin(self, points: int) -> Band:
+        """At most `points` values, each the mean of a run of neighbouring steps, with the least and the largest."""
+        edges = np.linspace(0, self.steps.size, min(points, self.steps.size) + 1).astype(int)
+        starts, width = edges[:-1], np.diff(edges)
+        steps, means = (np.add.reduceat(of, starts) / width for of in (self.steps, self.mean))
+        return Band(steps, means, np.minimum.reduceat(self.low, starts), np.maximum.reduceat(self.high, starts))
 
 
-def bands(curves: list[dict[str, Curve]], points: int) -> dict[str, Band]:
+def read_curves(train: TrainFolder) -> dict[str, Band]:
+    """The curves of one train run by key; values that are missing, null or not finite leave a gap. Raises UserError."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for step, row in sorted(train.metrics().items()):
+        for key, value in row.items():
+            if key != "step" and type(value) in (int, float) and math.isfinite(value):
+                points.setdefault(key, []).append((float(step), float(value)))
+    return {key: Band(steps, values, values, values) for key, (steps, values) in
+            ((key, np.array(found).T) for key, found in points.items())}  # fmt: skip
+
+
+def bands(curves: list[dict[str, Band]], points: int) -> dict[str, Band]:
     """The curves of a method's train runs by key, at most `points` steps each: those that every seed reached."""
     found = {}
     for key in dict.fromkeys(key for one in curves for key in one):
@@ -97,7 +88,8 @@ def bands(curves: list[dict[str, Curve]], points: int) -> dict[str, Band]:
         steps = steps[(steps >= first) & (steps <= last)]
         if not steps.size:  # the seeds logged no step in common
             continue
-        thin = [Curve(steps, np.interp(steps, curve.steps, curve.values)).thin(points) for curve in own]
+        values = [np.interp(steps, curve.steps, curve.mean) for curve in own]
+        thin = [Band(steps, of, of, of).thin(points) for of in values]
         means = np.stack([band.mean for band in thin])
         of_seeds = Band(thin[0].steps, means.mean(axis=0), means.min(axis=0), means.max(axis=0), len(own))
         found[key] = of_seeds if len(own) > 1 else thin[0]
@@ -118,9 +110,9 @@ def end_of_training(train: TrainFolder) -> dict[str, float | None]:
     curves = read_curves(train)
     out: dict[str, float | None] = {"steps": max((float(curve.steps[-1]) for curve in curves.values()), default=0.0)}
     for key in ("reward/accuracy", "reward/format", "entropy/mean", "gate/kept", "conflict/fraction"):
-        values = curves[key].values if key in curves else None
+        values = curves[key].mean if key in curves else None
         out[key] = None if values is None else float(values[-max(1, values.size // 10) :].mean())
     if (accuracy := curves.get("reward/accuracy")) is not None:
-        smooth = running_mean(accuracy.values, max(1, accuracy.values.size // 10))
+        smooth = running_mean(accuracy.mean, max(1, accuracy.mean.size // 10))
         out["best accuracy"], out["best step"] = float(smooth.max()), float(accuracy.steps[int(smooth.argmax())])
     return out

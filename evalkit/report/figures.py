@@ -21,7 +21,8 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import write_bytes
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import METRICS
-from gtpo.evalkit.comparison.compare import MethodComparison, Table
+from gtpo.evalkit.comparison.compare import MethodComparison
+from gtpo.evalkit.comparison.questions import Table
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2, Band, bands, read_curves, running_mean
 from gtpo.evalkit.report.page import POINTS, curve_ks, curves_over_k
 

@@ -36,13 +36,25 @@ from markdown_it import MarkdownIt
 
 from gtpo.common.files import write_text
 from gtpo.common.terminal import visible
-from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column
-from gtpo.evalkit.comparison.compare import MethodComparison, Table, mean_cell, with_baseline
+from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column, covers
+from gtpo.evalkit.comparison.compare import MethodComparison, mean_cell, with_baseline
 from gtpo.evalkit.comparison.methods import Method
+from gtpo.evalkit.comparison.questions import Table
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2, bands, read_curves
-from gtpo.evalkit.report.grid import Entry, Figure, Grid, MethodName, covers, header, paper_grids, plain, section_grids
 from gtpo.evalkit.report.summary import legend, verdict_sentence
-from gtpo.evalkit.report.writers import as_csv, as_latex, as_markdown
+from gtpo.evalkit.report.writers import (
+    Entry,
+    Figure,
+    Grid,
+    MethodName,
+    as_csv,
+    as_latex,
+    as_markdown,
+    header,
+    paper_grids,
+    plain,
+    section_grids,
+)
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.tables import read_table, sample_parts
 from gtpo.runs.train_run import TrainFolder, read_completions

@@ -29,9 +29,8 @@ from gtpo.evalkit.design import (
     strength,
 )
 from gtpo.evalkit.report.command import PlanSettings
-from gtpo.evalkit.report.grid import Grid, plain, points_text
-from gtpo.evalkit.report.summary import limit_text, range_text
-from gtpo.evalkit.report.writers import draw
+from gtpo.evalkit.report.summary import limit_text, points_text, range_text
+from gtpo.evalkit.report.writers import Grid, draw, plain
 from gtpo.runs.find import find_runs
 
 PLAN_SCHEMA_VERSION = 1

@@ -8,10 +8,23 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gtpo.common.terminal import visible
-from gtpo.evalkit.comparison.columns import METRICS, Column
-from gtpo.evalkit.comparison.compare import ALPHA, EQUIVALENT, UNDECIDED, VERDICTS, Cell, MethodComparison, Table
+from gtpo.evalkit.comparison.columns import (
+    ALPHA,
+    EQUIVALENT,
+    METRICS,
+    UNDECIDED,
+    VERDICTS,
+    Cell,
+    Column,
+    covers,
+    difference,
+    join_names,
+    p_text,
+    points,
+)
+from gtpo.evalkit.comparison.compare import MethodComparison
+from gtpo.evalkit.comparison.questions import Table
 from gtpo.evalkit.design import MOST, Design, Estimate, Noise, limit, needs
-from gtpo.evalkit.report.grid import covers, difference, join_names, p_text, points, points_text
 from gtpo.evalkit.statistics import LEVEL, OUTPUTS, SEEDS_NEEDED, WEIGHTS
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -124,6 +137,12 @@ def sees(cell: Cell, target: float, *, margin: bool = False) -> str:
         return f"{text}, enough {goal}"
     text += f"; {goal}: {' or '.join(ways) or 'no number of one of them is enough'}"
     return "; ".join(filter(None, (text, limit_text(*cell.noise, target, level))))
+
+
+def points_text(spread: Estimate) -> str:
+    """Return `4.2 (3.1 to 6.0)`: points that are seen."""
+    mean, low, high = (f"{100 * one:.1f}" if one <= 1 else "over 100" for one in spread)
+    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def range_text(count: Estimate, most: int) -> str:

@@ -22,10 +22,10 @@ from run_folders import write_eval, write_lines, write_train
 from gtpo.common.errors import UserError
 from gtpo.evalkit.comparison import columns
 from gtpo.evalkit.comparison import compare as compare_module
-from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column, Metric
-from gtpo.evalkit.comparison.compare import BETTER, UNDECIDED, compare
+from gtpo.evalkit.comparison.columns import BETTER, FORMAT, MAJ, METRICS, PASS, UNDECIDED, Column, Metric
+from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.evaluation.scoring import RULES_VERSION
-from gtpo.evalkit.report import grid
+from gtpo.evalkit.report import writers
 from gtpo.evalkit.statistics import (
     OUTPUTS,
     WEIGHTS,
@@ -186,7 +186,7 @@ def test_a_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch, home: Path) -> N
     """What is declared in METRICS is in every output, whatever it is called and however it is written."""
     cut_off = Metric("cut-off", "cut off", lambda of, k: of.truncated / of.n, unit="per mille", digits=2)
     monkeypatch.setattr(columns, "METRICS", (*METRICS, cut_off))
-    for module in (compare_module, grid):
+    for module in (compare_module, writers):
         monkeypatch.setattr(module, "METRICS", columns.METRICS)
     words = ("compare", "demo-grpo", "demo-gtpo", "--details", "--metric", "cut-off")
     for form in ("table", "markdown", "latex", "csv", "json"):

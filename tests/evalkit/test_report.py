@@ -213,7 +213,7 @@ def test_curves_survive_a_killed_write_and_a_resume(tmp_path: Path) -> None:
     lines += ['{"step": 3, "loss": 3.0}', '{"step": 4, "lo']
     (folder / "metrics.jsonl").write_text("\n".join(lines))
     curve = read_curves(TrainFolder(folder))["loss"]
-    assert (curve.steps.tolist(), curve.values.tolist()) == ([1, 3], [1, 3])
+    assert (curve.steps.tolist(), curve.mean.tolist()) == ([1, 3], [1, 3])
     (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step"\n{"step": 2}\n')
     with pytest.raises(UserError, match=r"metrics.jsonl:2: not a JSON object"):
         read_curves(TrainFolder(folder))

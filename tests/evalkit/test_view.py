@@ -27,7 +27,7 @@ from aiohttp.test_utils import TestServer
 from run_folders import HOSTILE, write_eval, write_train
 from test_compare import gtpo
 
-from gtpo.evalkit.comparison.training_curves import Curve
+from gtpo.evalkit.comparison.training_curves import Band
 from gtpo.evalkit.view import Runs, application
 
 IN_A_PROCESS = ("evalkit/view.py",)
@@ -272,7 +272,7 @@ def test_what_is_refused_is_refused_in_any_form(address: str) -> None:
 def test_a_thinned_curve_keeps_its_extremes() -> None:
     values = np.arange(7500) % 10.0
     values[4000] = 1000.0
-    thin = Curve(np.arange(7500.0), values).thin(500)
+    thin = Band(np.arange(7500.0), values, values, values).thin(500)
     assert thin.low.size == thin.high.size == thin.mean.size == 500
     assert (thin.low.min(), thin.high.max()) == (0.0, 1000.0)
     assert np.all((thin.low <= thin.mean) & (thin.mean <= thin.high))

@@ -1,4 +1,4 @@
-// The tables as Python laid them out (evalkit/report/grid.py): a cell is a text, a method, or a figure [benchmark, method, column].
+// The tables as Python laid them out (evalkit/report/writers.py): a cell is a text, a method, or a figure [benchmark, method, column].
 const change = (table, name, i) => table.cells[name]?.[i]?.versus[state.baseline];
 const valueText = (column, x) => x === null ? "–" : rounded(column.unit === "%" ? 100 * x : x, column.digits);
 const intervalText = (low, high, write) => `[${write(low)}, ${write(high)}]`;
