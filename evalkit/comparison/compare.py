@@ -27,7 +27,6 @@ from gtpo.evalkit.comparison.columns import ALPHA, MAJ, METRICS, PASS, Array, Ce
 from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
 from gtpo.evalkit.comparison.methods import Method, group, members_of
 from gtpo.evalkit.comparison.questions import Table, name_alike, share_questions
-from gtpo.evalkit.comparison.verdicts import Cell
 from gtpo.evalkit.design import Design, Noise, measure_noise, parts
 from gtpo.evalkit.statistics import (
     PAIRS_NEEDED,

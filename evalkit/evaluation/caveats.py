@@ -9,7 +9,7 @@ from gtpo.common.log import LOG
 from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, ScoringMetrics
 
 if TYPE_CHECKING:
-    from gtpo.runs.tables import Sample
+    from gtpo.runs.eval_folder import Sample
 
 # Share of completions cut off, or of anything else that should be rare, above which the user is warned.
 CUT_OFF = 0.05

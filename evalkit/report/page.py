@@ -56,7 +56,7 @@ from gtpo.evalkit.report.writers import (
     section_grids,
 )
 from gtpo.rewards.data.problem import Problem
-from gtpo.runs.tables import read_table, sample_parts
+from gtpo.runs.eval_folder import read_table, sample_parts
 from gtpo.runs.train_run import TrainFolder, read_completions
 
 # What the pages of `gtpo compare` and `gtpo view` are both made of.
