@@ -185,6 +185,31 @@ def check_head(device: str, large: bool, head: Any = None) -> Iterator[Outcome]:
         yield Outcome(f"head {dtype}, {path}", value < allowed[0] and gradient < allowed[1], text)
 
 
+def check_fold(device: str, large: bool, fold: Any = None) -> Iterator[Outcome]:
+    """Compare Triton's fold of a tile with torch's."""
+    import torch
+
+    from gtpo import head
+
+    if fold is None:
+        if not (installed("triton") and (device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")):
+            yield Outcome("fold of a tile in Triton", None, "needs triton, and a GPU or TRITON_INTERPRET=1")
+            return
+        from gtpo.triton_head import fold
+    rows, columns = (4096, 16384) if large else (6, 300)
+    draw, results = torch.Generator(device).manual_seed(0), []
+    tiles = 4 * torch.randn(2, rows, columns, generator=draw, device=device)
+    ids = torch.randint(2 * columns, (rows,), generator=draw, device=device)
+    for function in (head.fold, fold):
+        sums, kept = torch.zeros(3, rows, device=device), torch.zeros(rows, 2 * columns, device=device)
+        for start, z in ((0, tiles[0]), (columns, 3 * tiles[1])):  # the second moves the references
+            function(z.clone(), kept[:, start : start + columns], sums, ids, start, head.LAG, kept[:, :start])
+        results.append((*sums, kept))
+    pairs = zip(*results, strict=True)
+    error = float(torch.stack([(one - other).norm() / other.norm() for other, one in pairs]).max())
+    yield Outcome("fold of a tile in Triton", error < 1e-5, f"within {error:.0e} of torch's, {rows} x {columns}")
+
+
 def attention_gradient(kernel: str, device: str, dtype: str) -> Any:
     """Return the gradient of a small model on a padded batch, by a backend of transformers, or a kernel of torch's."""
     import torch
@@ -321,4 +346,4 @@ def check_training(device: str, large: bool, run: Callable[..., Trained] = train
 
 
 Check = Callable[[str, bool], Iterator[Outcome]]
-CHECKS = (check_head, check_attention, check_training)
+CHECKS = (check_head, check_fold, check_attention, check_training)

@@ -15,7 +15,7 @@ import torch
 from gtpo import doctor
 from gtpo.common.errors import UserError
 from gtpo.doctor import Outcome, Trained
-from gtpo.head import head_statistics
+from gtpo.head import fold, head_statistics
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_check(tmp_path):
@@ -58,6 +58,16 @@ def without_its_soft_cap(hidden, lm_head, ids, *, softcap=None, **options):
     return head_statistics(hidden, lm_head, ids, **options)
 
 
+def wrong_fold(z, e, sums, ids, start, lag, earlier):
+    fold(z, e, sums, ids, start, math.inf if start else lag, earlier)
+    sums[2] *= 1.001
+
+
+def fold_with_nan(z, e, sums, ids, start, lag, earlier):
+    fold(z, e, sums, ids, start, lag, earlier)
+    e[0, 0] = math.nan
+
+
 def attention_with_nan(kernel, device, dtype):
     gradient = doctor.attention_gradient(kernel, device, dtype)
     return gradient.index_fill(0, torch.tensor([7]), math.nan) if kernel == "sdpa" else gradient
@@ -88,6 +98,8 @@ FAULTS = {
     "kept column": (doctor.check_head, a_kept_column_off_by_one, "head bfloat16, trained, columns kept"),
     "entropy": (doctor.check_head, without_its_entropy_gradient, "head float32, entropy differentiated"),
     "soft cap": (doctor.check_head, without_its_soft_cap, "head float32, one visit, cap, bias"),
+    "fold": (doctor.check_fold, wrong_fold, "fold of a tile in Triton"),
+    "fold with NaN": (doctor.check_fold, fold_with_nan, "fold of a tile in Triton"),
     "attention": (doctor.check_attention, attention_with_nan, "attention sdpa"),
     "other weights": (
         doctor.check_training, trained(resumed=True, weights={k: v + 1e-7 for k, v in WEIGHTS.items()}), RESUMED
@@ -134,9 +146,9 @@ def test_a_planted_fault_is_found(fault: str, packages: None) -> None:
 
 
 def test_what_is_right_is_found_right_and_what_is_not_there_is_said(packages: None) -> None:
-    found = tried(doctor.check_training, trained())
-    assert {outcome.ok for outcome in found.values()} <= {True, None}
-    left_out = {name: outcome.text for name, outcome in found.items() if outcome.ok is None}
+    for check, part in ((doctor.check_fold, fold), (doctor.check_training, trained())):
+        assert {outcome.ok for outcome in tried(check, part).values()} <= {True, None}
+    left_out = {name: o.text for name, o in tried(doctor.check_training, trained()).items() if o.ok is None}
     assert left_out == {
         "memory against forecast": "the peak is known on a GPU",
         "ten LoRA steps beside vLLM, sleep mode": "needs vLLM and a GPU",
@@ -150,6 +162,6 @@ def test_the_whole_command_on_this_machine(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
-    assert len(rows) >= 16
+    assert len(rows) >= 17
     assert rows["ten LoRA steps, killed and resumed"]["ok"] is True
     assert all(row["ok"] is not False and row["text"] for row in rows.values())
