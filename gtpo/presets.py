@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from gtpo.common.errors import did_you_mean
 from gtpo.common.settings import Key
 
 # The paper's entropy threshold in nats: the entropy of a fair choice between two tokens (Eq. 6).
@@ -99,7 +100,8 @@ class Objective(_Switches):
             name = str(fault["loc"][0])
             known = vars(_Switches)["__pydantic_fields__"]
             if name not in known:
-                raise ValueError(f"objective has no field {name}; its fields are {', '.join(known)}") from None
+                near = did_you_mean(name, known) or f" Its fields are {', '.join(known)}"
+                raise ValueError(f"objective has no field {name}.{near}") from None
             raise ValueError(Key(name, known[name]).sentence(f"objective: {name}", fault["input"])) from None
 
     def temperature(self, sampling: float) -> float:

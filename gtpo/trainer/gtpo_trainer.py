@@ -30,6 +30,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTTrainer
 
+from gtpo.common.errors import did_you_mean
 from gtpo.common.log import LOG, start_logging
 from gtpo.completions import Completions
 from gtpo.inputs.model import (
@@ -138,7 +139,9 @@ class GTPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
-            raise ValueError(f"preset {self.preset!r} is not one of {', '.join(PRESETS)}")
+            raise ValueError(
+                f"preset {self.preset!r} is not one of {', '.join(PRESETS)}.{did_you_mean(self.preset, PRESETS)}"
+            )
         # As JSON can hold it: GTPOConfig(**to_dict()) has the same objective.
         if isinstance(self.objective, Objective):
             self.objective = asdict(self.objective)

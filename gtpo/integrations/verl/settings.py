@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gtpo.common.errors import UserError
+from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import flatten
 from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.loading import source_hash
@@ -49,7 +49,9 @@ def _read_section(section: Any) -> tuple[str, Objective, float | None]:
     changes = {name: value for name, value in section.items() if value is not None}
     preset, entropy = changes.pop("preset", "gtpo"), changes.pop("initial_entropy", None)
     if preset not in PRESETS:
-        raise UserError(f"gtpo.preset must be one of {', '.join(PRESETS)}; found {preset!r}")
+        raise UserError(
+            f"gtpo.preset must be one of {', '.join(PRESETS)}; found {preset!r}.{did_you_mean(str(preset), PRESETS)}"
+        )
     if not (entropy is None or (isinstance(entropy, int | float) and 0 <= entropy < math.inf)):
         raise UserError(f"gtpo.initial_entropy must be a number >= 0; found {entropy!r}")
     if loss := changes.get("loss"):
