@@ -87,8 +87,7 @@ def train(context: typer.Context) -> None:
     from gtpo.options import START, TrainOptions, from_flags, read_command
 
     options, overrides = read_command(_words(context, train, TrainOptions))
-    from gtpo.config.load import load_config
-    from gtpo.config.resolve import launched_processes
+    from gtpo.config.load import launched_processes, load_config
 
     start_logging("quiet" if options.quiet else "verbose" if options.verbose else "normal")
     if options.help_config:

@@ -38,7 +38,7 @@ from gtpo.common.log import LOG
 from gtpo.common.packages import install_command, installed, require
 from gtpo.common.terminal import stdout_console
 from gtpo.common.vllm_environment import LORA_RANKS
-from gtpo.config.resolve import launched_processes
+from gtpo.config.load import launched_processes
 from gtpo.config.schema import TrainConfig
 from gtpo.inputs.dataset import DatasetReport, TrainingProblems, check_ids, to_row
 from gtpo.inputs.model_shape import find_weights

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.errors import UserError
-from gtpo.config.resolve import launched_processes
+from gtpo.config.load import launched_processes
 from gtpo.config.schema import DatasetSection, TrainConfig
 from gtpo.inputs.model_shape import beyond_embedding
 from gtpo.inputs.tiny import damage_target

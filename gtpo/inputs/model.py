@@ -18,8 +18,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.hub import adapter_base, dtype_on_cpu
 from gtpo.common.log import LOG
 from gtpo.config import ModelSection, TrainConfig
-from gtpo.config.load import checked, fields_of
-from gtpo.config.resolve import LARGEST_8BIT_BETA
+from gtpo.config.load import LARGEST_8BIT_BETA, checked, fields_of
 from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.rewards.data.problem import plain_chat_template
 
