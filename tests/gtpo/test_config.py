@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import Mock
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from logs import logged
 
 from gtpo.common.errors import UserError
+from gtpo.common.settings import CommandSettings, JsonObject, option
 from gtpo.config import load_config
 from gtpo.config.load import RENAMED
 from gtpo.config.schema import keys
@@ -252,3 +254,45 @@ def test_presets_resolve_to_themselves_and_survive_a_round_trip(tmp_path: Path, 
 @pytest.mark.parametrize("value", ["none", ["none"], []])
 def test_no_tracker_in_a_file_and_as_a_flag(tmp_path: Path, value: Any) -> None:
     assert Loaded(tmp_path, MINIMAL, training__report_to=value).config.training.report_to == []
+
+
+# -- options of a command, by every spelling (refusals: tests/golden) --------------------------------------------------
+
+
+class Example(CommandSettings):
+    COMMAND = "gtpo example"
+    ARGUMENT = "model"
+
+    model: str | None = option(None, "What is read.")
+    count: int = option(1, "How many.", ge=1, le=9)
+    share: float | None = option(None, "How much.", gt=0.0)
+    kind: Literal["plain", "other"] = option("plain", "Which.", "--kind", "-t")
+    name: Sequence[str] | None = option(None, "Of whom (repeatable).")
+    body: JsonObject | None = option(None, "Further fields.")
+    out: Path | None = option(None, "Where.")
+    quiet: bool = option(False, "Say less.")
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("m", {"model": "m"}),
+        ("--count 3 m --quiet", {"model": "m", "count": 3, "quiet": True}),
+        ("--quiet m", {"model": "m", "quiet": True}),
+        ("--quiet false --count=2", {"count": 2, "quiet": False}),
+        ("-t other --name a --name b m", {"model": "m", "kind": "other", "name": ["a", "b"]}),
+        ("--count 2 --count 4", {"count": 4}),
+        ("--share .5 m", {"model": "m", "share": 0.5}),
+        ('--body {"a":1}', {"body": {"a": 1}}),
+        ("--out=--strange", {"out": Path("--strange")}),
+        ("--out --strange", {"out": Path("--strange")}),
+    ],
+)
+def test_words(words: str, values: dict[str, Any]) -> None:
+    settings = Example.from_words(words.split())
+    assert {name: getattr(settings, name) for name in settings.given} == values
+
+
+def test_what_was_not_set_is_filled() -> None:
+    settings = Example.from_words(["--count", "3"]).filled({"count": 5, "kind": "other", "out": None})
+    assert (settings.count, settings.kind, settings.given) == (3, "other", {"count", "kind"})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from gtpo.common.errors import UserError
-from gtpo.config import TrainConfig, load_config
+from gtpo.config import BuiltModel, TrainConfig, load_config
 from gtpo.config.schema import DatasetSection
 from gtpo.inputs.dataset import (
     DatasetReport,
@@ -19,9 +21,9 @@ from gtpo.inputs.dataset import (
     reasoning,
     to_row,
 )
-from gtpo.inputs.tiny import build_tokenizer
-from gtpo.rewards import final_reward, format_ok
-from gtpo.rewards.data.problem import Problem
+from gtpo.inputs.tiny import TAGS, build_tiny_model, build_tokenizer, damage_target
+from gtpo.rewards import accuracy_reward, final_reward, format_ok, format_reward
+from gtpo.rewards.data.problem import Problem, target_text
 from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.golds import find_unverifiable
 
@@ -170,3 +172,39 @@ def test_a_token_beyond_the_embedding_is_refused_before_anything_is_measured() -
 )
 def test_a_run_is_measured_on_problems_that_it_was_not_trained_on(dataset: dict[str, str], words: str) -> None:
     assert held_out_benchmark(DatasetSection(**dataset)) == words
+
+
+# -- the embedded default model ----------------------------------------------------------------------------------------
+
+SMALL = BuiltModel(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+
+
+def test_any_text_survives_the_tokenizer():
+    for text in ("<reasoning>\n1+2=3\n</reasoning>\n<answer>3</answer>", "π ≠ 3,14…\u2028\t\x00", "  two  spaces "):
+        assert TOKENIZER.decode(TOKENIZER(text).input_ids, skip_special_tokens=True) == text
+
+
+def test_tags_and_digits_are_single_tokens():
+    for text in (*TAGS, *"0123456789"):
+        assert len(TOKENIZER(text).input_ids) == 1
+    assert len(TOKENIZER("123").input_ids) == 3
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_the_seed_decides_the_weights(architecture):
+    spec = SMALL.model_copy(update={"architecture": architecture})
+    state = torch.random.get_rng_state()
+    first, again, other = (build_tiny_model(spec, max_seq_length=64, seed=s)[0].state_dict() for s in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), state), "building must not move the global generator"
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_every_damage_costs_the_format_or_the_answer():
+    target = target_text("9+8=17\n17+1=18", "18")
+    rng = random.Random(0)
+    damaged = sorted({damage_target(target, rng) for _ in range(200)})
+    assert len(damaged) == 3 + 4
+    rewards = list(zip(format_reward(damaged), accuracy_reward(damaged, answer=["18"] * len(damaged)), strict=True))
+    assert rewards.count((10.0, 0.0)) == 4
+    assert sum(form < 10 for form, _ in rewards) == 3
