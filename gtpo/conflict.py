@@ -134,11 +134,8 @@ def conflict_weights(
             start, size = start + size, 4 * size
         return found
 
-    forward = span_lengths(backward=False)
-    backward = span_lengths(backward=True)
-    return span_weights(
-        advantages, lengths, forward, backward, width=width, positive_weight=positive_weight, combine=combine
-    )
+    spans = span_lengths(backward=False), span_lengths(backward=True)
+    return span_weights(advantages, lengths, *spans, width=width, positive_weight=positive_weight, combine=combine)
 
 
 def span_weights(

@@ -109,15 +109,8 @@ def describe_gate(objective: Objective, calibration: Calibration | None) -> str:
     active = filter_is_active(objective, calibration.initial_entropy)
     value, count = calibration.initial_entropy, calibration.samples
     digits = next((n for n in range(3, 17) if (round(value, n) < round(LN2, n)) == active), 17)  # never 0.693 < 0.693
-    if not count:
-        of = "H_ini as given"
-    else:
-        of = f"H_ini of {count} sample{'s' * (count > 1)}"
-        if count < SAMPLES:
-            of += f", all there are; the paper takes {SAMPLES}"
-        if calibration.standard_error is not None:
-            of += f"; standard error {calibration.standard_error:.2g}"
-    sign = "<" if active else ">="
-    return (
-        f"entropy filter {'on' if active else 'off'}: {value:.{digits}f} {sign} {LN2:.{digits}f} ({of}; against ln 2)"
-    )
+    of = f"H_ini of {count} sample{'s' * (count > 1)}" if count else "H_ini as given"
+    of += f", all there are; the paper takes {SAMPLES}" if 0 < count < SAMPLES else ""
+    of += "" if calibration.standard_error is None else f"; standard error {calibration.standard_error:.2g}"
+    comparison = f"{value:.{digits}f} {'<' if active else '>='} {LN2:.{digits}f}"
+    return f"entropy filter {'on' if active else 'off'}: {comparison} ({of}; against ln 2)"

@@ -179,18 +179,14 @@ def _parse(path: Path) -> Document:
             lambda below, layer: table.inside(*layer).over(below), layers, Document({(): table[()]})
         )
     if not path.exists():
-        raise UserError(_absent(path))
+        near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
+        typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+        hint = near or did_you_mean(typed, config_names()) or " `gtpo configs` lists those that come with gtpo."
+        if not near and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and path.suffix not in (".yaml", ".yml"):
+            hint += f" If it is a model: gtpo train --model {path} --data gsm8k --method gtpo"
+        raise UserError(f"{path}: no such config file.{hint}")
     values, lines = read_yaml(path, "a mapping of sections", _Loader)
     return Document(_settings(path, values, lines, Setting({}, str(path), "")))
-
-
-def _absent(path: Path) -> str:
-    near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.y*ml")))
-    typed = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
-    hint = near or did_you_mean(typed, config_names()) or " `gtpo configs` lists those that come with gtpo."
-    if not near and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and path.suffix not in (".yaml", ".yml"):
-        hint += f" If it is a model: gtpo train --model {path} --data gsm8k --method gtpo"
-    return f"{path}: no such config file.{hint}"
 
 
 def layers(path: Path, chain: tuple[Path, ...] = ()) -> list[Document]:

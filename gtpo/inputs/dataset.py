@@ -9,9 +9,10 @@ SFT targets are in the published format; GSM8K's reasoning keeps its `<<48/2=24>
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -75,17 +76,15 @@ class DatasetReport:
             "no worked solution": self.without_solution,
             f"above training.max_prompt_length or model.max_seq_length (up to {longest:,} tokens)": self.too_long,
         }
-        lines = [f"{len(ids)} left out, {why}: {_some(ids)}" for why, ids in reasons.items() if ids]
+        lines = []
+        for why, ids in reasons.items():
+            more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""
+            lines += [f"{len(ids)} left out, {why}: {', '.join([*ids][:4])}{more}"] if ids else []
         return lines + [f"{self.held_out:,} held out for validation"] * bool(self.held_out)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts and ids for run.json."""
         return asdict(self)
-
-
-def _some(ids: Iterable[str], most: int = 4) -> str:
-    names = list(ids)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def reasoning(problem: Problem) -> str:
@@ -234,11 +233,8 @@ class TrainingProblems:
         report = DatasetReport(
             self.source, available, lengths_checked=tokenizer is not None, held_out=available - len(order)
         )
-        limit = self.config.dataset.limit or len(order)
-        rows: list[dict[str, Any]] = []
-        for start in range(0, len(order), _CHUNK):
-            if len(rows) < limit:
-                rows += self._usable(start, tokenizer, report)[: limit - len(rows)]
+        chunks = (self._usable(start, tokenizer, report) for start in range(0, len(order), _CHUNK))
+        rows = list(itertools.islice(itertools.chain.from_iterable(chunks), self.config.dataset.limit))
         report.kept = len(rows)
         if not rows:
             why = "; ".join(report.left_out()) or "it is empty"

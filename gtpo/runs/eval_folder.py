@@ -169,13 +169,10 @@ PROMPT_COLUMNS: Columns = (
 )
 
 
-def _schema(columns: Columns) -> pa.Schema:
-    named = [(name, kind) for name, kind, _ in columns]
-    return pa.schema(named, metadata={b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()})
-
-
-SAMPLE_SCHEMA, QUESTION_SCHEMA, PROBLEM_SCHEMA, PROMPT_SCHEMA = map(
-    _schema, (SAMPLE_COLUMNS, QUESTION_COLUMNS, PROBLEM_COLUMNS, PROMPT_COLUMNS)
+_VERSION = {b"gtpo_schema_version": str(EVAL_SCHEMA_VERSION).encode()}
+SAMPLE_SCHEMA, QUESTION_SCHEMA, PROBLEM_SCHEMA, PROMPT_SCHEMA = (
+    pa.schema([(name, kind) for name, kind, _ in columns], metadata=_VERSION)
+    for columns in (SAMPLE_COLUMNS, QUESTION_COLUMNS, PROBLEM_COLUMNS, PROMPT_COLUMNS)
 )
 
 

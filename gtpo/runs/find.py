@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache, partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,10 @@ def _questions(path: Path, changed: int) -> dict[tuple[str, str], Questions]:
         counts: dict[str, Any] = {name: np.array([values[name][row] or 0 for row in rows]) for name in _COUNTS}
         n = counts["n"]
         for name in _BY_K:
-            counts[name] = np.full((len(rows), n.max()), np.nan)
-            for place, row in enumerate(rows):
-                if len(values[name][row] or ()) < n[place]:
-                    raise UserError(f"{path}: {name} is shorter than n; {rescore(path.parent)}")
-                counts[name][place, : n[place]] = (values[name][row] or [])[: n[place]]
+            by_k = [(values[name][row] or [])[:k] for row, k in zip(rows, n, strict=True)]
+            if any(len(each) < k for each, k in zip(by_k, n, strict=True)):
+                raise UserError(f"{path}: {name} is shorter than n; {rescore(path.parent)}")
+            counts[name] = np.array([*zip_longest(*by_k, fillvalue=np.nan)]).T.reshape(len(rows), -1)
         ids, subject = (
             np.array([values[name][row] or "" for row in rows], dtype=object) for name in ("question_id", "subject")
         )

@@ -52,6 +52,7 @@ def assert_equal_to_brute_force(groups, signs, pad, combine):
     rows = [row for group in groups for row in group]
     ids, mask = padded(rows, pad, extra=random.randrange(3))
     advantages = torch.tensor([s * (0.1 + random.random()) for group in signs for s in group])
+    ids = ids.to(random.choice((torch.int32, torch.int64)))
     found = conflict_weights(ids, mask, advantages, num_generations, positive_weight=2.0, combine=combine)
     expected = [brute_force(group, sign, 2.0, combine) for group, sign in zip(groups, signs, strict=True)]
     weights = [row for group in expected for row in group[0]]
@@ -74,7 +75,9 @@ def test_equal_to_brute_force_on_random_groups(combine):
         ]
         signs = [[random.choice((-1, -1, 0, 1, 1)) for _ in group] for group in groups]
         # Padding is a real token of the vocabulary, or none at all: it may not matter.
-        assert_equal_to_brute_force(groups, signs, random.choice((0, vocabulary - 1, -100)), combine)
+        assert_equal_to_brute_force(
+            groups, signs, random.choice((0, vocabulary - 1, -100, 2**31 - 1, -(2**31))), combine
+        )
 
 
 def test_unscored_and_zero_advantages_take_no_part():
@@ -96,20 +99,6 @@ def test_bad_input_names_the_argument():
         conflict_weights(**plain | changes)
 
     check_refusals("refused-conflict.txt", {"weights": weights, "torch": torch})
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_any_integer_type_and_any_padding_value(dtype: torch.dtype):
-    rows = [[1, 2, 30, 7], [1, 2, 40, 8, 7], [1, 9], [1, 2, 7]]
-    advantages = torch.tensor([1.0, -1.0, 0.0, -2.0])
-    expected = None
-    for pad in (0, 7, -1, -100, torch.iinfo(dtype).max, torch.iinfo(dtype).min, torch.iinfo(dtype).min + 1):
-        ids, mask = padded(rows, pad, extra=2)
-        found = conflict_weights(ids.to(dtype), mask, advantages, 4)
-        expected = found if expected is None else expected
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), pad
-    assert expected.forward.tolist() == [2, 2, 0, 2]
-    assert expected.backward.tolist() == [1, 1, 0, 1]
 
 
 @pytest.mark.parametrize("shared", [63, 64, 65, 319, 320, 321, 400])

@@ -173,25 +173,14 @@ def raising(*arguments, **options):
     raise KeyError("mine")
 
 
-def of_another_type(*arguments, **options):
-    return policy_loss(*arguments, **options).loss
+def changing(change):
+    return lambda *arguments, **options: change(policy_loss(*arguments, **options))
 
 
-def of_another_shape(*arguments, **options):
-    found = policy_loss(*arguments, **options)
-    return found._replace(kept=found.kept[:1])
-
-
-def not_finite(*arguments, **options):
-    found = policy_loss(*arguments, **options)
-    return found._replace(loss=found.loss * math.nan)
-
-
-def without_gradient(*arguments, **options):
-    found = policy_loss(*arguments, **options)
-    return found._replace(loss=found.loss.detach())
-
-
+of_another_type = changing(lambda found: found.loss)
+of_another_shape = changing(lambda found: found._replace(kept=found.kept[:1]))
+not_finite = changing(lambda found: found._replace(loss=found.loss * math.nan))
+without_gradient = changing(lambda found: found._replace(loss=found.loss.detach()))
 FAULTS = {
     "not_a_function": "'int' object is not callable; it is called as policy_loss is",
     "too_few": "it is called as policy_loss is, (objective, completions, logps, ",

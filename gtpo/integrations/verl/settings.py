@@ -100,15 +100,12 @@ def _requirements(objective: Objective, preset: str, config: Any) -> Iterator[tu
     yield f"{actor}.loss_agg_mode", "seq-mean-token-mean", "each completion is divided by its own length |o_i|"
     yield f"{actor}.entropy_coeff", coefficient, "gtpo.entropy_mode loss is this coefficient, other modes have none"
     yield f"{actor}.ppo_epochs", 1, "one optimizer step per batch of sampling"
-    yield (
-        f"{actor}.ppo_mini_batch_size",
-        config.get("data.train_batch_size"),
-        ("one optimizer step per batch of sampling: the mini-batch is data.train_batch_size"),
-    )
+    once = "one optimizer step per batch of sampling: the mini-batch is data.train_batch_size"
+    yield f"{actor}.ppo_mini_batch_size", config.get("data.train_batch_size"), once
     correction = "algorithm.rollout_correction"
     yield f"{correction}.bypass_mode", False, "the entropies come from the pass that this mode leaves out"
     yield f"{correction}.rollout_rs", None, "rejected tokens would change |o_i| after the spans were found"
-    yield ("actor_rollout_ref.rollout.multi_turn.enable", False, "a completion holds only the policy's tokens")
+    yield "actor_rollout_ref.rollout.multi_turn.enable", False, "a completion holds only the policy's tokens"
     yield "skip.rollout_tq.enable", False, "stored completions are not this policy's"
     yield "distillation.enabled", False, "distillation adds a loss of its own"
     yield "trainer.critic_warmup", 0, "GTPO has no critic"
