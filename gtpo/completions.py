@@ -204,14 +204,8 @@ def prepare_completions(
         raise ValueError(f"rewards [{rows}] must have one value per row of completion_ids {list(completion_ids.shape)}")
     device = completion_ids.device
     advantages = scored.advantages.to(device, dtype)
-    spans = conflict_weights(
-        completion_ids,
-        completion_mask,
-        advantages,
-        num_generations,
-        positive_weight=objective.positive_weight,
-        combine=objective.combine,
-    )
+    groups = (completion_ids, completion_mask, advantages, num_generations)
+    spans = conflict_weights(*groups, **objective.span_options)
     # A completion that could not be scored teaches nothing, but it still counts in its group's size.
     excluded = ~scored.scored
     if objective.skip_zero_variance_groups:
@@ -223,15 +217,8 @@ def prepare_completions(
             raise ValueError("mask_truncated needs truncated [N] bool: which completions ended without EOS")
         excluded = excluded | truncated.to(device)
     # The spans are computed in any case: GRPO runs log how many tokens would be in conflict.
-    weights = spans.weights if objective.conflict else torch.ones_like(spans.weights)
-    return Completions(
-        advantages=advantages,
-        weights=weights if dtype is None else weights.to(dtype),
-        forward=spans.forward,
-        backward=spans.backward,
-        union=spans.union,
-        excluded=excluded,
-    )
+    weights = (spans.weights if objective.conflict else torch.ones_like(spans.weights)).to(dtype or torch.float32)
+    return Completions(advantages, weights, spans.forward, spans.backward, spans.union, excluded)
 
 
 def keep_in_band(

@@ -323,27 +323,13 @@ def loss_from_statistics(
     if bool(((forward > lengths) | (backward > lengths)).any()) or bool((lengths < 1).any()):
         raise ValueError("lengths: each must be at least 1 and no shorter than its forward and backward span")
     width = int(lengths.max())
-    spans = span_weights(
-        advantages,
-        lengths,
-        forward,
-        backward,
-        width=width,
-        positive_weight=objective.positive_weight,
-        combine=objective.combine,
-    )
+    spans = span_weights(advantages, lengths, forward, backward, width=width, **objective.span_options)
     weights = spans.weights if objective.conflict else torch.ones_like(spans.weights)
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]
     given = Completions(advantages, weights, forward, backward, spans.union, old_entropy=entropy)
     if objective.has_band:
         given = keep_in_band(objective, given, entropy.mean(), num_generations)
-    return policy_loss(
-        objective,
-        given,
-        # Any log-probability will do: rho = 1 in value, and nobody takes a gradient of logged steps.
-        torch.zeros_like(mask, dtype=advantages.dtype),
-        entropy[:, None].expand(mask.shape),
-        mask,
-        num_generations,
-        gate_active=filter_is_active(objective, initial_entropy),
-    )
+    # Any log-probability will do: rho = 1 in value, and nobody takes a gradient of logged steps.
+    logps, entropies = torch.zeros_like(mask, dtype=advantages.dtype), entropy[:, None].expand(mask.shape)
+    gate_active = filter_is_active(objective, initial_entropy)
+    return policy_loss(objective, given, logps, entropies, mask, num_generations, gate_active=gate_active)

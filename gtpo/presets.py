@@ -109,6 +109,11 @@ class Objective(_Switches):
         return 1.0 if self.entropy_temperature == "one" else sampling
 
     @property
+    def span_options(self) -> dict[str, Any]:
+        """What `gtpo.conflict` is told of this objective."""
+        return {"positive_weight": self.positive_weight, "combine": self.combine}
+
+    @property
     def chooses_tokens(self) -> bool:
         """Whether some tokens have no policy gradient, by their probabilities."""
         return self.surprisal_low > 0 or self.surprisal_high is not None or self.negative_token_share < 1

@@ -98,16 +98,8 @@ def token_advantages(
         known = torch.zeros(mask[rows].shape, device=mask.device) if token_logps is None else token_logps[rows]
         logps = known.detach().float().requires_grad_()
         with torch.enable_grad():
-            found = loss_function(
-                objective,
-                given,
-                logps,
-                token_entropy[rows].float(),
-                mask[rows],
-                size,
-                gate_active=gate_active,
-                groups=float(groups),
-            )
+            tokens = (logps, token_entropy[rows].float(), mask[rows])
+            found = loss_function(objective, given, *tokens, size, gate_active=gate_active, groups=float(groups))
         (slope,) = torch.autograd.grad(found.loss, logps)
         advantages[rows] = (slope * (-batch_rows * lengths[rows, None])).float()
         for name, column in {

@@ -131,10 +131,5 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
         faults.append(f"actor_rollout_ref.rollout.n is {samples!r}: a group has at least 2 samples; set it to 8, say")
     if faults:
         raise UserError(f"GTPO (preset {preset}) cannot run with this verl config:\n  " + "\n  ".join(faults))
-    return Settings(
-        preset=preset,
-        objective=objective,
-        initial_entropy=initial_entropy,
-        batch_rows=flat["data.train_batch_size"] * samples,
-        max_completion_length=flat["data.max_response_length"],
-    )
+    longest = flat["data.max_response_length"]
+    return Settings(preset, objective, initial_entropy, flat["data.train_batch_size"] * samples, longest)
