@@ -40,7 +40,7 @@ from gtpo.common.terminal import stdout_console
 from gtpo.common.vllm_environment import LORA_RANKS
 from gtpo.config.load import launched_processes
 from gtpo.config.schema import TrainConfig
-from gtpo.inputs.dataset import DatasetReport, TrainingProblems, check_ids, to_row
+from gtpo.inputs.dataset import TrainingProblems, check_ids, to_row
 from gtpo.inputs.model_shape import find_weights
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import SOURCES
@@ -377,7 +377,9 @@ def dry_run(
         _tell(f"{MEASURED}\n" * bool(items))
     divided = f", {shard} over {processes}" if shard else ""
     forecast = f"{scale * total:.1f} {unit} a process on a GPU{divided} (forecast)"
-    _print_short(config, flags or {}, report, note, steps, forecast if items else unknown, missing)
+    data = "; ".join(line.strip() for line in report.lines()) if report else note
+    found = {"data": data, "memory": forecast if items else unknown, "note": note if report else ""}
+    _print_short(config, flags or {}, steps, found | {"missing": "; ".join(missing)})
 
 
 def _tell(text: str) -> None:
@@ -386,15 +388,9 @@ def _tell(text: str) -> None:
 
 
 def _print_short(
-    config: TrainConfig,
-    flags: Mapping[str, Any],
-    report: DatasetReport | None,
-    note: str,
-    steps: dict[str, Any],
-    memory: str,
-    missing: list[str],
+    config: TrainConfig, flags: Mapping[str, Any], steps: Mapping[str, Any], found: Mapping[str, str]
 ) -> None:
-    """Print what a run is in about twelve lines: what was set, and what was resolved."""
+    """Print what a run is in about twelve lines: what was set, what was resolved, and what was found of it."""
     training, model = config.training, config.model
     preset = f", preset {config.objective.preset}" if config.method == "gtpo" else ""
     weights = f"LoRA of rank {model.lora_rank}" if model.lora_rank else "all weights"
@@ -403,7 +399,7 @@ def _print_short(
         "set": " ".join(f"--{flag} {value}" for flag, value in flags.items() if flag != "run_name")
         or "nothing beside the file",
         "model": f"{model.model_name or 'built here'}, {weights}{', 4 bits' if model.load_in_4bit else ''}",
-        "data": "; ".join(line.strip() for line in report.lines()) if report else note,
+        "data": found["data"],
         "steps": f"{steps.get('steps', 'not known')} of {steps['examples_per_step']} completions"
         + (f" ({steps['prompts_per_step']:g} prompts)" if "prompts_per_step" in steps else "")
         + (f", at most {steps[most]:,} tokens" if (most := "completion_tokens_per_step_at_most") in steps else "")
@@ -422,11 +418,6 @@ def _print_short(
         lines["objective"] = (
             f"gamma {objective.gamma:g}, filter {objective.filter} at {objective.entropy_threshold:.4g} nats"
         )
-    lines["memory"] = memory
-    if report and note:
-        lines["note"] = note
-    if missing:
-        lines["missing"] = "; ".join(missing)
-    for name, line in lines.items():
+    for name, line in (lines | {name: line for name, line in found.items() if line}).items():
         _tell(f"{name:10} {line}")
     _tell("Dry run: nothing was trained or written. --verbose shows every key, and memory by item.")
