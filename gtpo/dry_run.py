@@ -33,19 +33,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
+from gtpo.common.files import read_json_object
 from gtpo.common.hub import adapter_base, cache_if_unreachable
 from gtpo.common.log import LOG
 from gtpo.common.packages import install_command, installed, require
 from gtpo.common.terminal import stdout_console
 from gtpo.common.vllm_environment import LORA_RANKS
 from gtpo.config.load import launched_processes
-from gtpo.config.schema import TrainConfig
+from gtpo.config.schema import ModelSection, TrainConfig
 from gtpo.inputs.dataset import TrainingProblems, check_ids, to_row
-from gtpo.inputs.model_shape import find_weights
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.data.problems import SOURCES
 from gtpo.rewards.loading import load_rewards, probe_reward
-from gtpo.runs.train_run import RESULTS
+from gtpo.runs.train_run import RESULTS, find_train_run
 
 GIB = 1 << 30
 NF4_BYTES = 0.516
@@ -61,6 +61,40 @@ class RunInputs(NamedTuple):
     weights: str
     """From `find_weights`."""
     problems: TrainingProblems
+
+
+def find_weights(section: ModelSection, results: Path = RESULTS) -> str:
+    """Return the Hub name or folder of the weights of `model.model_name`; empty for a model that is built.
+
+    A train run means its best weights, else its final ones.
+
+    Raises UserError for a train run without weights, a local path that does not exist, and a broken config.json.
+    """
+    name = section.model_name
+    if name is None:
+        return ""
+    if (run := find_train_run(name, results)) is not None:
+        folder = run.weights()
+        _check_config(folder)
+        return str(folder)
+    path = Path(name)
+    if path.is_dir():
+        if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
+            raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
+        _check_config(path)
+    elif path.is_file():
+        raise UserError(f"model.model_name {name!r} is a file; a model is a name of the Hub, a folder or a train run")
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
+        raise UserError(f"model.model_name {name!r}: no such folder; a train run must be trained first")
+    return name
+
+
+def _check_config(folder: Path) -> None:
+    """Raise UserError if a model's folder holds a config that its loader would choke on."""
+    if (folder / "adapter_config.json").is_file():
+        adapter_base(folder / "adapter_config.json")
+    if (folder / "config.json").is_file():
+        read_json_object(folder / "config.json")
 
 
 def is_local(problems: TrainingProblems) -> bool:

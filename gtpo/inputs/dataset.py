@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from gtpo.common.errors import UserError
 from gtpo.config.load import launched_processes
 from gtpo.config.schema import DatasetSection, TrainConfig
-from gtpo.inputs.model_shape import beyond_embedding
 from gtpo.inputs.tiny import damage_target
 from gtpo.rewards.data.problem import Problem, chat_messages, target_text
 from gtpo.rewards.data.problems import load_file, load_source, parse_fields, training_source
@@ -119,6 +118,18 @@ def to_row(problem: Problem, config: TrainConfig) -> dict[str, Any]:
                 target = damage_target(target, rng)
         row["completion"] = [{"role": "assistant", "content": target}]
     return row
+
+
+def beyond_embedding(tokenizer: Any, largest: int, rows: int) -> str | None:
+    """Return what is wrong if the largest id of prompts and padding lies beyond the embedding, of so many rows."""
+    if largest < rows:
+        return None
+    where = "the padding" if largest == tokenizer.pad_token_id else "a text"
+    return (
+        f"token {tokenizer.convert_ids_to_tokens(largest)!r} of {where} has id {largest}, and the embedding has "
+        f"{rows} rows: the tokenizer has more tokens than the model. Resize the embedding "
+        "(model.resize_token_embeddings) and save both, or use the tokenizer that belongs to the model"
+    )
 
 
 def check_ids(report: DatasetReport, tokenizer: PreTrainedTokenizerBase, rows: int) -> None:

@@ -19,11 +19,13 @@ from gtpo.common.hub import adapter_base, dtype_on_cpu
 from gtpo.common.log import LOG
 from gtpo.config import ModelSection, TrainConfig
 from gtpo.config.load import LARGEST_8BIT_BETA, checked, fields_of
-from gtpo.inputs.model_shape import router_loss_obstacle
 from gtpo.rewards.data.problem import plain_chat_template
 
 # peft's word in model.target_modules for all linear layers but the head.
 ALL_LINEAR = "all-linear"
+
+# Names in config.json of the number of experts.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 _PAD_CANDIDATES = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|reserved_special_token_0|>")
 
@@ -279,6 +281,43 @@ def drop_leaks(own: Any, asked: Any) -> str:
     for name in leaks:
         setattr(own, name, None)
     return ", ".join(f"{name} {value}" for name, value in leaks.items() if value not in (0, 1, [], ""))
+
+
+def router_loss_obstacle(config: Any, coefficient: float | None = None) -> str | None:
+    """Return why the load-balancing loss of a mixture of experts cannot be added, in one sentence; None if it can.
+
+    config: of transformers; coefficient: of the loss, the config's own if None. TRL computes Mixtral's loss for every
+    family, from two fields that not all of them have, and fails at the first step without them.
+    """
+    text = config.get_text_config()
+    coefficient = getattr(text, "router_aux_loss_coef", 0.0) if coefficient is None else coefficient
+    if not coefficient or not hasattr(text, "output_router_logits"):
+        return None
+    absent = [name for name in ("num_experts", "num_experts_per_tok") if not hasattr(text, name)]
+    if not absent:
+        return None
+    return (
+        f"{text.model_type} is a mixture of experts with a load-balancing loss (router_aux_loss_coef {coefficient}), "
+        f"which TRL cannot compute without {' and '.join(absent)} in its config; set router_aux_loss_coef to 0 in its "
+        "config.json to train without that loss"
+    )
+
+
+def logit_transform(config: Any) -> tuple[float, float | None]:
+    """Return (logit scale, soft cap) of a text config, under the names that the model families use.
+
+    Cohere: logit_scale; Falcon-H1: lm_head_multiplier; Granite, MiniCPM: 1 / logits_scaling; HyperCLOVA X:
+    logits_scaling; Gemma: final_logit_softcapping.
+    """
+    softcap = getattr(config, "final_logit_softcapping", None)
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        scale = getattr(config, name, None)
+        if scale is not None:
+            return float(scale), softcap
+    scaling = getattr(config, "logits_scaling", None)
+    if scaling is not None:
+        return float(scaling if config.model_type == "hyperclovax" else 1 / scaling), softcap
+    return 1.0, softcap
 
 
 def dropouts(model: nn.Module) -> Iterator[tuple[Any, str, float]]:

@@ -23,8 +23,8 @@ from torch.nn import Module
 
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
+from gtpo.inputs.dataset import beyond_embedding
 from gtpo.inputs.model import backbone, beyond_positions, count_positions, drop_leaks, dropouts
-from gtpo.inputs.model_shape import beyond_embedding
 from gtpo.rewards.loading import probe_reward
 from gtpo.runs.prompt import begins_twice
 from gtpo.trainer import trl_seam

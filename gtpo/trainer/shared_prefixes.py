@@ -20,7 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gtpo.common.log import LOG
-from gtpo.inputs.model_shape import EXPERTS
+from gtpo.inputs.model import EXPERTS
 
 # Implementations of attention that can go row by row.
 ATTENTIONS = ("sdpa", "eager")

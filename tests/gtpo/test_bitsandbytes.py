@@ -16,8 +16,8 @@ from test_train_run import PLAIN as SHORT
 from test_train_run import STEPS, crash, flat, metrics
 
 from gtpo.config import BuiltModel, TrainConfig, load_config
+from gtpo.dry_run import find_weights
 from gtpo.inputs.model import load_model
-from gtpo.inputs.model_shape import find_weights
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.train.command import train
 

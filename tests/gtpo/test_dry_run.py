@@ -17,10 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from gtpo import GTPOTrainer
 from gtpo.common.errors import UserError
 from gtpo.config import load_config
-from gtpo.dry_run import GIB, MEASURED, dry_run, memory, model_on_meta, optimizer_steps
+from gtpo.dry_run import GIB, MEASURED, dry_run, find_weights, memory, model_on_meta, optimizer_steps
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.inputs.model import lora_config
-from gtpo.inputs.model_shape import find_weights
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.rewards.data.problem import Problem
 from gtpo.train.resume import ExactCheckpoints
