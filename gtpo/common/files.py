@@ -87,11 +87,16 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not valid JSON ({str(error).split(';')[0]})") from None
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Parse a JSON file that holds an object. Raises UserError as `read_json` does, and if it holds none."""
+def read_json_object(path: Path, newest: int | None = None) -> dict[str, Any]:
+    """Parse a JSON file that holds an object. Raises UserError as `read_json` does, and if it holds none.
+
+    newest: the schema version up to which it can be read, if it has one.
+    """
     document = read_json(path)
     if not isinstance(document, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(document).__name__}")
+    if newest is not None:
+        check_schema_version(path, int(document.get("schema_version", 0)), newest)
     return document
 
 

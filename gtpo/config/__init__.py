@@ -1,7 +1,4 @@
-"""The config of a training run: schema, loading, flags, the published dialect, help. Free of torch.
-
-The schema has every key, typed, ranged and documented.
-"""
+"""The config of a training run: schema, loading, flags, the published dialect, help. Free of torch."""
 
 from gtpo.config.load import load_config as load_config
 from gtpo.config.schema import BuiltModel as BuiltModel

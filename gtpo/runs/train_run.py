@@ -24,15 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import (
-    check_schema_version,
-    flatten,
-    read_json_object,
-    read_yaml,
-    write_json,
-    write_parquet,
-    write_text,
-)
+from gtpo.common.files import flatten, read_json_object, read_yaml, write_json, write_parquet, write_text
 from gtpo.common.provenance import text_hash
 from gtpo.runs.eval_folder import read_table
 from gtpo.runs.prompt import PromptRecord
@@ -119,11 +111,7 @@ class TrainFolder:
 
     def run(self) -> dict[str, Any]:
         """Return run.json as it is now, or an empty dict if there is none. Raises UserError on a newer schema."""
-        if not self.run_json.exists():
-            return {}
-        run = read_json_object(self.run_json)
-        check_schema_version(self.run_json, int(run.get("schema_version", 0)), SCHEMA_VERSION)
-        return run
+        return read_json_object(self.run_json, SCHEMA_VERSION) if self.run_json.exists() else {}
 
     @property
     def name(self) -> str:
