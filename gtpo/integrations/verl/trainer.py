@@ -132,20 +132,13 @@ class GTPOTrainerSync(PPOTrainerSync):
         infos = list(_reward_infos(data))
         rewards = padded["rm_scores"].sum(dim=1).double()
         rewards[[bool(info.get("unscored")) for info in infos]] = torch.nan
+        initial_entropy = None if self.calibration is None else self.calibration.initial_entropy
+        progress = (self.global_steps - 1) / max(self.total_training_steps, 1)
         found = token_advantages(
-            self.settings.objective,
-            ids,
-            mask,
-            rewards,
-            padded["entropy"],
-            prompts,
-            batch_rows=self.settings.batch_rows,
-            token_logps=padded["old_log_probs"],
-            progress=(self.global_steps - 1) / max(self.total_training_steps, 1),
-            loss_function=self.loss_function,
-            initial_entropy=None if self.calibration is None else self.calibration.initial_entropy,
-            truncated=self._truncated(ids, mask),
-        )
+            self.settings.objective, ids, mask, rewards, padded["entropy"], prompts, progress=progress,
+            batch_rows=self.settings.batch_rows, token_logps=padded["old_log_probs"], initial_entropy=initial_entropy,
+            truncated=self._truncated(ids, mask), loss_function=self.loss_function,
+        )  # fmt: skip
         metrics.update(found.metrics)
         scored = [info for info, sampled in zip(infos, mask.any(dim=1).tolist(), strict=True) if sampled]
         for name in ("accuracy", "format"):
