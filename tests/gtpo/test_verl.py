@@ -19,12 +19,11 @@ from approved import check_refusals
 from torch import Tensor
 
 from gtpo.integrations.verl.advantages import token_advantages
-from gtpo.integrations.verl.data import SOURCES, main
+from gtpo.integrations.verl.data import main
 from gtpo.integrations.verl.reward import final_score
 from gtpo.integrations.verl.settings import _requirements, check_settings
 from gtpo.objective import PRESETS, Objective, reference_loss, token_entropy
 from gtpo.rewards import chat_messages, final_reward
-from gtpo.rewards.data.problems import SOURCE_NAMES
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 
@@ -208,15 +207,11 @@ def test_padding_and_groups_of_other_sizes_keep_the_mean_over_groups() -> None:
     ids = torch.cat([given["completion_ids"][rows], torch.zeros(padding, L, dtype=torch.long)])
     mask = torch.cat([given["completion_mask"][rows], torch.zeros(padding, L, dtype=torch.bool)])
     padded = torch.cat([logits[rows], torch.zeros(padding, L, V)])
-    found = token_advantages(
-        objective,
-        ids,
-        mask,
+    rewards, prompts = (
         torch.cat([given["rewards"][rows], torch.zeros(padding)]),
-        entropies(padded),
-        ["a"] * 6 + ["b"] * 4 + ["padding"] * padding,
-        batch_rows=16,
+        [*"aaaaaabbbb", *["padding"] * padding],
     )
+    found = token_advantages(objective, ids, mask, rewards, entropies(padded), prompts, batch_rows=16)
     assert not found.advantages[len(rows) :].any()
     loss = loss_of_verl(objective, padded, ids, mask, found.advantages.double(), 16)
     assert float(loss) == pytest.approx(float(expected), rel=1e-6)
@@ -228,15 +223,9 @@ def test_unscored_and_truncated_completions_are_outside_the_loss() -> None:
     given["rewards"][1] = torch.nan
     truncated = torch.zeros(G, dtype=torch.bool)
     truncated[2] = True
+    logits = given.pop("logits")
     found = token_advantages(
-        objective,
-        given["completion_ids"],
-        given["completion_mask"],
-        given["rewards"],
-        entropies(given["logits"]),
-        ["a"] * G,
-        batch_rows=G,
-        truncated=truncated,
+        objective, *given.values(), entropies(logits), ["a"] * G, batch_rows=G, truncated=truncated
     )
     assert not found.advantages[1:3].any()
     assert found.advantages[0].any()
@@ -245,8 +234,8 @@ def test_unscored_and_truncated_completions_are_outside_the_loss() -> None:
 
 
 def test_a_batch_that_is_none_is_refused() -> None:
-    given = batch(5, prompts=1)
-    arguments = [given["completion_ids"], given["completion_mask"], given["rewards"], entropies(given["logits"])]
+    logits, *tokens = batch(5, prompts=1).values()
+    arguments = [*tokens, entropies(logits)]
     with pytest.raises(ValueError, match="more than one optimizer step"):
         token_advantages(PRESETS["grpo"], *arguments, ["a"] * G, batch_rows=4)
     arguments[1] = torch.zeros_like(arguments[1])
@@ -292,7 +281,3 @@ def test_data_set_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     with pytest.raises(SystemExit, match="2"):
         main()
     assert "nowhere is not a folder" in capsys.readouterr().err
-
-
-def test_every_source_is_known() -> None:
-    assert {source for files in SOURCES.values() for source in files.values()} <= set(SOURCE_NAMES)
