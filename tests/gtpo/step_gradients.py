@@ -1,7 +1,9 @@
 """One optimizer step of GTPOTrainer on fixed rollouts: its gradient, saved for comparison.
 
 Run by test_gradients.py, in its own process or under torchrun: step_gradients.py FOLDER WORLD_SIZE
-PRESET:BATCH:ACCUMULATION...
+PRESET:BATCH:ACCUMULATION... Two processes then shard a head, too. Run by test_launch.py under `accelerate launch`:
+step_gradients.py FOLDER sharded PRESET BATCH, which saves the weights after the step, whole. The optimizer is plain SGD
+at STEP, so that the gradient can be read off the weights whoever holds them: (before - after) / STEP.
 """
 
 from __future__ import annotations
@@ -15,17 +17,23 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import TrainerCallback
 
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.config import BuiltModel
+from gtpo.fused import fused_linear_gtpo_loss
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.objective import PRESETS, reference_loss
 from gtpo.train.environment import end_process
+from gtpo.trainer.policy_head import LMHead, add_policy_head
 
 GROUP = 8
 PROMPTS = ["1 + 2", "30 - 4"]
 INITIAL_ENTROPY = 0.5
+STEP = 1e3
+"""So large that the old weights are rounding errors beside the update."""
 
 
 def fixed_completion(prompt: str, index: int, vocabulary: int, eos: int) -> list[int]:
@@ -40,11 +48,10 @@ def reward(completions: list[Any], completion_ids: list[list[int]], **columns: A
     return [float(len(ids) % 5 + ids[2] % 3) for ids in completion_ids]
 
 
-def tiny_model() -> tuple[Any, Any]:
+def tiny_model(**settings: Any) -> tuple[Any, Any]:
     """Return a model of wide logits, the same at each call, and its tokenizer."""
-    spec = BuiltModel(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, initializer_range=0.5
-    )
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    spec = BuiltModel(**sizes, initializer_range=0.5, **settings)
     return build_tiny_model(spec, max_seq_length=64, seed=1)
 
 
@@ -171,9 +178,64 @@ def step_gradients(
     return gradients.found
 
 
+def sharded_heads() -> None:
+    """Shard a model by FSDP2 over two processes; print how far its loss and gradients are from the whole one's."""
+    assert torch.distributed.get_world_size() == 2
+    mesh = init_device_mesh("cpu", (2,))
+    ids = torch.randint(10, 200, (4, 12), generator=torch.Generator().manual_seed(5))
+
+    def loss(hidden: torch.Tensor, head: LMHead) -> torch.Tensor:
+        return fused_linear_gtpo_loss(
+            PRESETS["gtpo-eq7" if frozen else "gtpo-no-filter"],
+            hidden[:, :-1],
+            head.lm_head,
+            ids[:, 1:],
+            torch.ones_like(ids[:, 1:]),
+            torch.tensor([1.0, 2.0, 3.0, 5.0]),
+            4,
+            initial_entropy=1.0,
+        ).loss
+
+    for tied, frozen in ((True, False), (False, False), (False, True)):  # the head is needed again in the backward
+        model, _ = tiny_model(tie_word_embeddings=tied)
+        model.lm_head.weight.requires_grad_(not frozen)
+        add_policy_head(model)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "policy_loss": loss}
+        whole = model(**inputs).value
+        whole.backward()
+        expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        if not tied:  # a head with a group of its own is still sharded when the loss asks for it
+            fully_shard(model.lm_head, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        sharded = model(**inputs).value
+        sharded.backward()
+        gap = max(
+            float((p.grad.full_tensor() - expected[name]).abs().max())  # type: ignore[union-attr]
+            for name, p in model.named_parameters()
+            if p.grad is not None
+        )
+        size = max(float(gradient.abs().max()) for gradient in expected.values())
+        if torch.distributed.get_rank() == 0:
+            print(f"tied={tied} frozen={frozen} loss={abs(float(sharded - whole)):.2e} gradient={gap / size:.2e}")
+
+
 if __name__ == "__main__":
     folder, world, *cases = sys.argv[1:]
     torch.set_num_threads(1)
+    if world == "sharded":
+        from launched_on_cpu import shard_on_cpu
+
+        shard_on_cpu()
+        preset, rows = cases
+        step_gradients(
+            Path(folder) / "ignored.pt", preset, int(rows), 1,
+            weights=Path(folder) / "after", optim="sgd", learning_rate=STEP, lr_scheduler_type="constant",
+        )  # fmt: skip
+        torch.distributed.destroy_process_group()
+        end_process()
     for case in cases:
         name, rows, steps = case.split(":")
         step_gradients(Path(folder) / f"{name}.pt", name, int(rows), int(steps))
@@ -183,9 +245,7 @@ if __name__ == "__main__":
     if PartialState().is_main_process:
         record(Path(folder))
     if int(world) > 1:
-        import sharded_head
-
-        sharded_head.main()
+        sharded_heads()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     end_process()

@@ -24,8 +24,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from safetensors.torch import load_file
-from sharded_step import STEP
-from step_gradients import step_gradients, tiny_model
+from step_gradients import STEP, step_gradients, tiny_model
 from test_gradients import assert_same
 from test_train_run import PLAIN
 from test_train_run import metrics as logged_metrics
@@ -94,7 +93,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("config", WRAPPERS)
 def test_gradient_is_that_of_one_process(config: str, tmp_path: Path) -> None:
-    launch(tmp_path, config, HERE / "sharded_step.py", tmp_path, "gtpo", "4")
+    launch(tmp_path, config, HERE / "step_gradients.py", tmp_path, "sharded", "gtpo", "4")
     before, after = dict(tiny_model()[0].named_parameters()), load_file(tmp_path / "after/model.safetensors")
     # FSDP2 saves tied weights under both names.
     found = {name: (weight.detach() - after[name]) / STEP for name, weight in before.items()}
