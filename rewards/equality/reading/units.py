@@ -137,11 +137,7 @@ def read_unit(text: str) -> Unit | None:
         return None
     lowered = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text.lower()).replace("p.m", "pm").replace("a.m", "am")
     found = re.findall(r"[a-z][a-z']*|\^\s*\{?\s*-?\d+|[/*]|\\cdot|\d+|[^\s.{}]", lowered)
-    above: list[str] = []
-    below: list[str] = []
-    nouns: list[str] = []
-    amounts: list[str] = []
-    things: list[str] = []
+    above, below, nouns, amounts, things = (list[str]() for _ in range(5))
     side, power = above, 1
     for index, word in enumerate(found):
         following = found[index + 1] if index + 1 < len(found) else ""
