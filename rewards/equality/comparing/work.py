@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import chain
-from typing import NamedTuple
 
 from gtpo.rewards.equality.answers import (
     Answer,
@@ -123,17 +122,11 @@ def _kind_of(addend: Term) -> str:
 
 
 # -- products and powers -------------------------------------------------------------------------------------------
-class Factors(NamedTuple):
-    """Of a product or quotient; 1/2 and 2^3 are one factor."""
+def factors(term: Term) -> tuple[list[Term], list[Term], int, int]:
+    """Return the factors above and below the fraction line, how many signs and how many fractions in denominators.
 
-    above: list[Term]
-    below: list[Term]
-    signs: int
-    nested: int  # Fractions within denominators
-
-
-def factors(term: Term) -> Factors:
-    """Return the factors above and below the fraction line, with the signs and fractions that were between them."""
+    1/2 and 2^3 are one factor.
+    """
     sides: tuple[list[Term], list[Term]] = ([], [])
     signs = nested = 0
 
@@ -159,7 +152,7 @@ def factors(term: Term) -> Factors:
             sides[side].append(part)
 
     collect(term, 0)
-    return Factors(*sides, signs, nested)
+    return *sides, signs, nested
 
 
 def _unsigned(term: Term) -> Term:
