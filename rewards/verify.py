@@ -105,17 +105,6 @@ class Explained(NamedTuple):
     why: str
 
 
-class AnswerClasses(NamedTuple):
-    """Answers grouped by equality, for the majority vote."""
-
-    # Per answer: the number of its class, counted from 0 in order of first appearance; None abstains.
-    labels: list[int | None]
-    # The class that equals the gold, or None if no answer does.
-    correct: int | None
-    # Per answer: its verdict against the gold.
-    verdicts: list[Verdict]
-
-
 def usable_cpus() -> int:
     """Return the CPUs this process may use, at most 16: a verifier's workers unless it is told otherwise."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux
@@ -292,9 +281,10 @@ class Verifier:
         problems: Sequence[str | None] | None = None,
         *,
         answers: Answers | Sequence[Answers] = "mathematics",
-    ) -> list[AnswerClasses]:
+    ) -> list[list[int | None]]:
         """Group the answers to each question, (answers, gold), by the same equality that scores them (`strict`).
 
+        Return for each answer the number of its class, from 0 in order of first appearance; None if it abstains.
         All answers equal to the gold form one class, those that are UNSIMPLIFIED another. Every other answer joins
         the first class whose representative (its first member) equals it in either direction, or opens a new one. An
         empty or missing answer abstains. An answer that could not be decided (TIMEOUT, REJECTED) votes for itself
@@ -307,7 +297,7 @@ class Verifier:
 
     def _group(
         self, question: tuple[Sequence[str | None], str], problem: str | None, answers: Answers
-    ) -> AnswerClasses:
+    ) -> list[int | None]:
         """Group one question's answers: integers by their value, other answers by verdicts on pairs of them."""
         given, gold = question
         verdicts = self.verify_many([(each, gold) for each in given], [problem] * len(given), answers=answers)
@@ -342,7 +332,7 @@ class Verifier:
             if key is not None:
                 known[key] = label
             labels.append(label)
-        return AnswerClasses(labels, known.get((Verdict.CORRECT,)), verdicts)
+        return labels
 
     def close(self) -> None:
         """Stop the workers now; they also stop when the program ends."""

@@ -128,9 +128,9 @@ def count_votes(
         answers=[p.answers for p in asked],
     )
     sizes: dict[int, Counter[int | None]] = {}
-    for i, found in zip(divided, classes, strict=True):
+    for i, labels in zip(divided, classes, strict=True):
         sizes[i] = Counter()
-        for label, count in zip(found.labels, wrong[i].values(), strict=True):
+        for label, count in zip(labels, wrong[i].values(), strict=True):
             sizes[i][label] += count
     return [
         Votes(
