@@ -479,13 +479,13 @@ class Budget:
             raise TooBig
 
 
-def evaluate(term: Term, point: Mapping[str, Value], sign: int = 1) -> Value:
-    """Return the value of a term if each variable has the value that `point` gives it; `±` takes `sign`.
+def evaluate(term: Term, point: Mapping[str, Value]) -> Value:
+    """Return the value of a term if each variable has the value that `point` gives it; `±` is plus.
 
     Raises NoValue (a pole, an unbound name, shapes that do not fit) or TooBig.
     """
     Budget.spend()
-    value = _value(term, point, sign)
+    value = _value(term, point)
     Magnitudes.note(value)
     return value
 
@@ -497,7 +497,7 @@ def constant_value(term: Term) -> Value | None:
     return None
 
 
-def _value(term: Term, point: Mapping[str, Value], sign: int) -> Value:
+def _value(term: Term, point: Mapping[str, Value]) -> Value:
     kind = term[0]
     if kind == "num":
         return term[1]
@@ -511,11 +511,11 @@ def _value(term: Term, point: Mapping[str, Value], sign: int) -> Value:
             return point[term[1]]
         return mp.mpc(0, 1) if term[1] == "i" else +getattr(mp, term[1])
     if kind == "bind":
-        return _bound(term, point, sign)
+        return _bound(term, point)
     if kind == "mat":
-        return Matrix(tuple(evaluate(cell, point, sign) for cell in row) for row in term[1])
+        return Matrix(tuple(evaluate(cell, point) for cell in row) for row in term[1])
     if kind == "fn" or kind == "opaque":
-        values = [evaluate(argument, point, sign) for argument in term[2:]]
+        values = [evaluate(argument, point) for argument in term[2:]]
         if kind == "opaque":
             return noise("opaque", term[1], *map(fingerprint, values))
         try:
@@ -523,9 +523,9 @@ def _value(term: Term, point: Mapping[str, Value], sign: int) -> Value:
         except (ValueError, ZeroDivisionError, TypeError, OverflowError):
             raise NoValue from None
     if kind == "pm":
-        value = evaluate(term[2], point, sign)
-        return value if term[1] * sign > 0 else negative(value)
-    values = [evaluate(argument, point, sign) for argument in term[1:]]
+        value = evaluate(term[2], point)
+        return value if term[1] > 0 else negative(value)
+    values = [evaluate(argument, point) for argument in term[1:]]
     try:
         if kind == "neg":
             return negative(values[0])
@@ -536,17 +536,17 @@ def _value(term: Term, point: Mapping[str, Value], sign: int) -> Value:
         raise NoValue from None
 
 
-def _bound(term: Term, point: Mapping[str, Value], sign: int) -> Value:
+def _bound(term: Term, point: Mapping[str, Value]) -> Value:
     """Add up sums and products over a short whole range; hash other bound forms with the variable hidden."""
     _, head, variable, body, low, high = term
-    ends = [None if end is None else evaluate(end, point, sign) for end in (low, high)]
+    ends = [None if end is None else evaluate(end, point) for end in (low, high)]
     first, last = (None if end is None else integer(end) for end in ends)
     # Longer sums equal only those whose parts are equal: 500 numbers are what an answer is worth.
     if head in ("sum", "prod") and first is not None and last is not None and 0 <= last - first < 500:
         total: Value = Fraction(0 if head == "sum" else 1)
         for index in range(first, last + 1):
-            value = evaluate(body, {**point, variable: Fraction(index)}, sign)
+            value = evaluate(body, {**point, variable: Fraction(index)})
             total = add(total, value) if head == "sum" else multiply(total, value)
         return total
-    hidden = evaluate(body, {**point, variable: noise("bound", head)}, sign)
+    hidden = evaluate(body, {**point, variable: noise("bound", head)})
     return noise(head, fingerprint(hidden), *("" if end is None else fingerprint(end) for end in ends))

@@ -114,9 +114,9 @@ def point_for(names: set[str], index: int) -> dict[str, Value]:
     return {name: sign * scale * noise("point", name, index) for name, sign in zip(names, signs, strict=True)}
 
 
-def equal_terms(a: Term, b: Term, sign: int = 1) -> bool:
+def equal_terms(a: Term, b: Term) -> bool:
     """Return whether two terms have the same values wherever both are real. Raises TooBig."""
-    return a == b or stable(lambda: _same_values(a, b, sign), max(_literal_digits(a), _literal_digits(b)))
+    return a == b or stable(lambda: _same_values(a, b), max(_literal_digits(a), _literal_digits(b)))
 
 
 def _literal_digits(term: Term) -> int:
@@ -126,7 +126,7 @@ def _literal_digits(term: Term) -> int:
     return max(map(_literal_digits, parts(term)), default=0)
 
 
-def _same_values(a: Term, b: Term, sign: int) -> bool:
+def _same_values(a: Term, b: Term) -> bool:
     names = symbols(a) | symbols(b)
     if names and _steps_of_one(a, b):
         return False  # max(x, -10^9) is x as far as one looks, and a step can lie anywhere
@@ -141,7 +141,7 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
         whole = [{n: Fraction(int(s * noise("whole", n, i))) for n in names} for i, s in enumerate(_WHOLE)]
         whole += [{n: whole[2][n] + i for n in names} for i in range(1, 41)]
         points, needed = chain(whole, points), needed + len(whole)
-    for x, y in _values(a, b, points, sign):
+    for x, y in _values(a, b, points):
         if close(x, y):
             agreed += 1
         elif complex_meant or (is_real_value(x) and is_real_value(y)) or not names:
@@ -154,7 +154,7 @@ def _same_values(a: Term, b: Term, sign: int) -> bool:
         return False
     if not names or complex_meant:
         return True
-    between = _values(a, b, _between_kinks(a, b, names), sign)
+    between = _values(a, b, _between_kinks(a, b, names))
     return all(close(x, y) or not (is_real_value(x) and is_real_value(y)) for x, y in between)
 
 
@@ -169,11 +169,11 @@ def equal_as_matrices(a: Term, b: Term) -> bool:
         return True
 
 
-def _values(a: Term, b: Term, points: Iterable[dict[str, Value]], sign: int = 1) -> Iterator[tuple[Value, Value]]:
+def _values(a: Term, b: Term, points: Iterable[dict[str, Value]]) -> Iterator[tuple[Value, Value]]:
     """Yield the values of two terms at each point where both have one."""
     for point in points:
         with suppress(NoValue):
-            yield evaluate(a, point, sign), evaluate(b, point, sign)
+            yield evaluate(a, point), evaluate(b, point)
 
 
 def _steps_of_one(a: Term, b: Term) -> bool:
@@ -217,7 +217,7 @@ def _proportional(a: Term, b: Term, positive: bool) -> bool:
             return False
         if not _is_zero(x):
             ratio = divide(x, y)
-            return (not positive or mpmath.re(number_of(ratio)) > 0) and _same_values(a, ("mul", ("num", ratio), b), 1)
+            return (not positive or mpmath.re(number_of(ratio)) > 0) and _same_values(a, ("mul", ("num", ratio), b))
     return False
 
 
