@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
@@ -213,11 +213,9 @@ class Comparison:
             return self._relations(p.relation, g.relation)
         named, other = (p, g) if isinstance(p, Named) else (g, p)
         assert isinstance(named, Named)
-        if named.name.startswith("(") and isinstance(other, Listing) and other.kind == "tuple":
-            values = assigned(named)
-            if values is not None and all(len(name) == 1 for name in values):  # `(y, x) = (2, 5)` is the point (5, 2)
-                items = tuple(values[name] for name in self._order(values))
-                return self._ordered(items, other.items) if named is p else self._ordered(other.items, items)
+        if isinstance(other, Listing) and other.kind == "tuple" and (items := self._in_order(named)) is not None:
+            # `(y, x) = (2, 5)` is the point (5, 2)
+            return self._ordered(items, other.items) if named is p else self._ordered(other.items, items)
         if named is p and self._says_of_unknown(p):
             return False
         if isinstance(other, Relation):
@@ -384,7 +382,7 @@ class Comparison:
             same_brackets = p.brackets == g.brackets or (either and "(" not in p.brackets[1:] + g.brackets[1:])
             return same_brackets and self._ordered(p.items, g.items)
         if kinds == {"tuple", "list"}:  # `y = 2, x = 1` beside (1, 2)
-            p, g = self._in_order(p), self._in_order(g)
+            p, g = (replace(each, items=self._in_order(each) or each.items) for each in (p, g))
         if "tuple" in kinds:
             pair, other = (p, g) if p.kind == "tuple" else (g, p)
             if len(other.items) == 1:  # `\{(1, 2)\}`
@@ -411,17 +409,13 @@ class Comparison:
         ordered = {"increasing": sorted(values), "decreasing": sorted(values, reverse=True)}
         return ordered.get(self.contract.order, values) == values
 
-    def _in_order(self, listing: Listing) -> Listing:
-        """Return a list of named values in the order the problem names them, else that of x, y, z, else its own."""
-        named = assigned(listing)
+    def _in_order(self, answer: Answer) -> tuple[Answer, ...] | None:
+        """Return the values of letters in the order the problem names them, else that of x, y, z, else their own."""
+        named = assigned(answer)
         if named is None or not all(len(name) == 1 for name in named):
-            return listing
-        return replace(listing, items=tuple(named[name] for name in self._order(named)))
-
-    def _order(self, names: Iterable[str]) -> Sequence[str]:
-        if set(self.problem.order) == set(names):
-            return self.problem.order
-        return sorted(names) if set("uvwxyz").issuperset(names) else tuple(names)
+            return None
+        order = sorted(named) if set("uvwxyz").issuperset(named) else list(named)
+        return tuple(named[name] for name in (self.problem.order if set(self.problem.order) == set(named) else order))
 
     def _ordered(self, p: Sequence[Answer], g: Sequence[Answer]) -> bool:
         return len(p) == len(g) and all(self.equal(a, b) for a, b in zip(p, g, strict=True))
