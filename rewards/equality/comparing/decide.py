@@ -197,19 +197,17 @@ class _Judge:
         if self.letters and any(_same_letter(p, g) for p in predictions for g in golds):
             return "CORRECT"
         Budget.refill()
-        read_golds, read_predictions = ([_read(text) for text in texts] for texts in (golds, predictions))
+        theirs, ours = ([(text, _read(text)) for text in texts] for texts in (golds, predictions))
         Budget.refill()  # the comparison has its own: what it may spend must not hang on what was read before
         comparison = Comparison(known)
         found = {
-            finding(predictions[i], matching, golds[j], g, known)
-            for i, p in enumerate(read_predictions)
-            for j, g in enumerate(read_golds)
+            finding(prediction, matching, gold, g, known)
+            for prediction, p in ours
+            for gold, g in theirs
             if (matching := comparison.matching(p, g)) is not None
         }
-        if found:
-            # A text with two readings, as `1,234` has, is given the better one.
-            return next(outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found)
-        return "INCORRECT"
+        # A text with two readings, as `1,234` has, is given the better one.
+        return next((outcome for outcome in ("CORRECT", "UNEVALUATED", "COPIED") if outcome in found), "INCORRECT")
 
 
 def _same_letter(prediction: str, gold: str) -> bool:
