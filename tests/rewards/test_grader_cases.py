@@ -1,4 +1,4 @@
-"""Agreement with other projects' grader tests and with pairs made by mutation; owners' labels: test_recorded."""
+"""Agreement with other projects' grader tests; with the owners' labels of recorded completions: test_recorded."""
 
 import itertools
 import json
@@ -9,7 +9,6 @@ from pathlib import Path
 import math_verify
 import pytest
 
-from bench.mutations import Pair, ours, own_pairs, real_pairs, score
 from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier, extract_answer, last_boxed
 from gtpo.rewards.equality.comparing.decide import decide
@@ -91,29 +90,3 @@ def test_near_misses_among_the_golds_are_told_apart(shared_dir: Path) -> None:
         assert math_verify.verify(first, second, timeout_seconds=None) or math_verify.verify(
             second, first, timeout_seconds=None
         ), (a, b)
-
-
-def assert_judged_right(pairs: list[Pair], verifier: Verifier) -> None:
-    accepted = ours(pairs, verifier)
-    wrongly = [p for p, yes in zip(pairs, accepted, strict=True) if yes and p.label != "equal" and not p.contested]
-    assert wrongly == []
-    result = score(pairs, accepted)
-    assert result.accepted >= 0.99 * result.equal, [
-        p for p, yes in zip(pairs, accepted, strict=True) if not yes and p.label == "equal"
-    ]
-
-
-def test_our_own_golds(verifier: Verifier) -> None:
-    pairs = own_pairs()
-    uncontested = [pair for pair in pairs if not pair.contested]
-    assert len(uncontested) >= 1000
-    assert {pair.label for pair in uncontested} == {"equal", "unequal", "unsimplified"}
-    assert len({pair.rule for pair in uncontested}) > 100
-    assert_judged_right(pairs, verifier)
-
-
-@pytest.mark.shared
-def test_golds_of_the_real_sets(shared_dir: Path, verifier: Verifier) -> None:
-    pairs = real_pairs(shared_dir, 150)
-    assert len(pairs) > 1000
-    assert_judged_right(pairs, verifier)

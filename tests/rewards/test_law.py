@@ -17,6 +17,7 @@ from bench.law import Case, embedded, judge, originals, problems, refused, rewri
 from bench.law_values import TYPES, joints, paid_twice, texts
 from bench.law_verdicts import approved, judged
 from bench.law_work import FORMS, cases
+from bench.mutations import Pair, ours, own_pairs, real_pairs, score
 from bench.rewritings import LETTERS, LOOKS, REWRITINGS, WRAPPERS
 from gtpo.common.files import read_jsonl
 from gtpo.rewards import Verdict, Verifier, extract_answer, last_boxed
@@ -26,6 +27,8 @@ from gtpo.rewards.equality.comparing.decide import decide
 from gtpo.rewards.equality.reading import WORDS
 from gtpo.rewards.equality.reading.types import TYPES as TYPES_OF_ANSWERS
 from gtpo.rewards.golds import contradiction, read_contract
+
+IN_A_PROCESS = ("rewards/equality/",)
 
 COPIES = [
     ("65-4", "61", "What is 65-4?"),
@@ -184,6 +187,33 @@ def test_a_type_says_what_it_leaves(kind: type[Kind]) -> None:
     assert "read" in vars(kind)
     # One whose normal form is another type's needs no more.
     assert ("same" in vars(kind)) == ("parts" in vars(kind)) == dataclasses.is_dataclass(kind)
+
+
+# -- pairs made by mutation: no false accept, and what is equal is accepted -------------------------------------------
+def assert_judged_right(pairs: list[Pair], verifier: Verifier) -> None:
+    accepted = ours(pairs, verifier)
+    wrongly = [p for p, yes in zip(pairs, accepted, strict=True) if yes and p.label != "equal" and not p.contested]
+    assert wrongly == []
+    result = score(pairs, accepted)
+    assert result.accepted >= 0.99 * result.equal, [
+        p for p, yes in zip(pairs, accepted, strict=True) if not yes and p.label == "equal"
+    ]
+
+
+def test_our_own_golds(verifier: Verifier) -> None:
+    pairs = own_pairs()
+    uncontested = [pair for pair in pairs if not pair.contested]
+    assert len(uncontested) >= 1000
+    assert {pair.label for pair in uncontested} == {"equal", "unequal", "unsimplified"}
+    assert len({pair.rule for pair in uncontested}) > 100
+    assert_judged_right(pairs, verifier)
+
+
+@pytest.mark.shared
+def test_golds_of_the_real_sets(shared_dir: Path, verifier: Verifier) -> None:
+    pairs = real_pairs(shared_dir, 150)
+    assert len(pairs) > 1000
+    assert_judged_right(pairs, verifier)
 
 
 # -- equality is reflexive and symmetric, and sees every changed number ------------------------------------------------
