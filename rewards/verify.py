@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import lru_cache
@@ -223,9 +223,7 @@ class Verifier:
         keys: list[_Key] = [
             (as_text(prediction), as_text(gold), problem or None, kind) for (prediction, gold), problem, kind in each
         ]
-        findings = self._find(dict.fromkeys(keys))
-        verdicts = _VERDICTS[scoring]
-        return [verdicts[findings[key]] for key in keys]
+        return [_VERDICTS[scoring][finding] for finding in self._find(keys)]
 
     def math_verify_many(self, pairs: Sequence[Pair]) -> list[Verdict]:
         """Return Math-Verify's verdicts on (text, gold) pairs, in order: its own extraction and comparison.
@@ -236,15 +234,14 @@ class Verifier:
         keys: list[_Key] = [
             (as_text(text)[-MATH_VERIFY_REACH:], as_text(gold), None, "math-verify") for text, gold in pairs
         ]
-        findings = self._find(dict.fromkeys(keys))
-        return [Verdict(findings[key]) for key in keys]
+        return [Verdict(finding) for finding in self._find(keys)]
 
-    def _find(self, keys: Collection[_Key]) -> dict[_Key, str]:
+    def _find(self, keys: Sequence[_Key]) -> list[str]:
         """Return what each key comes to: from the cache, by exact arithmetic, or from the workers."""
         # The pool's lock is renewed in a forked child; a second one for the cache could stay held there for ever.
         with self._pool.lock:
             known = {key: finding for key in keys if (finding := self._cache.get(key)) is not None}
-        unknown = [key for key in keys if key not in known]
+        unknown = [key for key in dict.fromkeys(keys) if key not in known]
         found = {key: decided for key in unknown if (decided := _decide_here(*key)) is not None}
         open_keys = [key for key in unknown if key not in found]
         tasks = [dict(zip(("prediction", "gold", "problem", "by"), key, strict=True)) for key in open_keys]
@@ -254,7 +251,8 @@ class Verifier:
             self._cache.update((key, finding) for key, finding in found.items() if finding != "TIMEOUT")
             for key in [*islice(self._cache, max(0, len(self._cache) - self.cache_size))]:
                 del self._cache[key]
-        return known | found
+        known |= found
+        return [known[key] for key in keys]
 
     def extract_by_rules(self, rules: Sequence[tuple[str, str]]) -> list[str | None]:
         """Return the answers by (regular expression, completion), in the workers. UserError for one without an end."""
