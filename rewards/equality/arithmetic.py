@@ -235,7 +235,8 @@ def fingerprint(value: Value) -> str:
     return str(mpmath.nstr(number, 25))
 
 
-def _bits(value: Fraction) -> int:
+def bits(value: Fraction) -> int:
+    """Return the binary digits of the longer of numerator and denominator."""
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
@@ -245,7 +246,7 @@ def integer(value: Value) -> int | None:
 
 
 def _both_exact(a: Value, b: Value) -> bool:
-    return isinstance(a, Fraction) and isinstance(b, Fraction) and _bits(a) + _bits(b) <= 2 * MAX_EXACT_BITS
+    return isinstance(a, Fraction) and isinstance(b, Fraction) and bits(a) + bits(b) <= 2 * MAX_EXACT_BITS
 
 
 def add(a: Value, b: Value) -> Value:
@@ -308,12 +309,12 @@ def power(a: Value, b: Value) -> Value:
         if b == 0:
             return Fraction(1)
         raise NoValue
-    if isinstance(a, Fraction) and exponent is not None and _bits(a) * abs(exponent) <= MAX_EXACT_BITS:
+    if isinstance(a, Fraction) and exponent is not None and bits(a) * abs(exponent) <= MAX_EXACT_BITS:
         return a**exponent
     # 27^(2/3) is 9, exactly.
-    if isinstance(a, Fraction) and isinstance(b, Fraction) and a > 0 and b.denominator <= 12 and _bits(a) < 2000:
+    if isinstance(a, Fraction) and isinstance(b, Fraction) and a > 0 and b.denominator <= 12 and bits(a) < 2000:
         top, bottom = whole_root(a.numerator, b.denominator), whole_root(a.denominator, b.denominator)
-        if top is not None and bottom is not None and _bits(a) * abs(b.numerator) <= MAX_EXACT_BITS:
+        if top is not None and bottom is not None and bits(a) * abs(b.numerator) <= MAX_EXACT_BITS:
             return Fraction(top, bottom) ** b.numerator
     base, raised = number_of(a), number_of(b)
     if mpmath.isinf(base) or mpmath.isinf(raised):

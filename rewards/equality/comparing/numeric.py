@@ -27,13 +27,13 @@ from gtpo.rewards.equality.arithmetic import (
     Term,
     TooBig,
     Value,
+    bits,
     contains,
     divide,
     evaluate,
     integer,
     noise,
     number_of,
-    parts,
     subterms,
     symbols,
 )
@@ -116,14 +116,10 @@ def point_for(names: set[str], index: int) -> dict[str, Value]:
 
 def equal_terms(a: Term, b: Term) -> bool:
     """Return whether two terms have the same values wherever both are real. Raises TooBig."""
-    return a == b or stable(lambda: _same_values(a, b), max(_literal_digits(a), _literal_digits(b)))
-
-
-def _literal_digits(term: Term) -> int:
-    """Return the digits of the longest number in a term."""
-    if term[0] == "num":
-        return int(max(term[1].numerator.bit_length(), term[1].denominator.bit_length()) * 0.302)
-    return max(map(_literal_digits, parts(term)), default=0)
+    if a == b:
+        return True
+    longest = max((bits(part[1]) for term in (a, b) for part in subterms(term) if part[0] == "num"), default=0)
+    return stable(lambda: _same_values(a, b), int(longest * 0.302))
 
 
 def _same_values(a: Term, b: Term) -> bool:
