@@ -22,13 +22,8 @@ def write(path: Path, texts: list[str]) -> list[dict[str, str]]:
     return rows
 
 
-BOX, TAG, OPEN, THOUGHT = (
-    "\\boxed{7}",
-    "<answer>7</answer>",
-    "<answer> \\boxed{7}",
-    "<think><answer>7</answer></think>7",
-)
-WORK = "so \\boxed{3+4}"
+BOX, TAG, OPEN, WORK = "\\boxed{7}", "<answer>7</answer>", "<answer> \\boxed{7}", "so \\boxed{3+4}"
+THOUGHT = "<think><answer>7</answer></think>7"
 FILES = {
     "one opening tag among boxes": ([OPEN, *[BOX] * 9], "lenient", 100.0),
     "a tag in a thought": ([THOUGHT] * 3, "lenient", 100.0),
@@ -52,26 +47,25 @@ def test_all_doors_say_the_same_of_a_file(gtpo, tmp_path: Path, capsys, monkeypa
     main()
     judged = [json.loads(line)["verdict"] for line in capsys.readouterr().out.splitlines()]
     assert 100 * judged.count("CORRECT") / len(rows) == pytest.approx(found)
-    assert sum(correct(row["completion"], "7", row["problem"]) for row in rows) / len(rows) * 100 == pytest.approx(
-        found
-    )
+    adapted = [correct(row["completion"], "7", row["problem"]) for row in rows]
+    assert 100 * sum(adapted) / len(rows) == pytest.approx(found)
 
 
 def test_it_is_chosen_once_and_a_flag_wins(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     write(tmp_path / "c.jsonl", [TAG, BOX, BOX])
     command = ("eval", "--completions", "c.jsonl", "--out", "run")
-    gtpo(*command, "--limit", "1")
-    assert read_record(tmp_path / "run").scoring == "strict", "of the only completion that was there"
-    done = gtpo(*command)
-    assert (read_record(tmp_path / "run").scoring, read_record(tmp_path / "run").scoring_by) == (
-        "strict",
-        "completions",
-    )
-    assert "pass@1 is 33.3 % under strict and 100.0 % under lenient scoring: 67 %" in done.stderr
-    gtpo(*command, "--scoring", "lenient")
-    assert (read_record(tmp_path / "run").scoring, read_record(tmp_path / "run").scoring_by) == ("lenient", "command")
-    gtpo("eval", "run", "--rescore")
-    assert read_record(tmp_path / "run").scoring == "lenient"
+    told = ""
+    # By the only completion that is there at first; a flag wins.
+    for words, chosen in (
+        ((*command, "--limit", "1"), ("strict", "completions")),
+        (command, ("strict", "completions")),
+        ((*command, "--scoring", "lenient"), ("lenient", "command")),
+        (("eval", "run", "--rescore"), ("lenient", "command")),
+    ):
+        told += gtpo(*words).stderr
+        record = read_record(tmp_path / "run")
+        assert (record.scoring, record.scoring_by) == chosen
+    assert "pass@1 is 33.3 % under strict and 100.0 % under lenient scoring: 67 %" in told
 
 
 def test_both_sides_are_compared_by_one_rule(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

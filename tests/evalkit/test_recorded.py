@@ -93,9 +93,8 @@ def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: igno
     command = ("eval", "--completions", write_lines(tmp_path / "plain.jsonl", rows), "--quiet")
     part = "61 of the benchmark's 64 questions are not in the file: these numbers are of a part"
     assert part in gtpo(*command).stderr
-    assert "not in the file" not in gtpo(*command, "--limit", "2", "--out", "few").stderr, (
-        "of a part that was asked for"
-    )
+    # Of a part that was asked for.
+    assert "not in the file" not in gtpo(*command, "--limit", "2", "--out", "few").stderr
     name, entry = benchmark(tmp_path / "results/eval/plain")
     assert (name, entry["questions"], entry["absent"], entry["pass@k"]["1"]["mean"]) == ("arithmetic", 3, 61, 1.0)
     rows.append({"id": "arithmetic/test/9999", "completion": "1"})
@@ -129,12 +128,7 @@ def test_recorded_failures_and_missing_golds(gtpo, tmp_path: Path) -> None:  # t
     """A failed sample is missing data, not a wrong answer; a question that says it has no gold is left out by name."""
     rows = [
         {"id": "a", "gold": "1", "completions": ["<answer>1</answer>", None], "errors": [None, "HTTP 500"]},
-        {
-            "id": "b",
-            "gold": 2,
-            "completions": ["<answer>2</answer>", "<answer>3"],
-            "finish_reasons": ["stop", "length"],
-        },
+        {"id": "b", "gold": 2, "completions": ["<answer>2</answer>", "so 3"], "finish_reasons": ["stop", "length"]},
         {"id": "c", "gold": None, "completion": "<answer>1</answer>"},
         {"id": "b", "gold": 2, "completion": None},
     ]
@@ -169,9 +163,8 @@ def test_a_sample_log_of_lm_eval(gtpo, tmp_path: Path) -> None:  # type: ignore[
     assert pq.read_table(tmp_path / "run/problems.parquet")["problem"].to_pylist() == ["What is 0?", "What is 1?"]
     del rows[1]["doc"]
     write_lines(tmp_path / "bad.jsonl", rows)
-    assert (
-        "bad.jsonl:2: not a row of lm-eval's sample logs" in gtpo("eval", "--completions", "bad.jsonl", code=2).stderr
-    )
+    told = gtpo("eval", "--completions", "bad.jsonl", code=2).stderr
+    assert "bad.jsonl:2: not a row of lm-eval's sample logs" in told
 
 
 def test_logs_of_other_fields(tmp_path: Path) -> None:
@@ -188,14 +181,8 @@ def test_logs_of_other_fields(tmp_path: Path) -> None:
 def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """A file's benchmark is named after it; what counts are its ids and golds."""
     for name, right, first in (("ours", 9, 0), ("theirs", 3, 0), ("others", 9, 5)):
-        rows = [
-            {
-                "id": f"q{i}",
-                "gold": f"{i + first}",
-                "completion": f"<answer>{i + first if i < right else name}</answer>",
-            }
-            for i in range(12)
-        ]
+        said = [f"<answer>{i + first if i < right else name}</answer>" for i in range(12)]
+        rows = ({"id": f"q{i}", "gold": f"{i + first}", "completion": text} for i, text in enumerate(said))
         write_lines(tmp_path / f"{name}.jsonl", rows)
         gtpo("eval", "--completions", f"{name}.jsonl", "--k", "1")
     ran = gtpo("compare", "ours", "theirs", "--format", "json", "--html", "page.html")
@@ -209,10 +196,8 @@ def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> N
     ran = gtpo("compare", "ours", "others", code=2)
     assert "no question in common (ours: ours; others: others)" in ran.stderr
     assert "their ids and golds are the same" in ran.stderr
-    assert (
-        "which does not say how they were sampled: pass --max-tokens"
-        in gtpo("eval", "m", "--like", "ours", code=2).stderr
-    )
+    told = gtpo("eval", "m", "--like", "ours", code=2).stderr
+    assert "which does not say how they were sampled: pass --max-tokens" in told
     rows = [json.loads(line) for line in (tmp_path / "theirs.jsonl").read_text().splitlines()]
     write_lines(tmp_path / "fewer.jsonl", rows[1:])
     gtpo("eval", "--completions", "fewer.jsonl", "--k", "1")

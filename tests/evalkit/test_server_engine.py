@@ -38,15 +38,8 @@ ASKED = {"seed": SEED}
 
 
 SAMPLED = {
-    "temperature": 0.6,
-    "top_p": 0.9,
-    "top_k": 20,
-    "min_p": 0.1,
-    "presence_penalty": 1.5,
-    "repetition_penalty": 1.1,
-}
-
-
+    "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "presence_penalty": 1.5, "repetition_penalty": 1.1,
+}  # fmt: skip
 OWNERS = ("vllm", "llamacpp", "library", "organization_owner", None, ("a", "list"))
 
 
@@ -205,14 +198,10 @@ COMPLETIONS: dict[str, tuple[Reply, str, int | None, str | None]] = {
         answer({"content": TEXT, "reasoning_details": [{"type": "reasoning.text", "text": "is it 5?"}]}), THOUGHT, 7,
         "stop",
     ),
-    "a reason of its own": (answer(finish="repetition"), TEXT, 7, "repetition"),
     "a tool that nobody offered": (answer({"content": TEXT, "tool_calls": [{}]}), TEXT, 7, "tool_calls"),
-    "stop at the limit": (answer(usage={"completion_tokens": 33}), TEXT, 33, "length"),
     "stop at the end of the context": (
         answer(usage={"completion_tokens": 32, "prompt_tokens": 4064}), TEXT, 32, "length",
     ),
-    "the end of a sequence": (answer(finish="eos"), TEXT, 7, "stop"),
-    "the limit": (answer(finish="max_tokens"), TEXT, 7, "length"),
 }  # fmt: skip
 
 
@@ -273,10 +262,6 @@ PASSING: dict[str, tuple[Reply, str]] = {
     "no end": (events(*WHOLE[:2]), "the completion was not finished (finish_reason None)"),
     "abort": (answer({"content": HALF}, "abort"), "the completion was not finished (finish_reason abort)"),
     "no content": (answer({"content": None}), "the reply is empty (finish_reason stop, 7 tokens, no text)"),
-    "a tool call alone": (
-        answer({"content": None, "tool_calls": [{}]}, "tool_calls"),
-        "the reply is empty (finish_reason tool_calls, 7 tokens, a tool call, no text)",
-    ),
     "an error beside the text": (
         events(*WHOLE[:2], event({"choices": [{"delta": {"content": ""}, "error": {"message": "upstream is gone"}}]})),
         "the server broke off: upstream is gone",

@@ -160,7 +160,8 @@ def test_mmlus_own_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         "choices": datasets.Sequence(datasets.Value("string")), "answer": datasets.ClassLabel(names=list("ABCD")),
     })  # fmt: skip
     rows = datasets.Dataset.from_dict(asked | {"answer": [2, 0]}, features=features)
-    monkeypatch.setattr(datasets, "load_dataset", lambda repository, config, split: rows)
+    opened = list[tuple[str, ...]]()
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, split: opened.append((*names, split)) or rows)
     pq.write_table(rows.data.table, tmp_path / "own.parquet")
     (tmp_path / "own.yaml").write_text("extends: mmlu_math\nfile: own.parquet\n")
     for task in (BENCHMARKS["mmlu_math"], find_benchmark(str(tmp_path / "own.yaml"))):
@@ -168,6 +169,8 @@ def test_mmlus_own_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         assert (first.problem, first.answer) == ("1 + 1?\nA. 0\nB. 1\nC. 2\nD. 3", "C")
         assert (second.answer, second.subject, second.answers, second.extract) == ("A", "sums", "text", "choice")
         assert len(others) == (6 if task.hub else 0), "four configs of the Hub"
+    assert len(set(opened)) == 4
+    assert {(name, split) for name, _, split in opened} == {("cais/mmlu", "test")}
 
 
 # (protocol, benchmark) -> questions, hash of all their prompts.
@@ -264,11 +267,7 @@ def test_a_budget_ends_a_run_that_goes_on_with_a_larger_one(gtpo: Gtpo, serve: A
 
 
 def test_a_budget_ends_a_run_whose_tokens_nobody_counts(gtpo: Gtpo, serve: Any) -> None:
-    def answer(payload: dict[str, Any], times: int) -> Reply:
-        choice = {"message": {"content": "<answer>3</answer>"}, "finish_reason": "stop"}
-        return Reply(body={"choices": [choice], "usage": {"completion_tokens": 6}})
-
-    server = serve(answer)
+    server = serve()
     run = ("eval", "m", "--base-url", server.url, "-b", "arithmetic", "--concurrency", "1", "--max-tokens", "9")
     assert "does not say the tokens that --most-tokens is to count" in gtpo(*run, "--most-tokens", 50, code=3).stderr
     assert len(server.requests) < 32
