@@ -15,12 +15,9 @@ from servers import Reply, Server
 from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.runs import prompt
 from gtpo.runs.eval_folder import Sample, read_prompts
+from gtpo.runs.eval_record import read_record
 
 EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
-
-
-def sampling(run: Path) -> dict[str, Any]:
-    return json.loads((run / "eval.json").read_text())["sampling"]
 
 
 def test_what_the_model_recommends(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -31,10 +28,11 @@ def test_what_the_model_recommends(gtpo, tiny_model: Path, tmp_path: Path) -> No
     command = ("eval", model, *EVAL, "--max-tokens", "8")
     done = gtpo(*command, "--sampling", "model", "--top-p", "0.9", "--out", "own")
     assert "sampling: temperature 0.6, top_p 0.9, top_k 20, min_p 0" in done.stderr
-    found = sampling(tmp_path / "own")
-    assert (found["temperature"], found["top_p"], found["top_k"], found["min_p"]) == (0.6, 0.9, 20, 0.0)
+    found = read_record(tmp_path / "own").sampling
+    assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.6, 0.9, 20, 0.0)
     gtpo(*command, "--out", "plain")
-    assert (sampling(tmp_path / "plain")["temperature"], sampling(tmp_path / "plain")["top_k"]) == (1.0, 0)
+    found = read_record(tmp_path / "plain").sampling
+    assert (found.temperature, found.top_k) == (1.0, 0)
     assert "sampling.top_k (0 there, 5 now)" in gtpo(*command, "--top-k", "5", "--out", "plain", code=2).stderr
     (model / "generation_config.json").write_text('{"do_sample": false}')
     message = "--sampling model: temperature 0 gives the same completion every time"
@@ -46,7 +44,7 @@ def test_what_the_model_recommends(gtpo, tiny_model: Path, tmp_path: Path) -> No
 def test_max_tokens_by_default(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """What the context of 256 tokens leaves; a server's context where it says it; the resumed run keeps its own."""
     done = gtpo("eval", tiny_model, *EVAL, "--prompt", "", "--out", "local")
-    most = sampling(tmp_path / "local")["max_tokens"]
+    most = read_record(tmp_path / "local").sampling.max_tokens
     assert 200 < most < 256
     assert f"--max-tokens is {most}: what the context of 256 tokens leaves" in done.stderr
     for context, expected in ((100_000, 32_768), (8192, None), (None, 4096)):
@@ -55,7 +53,7 @@ def test_max_tokens_by_default(gtpo, tiny_model: Path, tmp_path: Path) -> None: 
         out = tmp_path / str(context)
         done = gtpo("eval", "m", *EVAL[:-2], "--engine", "openai", "--base-url", server.url, "--out", out)
         server.close()
-        most = sampling(out)["max_tokens"]
+        most = read_record(out).sampling.max_tokens
         assert most == expected if expected else 7000 < most < 8100
         assert f"--max-tokens is {most}: " in done.stderr
         assert {request["max_tokens"] for request in server.requests} == {most}
@@ -89,12 +87,13 @@ def test_a_larger_k_on_another_day_asks_as_on_the_first(
     assert read_prompts(tmp_path / "another") != asked
 
 
-def test_a_train_run_is_asked_as_it_was_trained(gtpo: Any, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_train_run_is_asked_as_it_was_trained(gtpo: Any, serve: Any, tiny_model: Path, tmp_path: Path) -> None:
     run = tmp_path / "results/train/r"
     shutil.copytree(tiny_model, run / "best")
     (run / "run.json").write_text(json.dumps({"schema_version": 1, "method": "gtpo", "status": "finished"}))
     (run / "config.yaml").write_text(
-        "dataset: {system_instruction: Hard.}\ntraining: {chat_template_kwargs: {enable_thinking: true}}\n"
+        "dataset: {system_instruction: Hard.}\n"
+        "training: {max_completion_length: 24, chat_template_kwargs: {enable_thinking: true}}\n"
     )
     (tmp_path / "t.jinja").write_text("{{ messages[-1]['content'] }}{% if enable_thinking %} Think.{% endif %}")
     command = ("eval", "r", *EVAL, "--max-tokens", "8", "--chat-template", "t.jinja")
@@ -105,6 +104,15 @@ def test_a_train_run_is_asked_as_it_was_trained(gtpo: Any, tiny_model: Path, tmp
     done = gtpo(*command, "--chat-template-kwargs", "{}", "--prompt", "", "--out", "otherwise")
     assert not any(text.endswith(" Think.") for _, text, _ in read_prompts(tmp_path / "otherwise").values())
     assert "drops" not in done.stderr
+    # Behind a server by its own name.
+    other, server = serve(lambda payload, times: Reply(404, {"error": "no such model"})), serve(model="r")
+    served = ("eval", "r", *EVAL[:-2], "--out", "served", "--base-url")
+    assert 'does not list "r". It lists: m' in gtpo(*served, other.url, code=2).stderr
+    gtpo(*served, server.url)
+    asked = {(r["model"], r["max_tokens"], r["messages"][0]["content"]) for r in server.requests}
+    assert asked == {("r", 24, "Hard.")}
+    model = read_record(tmp_path / "served").model
+    assert (model.train_run, model.fingerprint is None) == ("r", False)
 
 
 def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -464,26 +464,6 @@ def test_a_key_that_fits_no_header(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in str(error.value)
 
 
-def test_a_train_run_by_its_own_name(gtpo, serve: Serve, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    import shutil
-
-    run = tmp_path / "results/train/my-run"
-    shutil.copytree(tiny_model, run / "best")
-    (run / "run.json").write_text(json.dumps({"schema_version": 1, "method": "gtpo", "status": "finished"}))
-    (run / "config.yaml").write_text("dataset: {system_instruction: Solve.}\ntraining: {max_completion_length: 24}\n")
-    command = ("eval", "my-run", "--engine", "openai", "--benchmarks", "arithmetic", "--limit", "2")
-    other, server = serve(lambda payload, times: Reply(404, {"error": "no such model"})), serve(model="my-run")
-    done = gtpo(*command, "--base-url", other.url, code=2)
-    assert 'does not list "my-run". It lists: m' in done.stderr
-    gtpo(*command, "--base-url", server.url)
-    assert {(r["model"], r["max_tokens"], r["messages"][0]["content"]) for r in server.requests} == {
-        ("my-run", 24, "Solve.")
-    }
-    record = json.loads((tmp_path / "results/eval/my-run/eval.json").read_text())
-    assert record["model"]["train_run"] == "my-run"
-    assert record["model"]["fingerprint"]
-
-
 # -- load, by a clock that no one waits for --------------------------------------------------------------------------
 
 ROUND_S = 0.5

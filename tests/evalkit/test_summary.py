@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -99,19 +98,12 @@ SAMPLES = [[RIGHT, WRONG, RIGHT, OTHER], [WRONG, WRONG, RIGHT, SILENT], [SILENT]
 PROBLEMS = [Problem(id=str(number), problem="2 + 2?", answer="4") for number in range(4)]
 
 
-def majority(samples: tuple[str, ...]) -> float:
-    """Return the chance that a vote is right, ties shared, silent samples not voting."""
-    votes = Counter(text for text in samples if text != SILENT)
-    top = [text for text, count in votes.items() if count == max(votes.values())]
-    return (RIGHT in top) / len(top) if top else 0.0
-
-
 def test_rates_are_those_counted_by_hand() -> None:
     found = score_held_out(PROBLEMS, SAMPLES)
     assert found.pop("problems") == [0.5, 0.25, 0.0, 0.5]
     assert list(found) == ["pass@1", "maj@4", "format"]
     assert found["pass@1"].mean == pytest.approx((2 + 1 + 0 + 2) / 16)
-    assert found["maj@4"].mean == pytest.approx(sum(majority(tuple(texts)) for texts in SAMPLES) / 4)
+    assert found["maj@4"].mean == pytest.approx((1 + 0 + 0 + 1 / 2) / 4), "of the last two answers tie"
     assert found["format"].mean == pytest.approx((4 + 3 + 0 + 4) / 16)
     for interval in found.values():
         assert 0 <= interval.low < interval.mean < interval.high <= 1

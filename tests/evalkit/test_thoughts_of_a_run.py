@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from run_folders import samples
 from scripted import scripted
-from servers import Reply, completion
 
 QUESTION = {"id": "q", "problem": "What is 20 plus 22?", "answer": "42"}
 
@@ -71,29 +70,13 @@ CLOSES, CUT, PLAIN = "is it 7? No.</think>\\boxed{42}", "maybe \\boxed{42}. But 
     ("others", "verdict", "said"),
     [([CLOSES], "NO_ANSWER", ""), ([PLAIN], "CORRECT", ""), ([CLOSES, PLAIN, PLAIN], "CORRECT", "may be thoughts")],
 )
-@pytest.mark.parametrize("how", ["recorded", "server"])
 def test_other_samples_tell_what_a_cut_off_one_is(  # type: ignore[no-untyped-def]
-    gtpo, serve, tmp_path: Path, how: str, others: list[str], verdict: str, said: str
+    gtpo, tmp_path: Path, others: list[str], verdict: str, said: str
 ) -> None:
     texts, reasons = [CUT, *others], ["length", *["stop"] * len(others)]
-    if how == "recorded":
-        row = {"id": "q", "gold": "42", "completions": texts, "finish_reasons": reasons}
-        (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
-        done = gtpo("eval", "--completions", "c.jsonl", "--out", "run")
-    else:
-        (tmp_path / "b.jsonl").write_text(json.dumps(QUESTION) + "\n")
-        first: list[int] = []
-
-        def behaviour(payload: dict[str, Any], times: int) -> Reply:
-            first.append(payload["seed"])
-            place = payload["seed"] - min(first)
-            reply = completion(payload, content=texts[place])
-            reply.body["choices"][0]["finish_reason"] = reasons[place]
-            return reply
-
-        server = serve(behaviour)
-        command = f"eval m --benchmarks b.jsonl --k {len(texts)} --max-tokens 512 --concurrency 1".split()
-        done = gtpo(*command, "--base-url", server.url, "--out", "run")
+    row = {"id": "q", "gold": "42", "completions": texts, "finish_reasons": reasons}
+    (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
+    done = gtpo("eval", "--completions", "c.jsonl", "--out", "run")
     found = rows(tmp_path / "run")
     assert found["q"]["verdict_lenient"] == verdict
     assert found["q"]["unfinished"] == (verdict == "NO_ANSWER")

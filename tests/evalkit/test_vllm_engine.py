@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run_folders
 from vllm_servers import vllm_server
-
-from gtpo.evalkit.engines.serve import ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 
@@ -50,10 +47,11 @@ def adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return folder / "adapter", folder / "merged"
 
 
-def test_greedy_agrees_with_transformers(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Two engines that share no code: the same completions, tokens and ends."""
+@pytest.mark.parametrize("options", ["--temperature 0", "--top-k 1 --presence-penalty 1.5 --repetition-penalty 1.3"])
+def test_the_likeliest_tokens_are_those_of_transformers(gtpo, tiny_model: Path, tmp_path: Path, options: str) -> None:  # type: ignore[no-untyped-def]
+    """Two engines that share no code: the same completions, tokens and ends, with penalties too."""
     for engine in ("vllm", "transformers"):
-        gtpo("eval", tiny_model, *EVAL, "--engine", engine, "--temperature", "0", "--limit", "12", "--out", engine)
+        gtpo("eval", tiny_model, *EVAL, "--engine", engine, *options.split(), "--limit", "12", "--out", engine)
     ours, theirs = samples(tmp_path / "vllm"), samples(tmp_path / "transformers")
     assert len(ours) == 12
     for key, row in ours.items():
@@ -99,14 +97,6 @@ def test_an_adapter_is_evaluated_without_merging(gtpo, tiny_model: Path, adapter
     assert record["model"]["source"] == str(tiny_model)
 
 
-@pytest.fixture
-def server(tiny_model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    """vLLM's server with a model on loopback."""
-    flags = ("--served-model-name", "tiny", "--max-model-len", "200")
-    with vllm_server(tiny_model, tmp_path / "serve.log", *flags) as server:
-        yield server
-
-
 def test_the_flags_in_the_documentation(root: Path) -> None:
     """vLLM's own parser knows every flag that the pages give to --serve."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -119,16 +109,6 @@ def test_the_flags_in_the_documentation(root: Path) -> None:
         make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", *flags.split()])
 
 
-def test_sampling_options_agree(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Penalties and top_k 1 leave no chance: both engines must take the same tokens."""
-    options = ("--top-k", "1", "--presence-penalty", "1.5", "--repetition-penalty", "1.3", "--limit", "8")
-    for engine in ("vllm", "transformers"):
-        gtpo("eval", tiny_model, *EVAL, "--engine", engine, *options, "--out", engine)
-    gtpo("eval", tiny_model, *EVAL, "--engine", "transformers", "--temperature", "0", "--limit", "8", "--out", "plain")
-    assert texts(tmp_path / "vllm") == texts(tmp_path / "transformers")
-    assert texts(tmp_path / "plain") != texts(tmp_path / "transformers")
-
-
 @pytest.mark.slow
 def test_an_adapter_is_served(gtpo, adapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """By the server that --serve starts, as in process; its base is served beside it under another name."""
@@ -138,14 +118,16 @@ def test_an_adapter_is_served(gtpo, adapter, tmp_path: Path) -> None:  # type: i
     assert texts(tmp_path / "served") == texts(tmp_path / "local")
 
 
-def test_served(gtpo, tiny_model: Path, server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_served(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Behind the openai engine: the same greedy completions as in process."""
+    flags = ("--served-model-name", "tiny", "--max-model-len", "200")
     # A generation_config such as Qwen's would make the server sample with top_k; ours is sent neutral throughout.
-    served = ("eval", "tiny", *EVAL[:-2], "--engine", "openai", "--base-url", server.url)
-    done = gtpo(*served, "--max-tokens", "5000", "--limit", "1", "--out", "long", code=2)
-    assert "refuses every request (HTTP 400" in done.stderr
-    assert "Choose a smaller --max-tokens" in done.stderr
-    gtpo(*served, "--temperature", "0", "--limit", "8", "--out", "served")
+    with vllm_server(tiny_model, tmp_path / "serve.log", *flags) as server:
+        served = ("eval", "tiny", *EVAL[:-2], "--engine", "openai", "--base-url", server.url)
+        done = gtpo(*served, "--max-tokens", "5000", "--limit", "1", "--out", "long", code=2)
+        assert "refuses every request (HTTP 400" in done.stderr
+        assert "Choose a smaller --max-tokens" in done.stderr
+        gtpo(*served, "--temperature", "0", "--limit", "8", "--out", "served")
     gtpo("eval", tiny_model, *EVAL, "--engine", "transformers", "--temperature", "0", "--limit", "8", "--out", "local")
     assert texts(tmp_path / "served") == texts(tmp_path / "local")
     one, other = (samples(tmp_path / name) for name in ("served", "local"))

