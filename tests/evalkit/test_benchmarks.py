@@ -52,9 +52,13 @@ def test_fields_of_other_names(gtpo, tmp_path: Path) -> None:  # type: ignore[no
     config = {"run_name": "r", "dataset": {"name": str(tmp_path / "verl.parquet"), "fields": fields}}
     problems = TrainingProblems(TrainConfig.model_validate(config)).load()
     assert {(p.problem, p.answer) for p in problems} == {(f"{i} + 1?", str(i + 1)) for i in range(3)}
-    (tmp_path / "own.jsonl").write_text('{"nr": 7, "label": "42", "out": "<answer>42</answer>"}\n')
-    gtpo("eval", "--completions", "own.jsonl", "--fields", "id=nr,gold=label,completion=out", "--out", "run")
-    assert read_record(tmp_path / "run").benchmarks["own"].pass_at_k[1].mean == 1
+    # As lighteval writes them; rows without an id are numbered.
+    row = {"doc": {"choices": ["42"]}, "model_response": {"text": ["<answer>42</answer>", "3"]}}
+    pq.write_table(pa.Table.from_pylist([row, row]), tmp_path / "own.parquet")
+    fields = "gold=doc.choices.0,completions=model_response.text"
+    gtpo("eval", "--completions", "own.parquet", "--fields", fields, "--out", "run")
+    assert read_record(tmp_path / "run").benchmarks["own"].pass_at_k[1].mean == 0.5
+    assert pq.read_table(tmp_path / "run/problems.parquet")["id"].to_pylist() == ["row 0", "row 1"]
 
 
 def test_a_benchmark_asks_each_question_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

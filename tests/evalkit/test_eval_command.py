@@ -16,7 +16,8 @@ import pytest
 from commands import command_line
 from run_folders import samples
 
-EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet")
+EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet", "--limit", "10")
+BOTH = ("--benchmarks", "arithmetic,arithmetic_hard", "--k", "12")
 
 
 def metrics(run: Path) -> dict[str, Any]:
@@ -31,8 +32,7 @@ def completions(run: Path) -> dict[tuple[str, str, int], tuple[str, str, int]]:
 def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run with 12 samples of 10 questions on two benchmarks."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    command = ["eval", tiny_model, "--benchmarks", "arithmetic,arithmetic_hard", "--k", "12", "--limit", "10"]
-    done = command_line(*command, "--out", out, *EVAL, cwd=out.parent)
+    done = command_line("eval", tiny_model, *BOTH, "--out", out, *EVAL, cwd=out.parent)
     assert done.returncode == 0, done.stderr
     assert "pass@k" in done.stdout
     assert str(out) in done.stdout
@@ -58,8 +58,7 @@ cli.app()
 def test_killed_and_resumed(gtpo, tiny_model: Path, whole: Path, tmp_path: Path, environment: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
     """kill -9 with half of the first part stored, then the same command: the same samples, the same numbers."""
     out = tmp_path / "killed"
-    arguments = ["eval", str(tiny_model), "--benchmarks", "arithmetic,arithmetic_hard", "--k", "12", "--limit", "10"]
-    arguments += ["--out", str(out), *EVAL]
+    arguments = ["eval", str(tiny_model), *BOTH, "--out", str(out), *EVAL]
     killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=environment)
     assert killed.returncode == -signal.SIGKILL
     kept = completions(out)
@@ -72,10 +71,10 @@ def test_killed_and_resumed(gtpo, tiny_model: Path, whole: Path, tmp_path: Path,
 
 def test_raised_k_keeps_what_exists(gtpo, tiny_model: Path, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     out = tmp_path / "raised"
-    command = ("eval", tiny_model, "--limit", "10", "--out", out, *EVAL)
+    command = ("eval", tiny_model, "--out", out, *EVAL)
     gtpo(*command, "--benchmarks", "arithmetic", "--k", "3")
     first = {path: path.read_bytes() for path in (out / "samples").iterdir()}
-    gtpo(*command, "--benchmarks", "arithmetic,arithmetic_hard", "--k", "12")
+    gtpo(*command, *BOTH)
     assert all(path.read_bytes() == content for path, content in first.items())
     assert completions(out) == completions(whole)
     assert metrics(out) == metrics(whole)
@@ -91,18 +90,18 @@ def test_a_damaged_part_is_named(gtpo, tiny_model: Path, whole: Path, tmp_path: 
     shutil.copytree(whole, run)
     part = sorted((run / "samples").iterdir())[0]
     part.write_bytes(part.read_bytes()[:-40])
-    command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "12", "--limit", "10", "--out", run, *EVAL)
+    command = ("eval", tiny_model, *BOTH, "--out", run, *EVAL)
     assert f"{part} is damaged" in gtpo(*command, code=2).stderr
     assert part.exists()
     part.rename(tmp_path / "aside")
-    gtpo(*command, "--benchmarks", "arithmetic,arithmetic_hard")
+    gtpo(*command)
     assert completions(run) == completions(whole)
 
 
 def test_two_writers(gtpo, whole: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
     from gtpo.runs.eval_folder import EvalFolder
 
-    command = ("eval", tiny_model, "--benchmarks", "arithmetic", "--k", "12", "--limit", "10", "--out", whole, *EVAL)
+    command = ("eval", tiny_model, *BOTH, "--out", whole, *EVAL)
     with EvalFolder(whole):
         assert f"being written by another process (process {os.getpid()})" in gtpo(*command, code=2).stderr
     gtpo(*command)

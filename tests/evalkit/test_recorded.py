@@ -9,12 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from run_folders import write_lines
-
-from gtpo.evalkit.evaluation.recorded import read_completions
 
 OWNERS_RIGHT = {"6b_finetuning": 21.7, "6b_verification": 39.0, "175b_finetuning": 34.7, "175b_verification": 56.3}
 
@@ -165,17 +162,6 @@ def test_a_sample_log_of_lm_eval(gtpo, tmp_path: Path) -> None:  # type: ignore[
     write_lines(tmp_path / "bad.jsonl", rows)
     told = gtpo("eval", "--completions", "bad.jsonl", code=2).stderr
     assert "bad.jsonl:2: not a row of lm-eval's sample logs" in told
-
-
-def test_logs_of_other_fields(tmp_path: Path) -> None:
-    """As lighteval writes them; rows without an id are numbered."""
-    row = {"doc": {"query": "1 + 1?", "choices": ["2"], "gold_index": 0}, "model_response": {"text": ["2", "3"]}}
-    pq.write_table(pa.Table.from_pylist([row, row]), tmp_path / "details.parquet")
-    fields = {"problem": "doc.query", "gold": "doc.choices.0", "completions": "model_response.text"}
-    first, second = read_completions(tmp_path / "details.parquet", fields)
-    assert (first.problem.problem, first.problem.answer) == ("1 + 1?", "2")
-    assert [sample.completion for sample in first.samples] == ["2", "3"]
-    assert (first.id, second.id) == ("row 0", "row 1")
 
 
 def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

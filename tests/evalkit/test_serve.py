@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,10 +168,7 @@ def test_replicas_of_a_command_line(flags: str, count: int) -> None:
 def test_which_flags_a_run_keeps(before: str | None, now: str, same: bool) -> None:
     """All but the number of replicas: a run that begins in one process may go on with eight of them."""
     old, new = (EvalRecord(engine=EngineRecord(name="vllm", serve=serve)) for serve in (before, now))
-    if same:
-        check_identity(Path("run"), old, new)
-        return
-    with pytest.raises(UserError, match=r"engine\.serve_settings \("):
+    with nullcontext() if same else pytest.raises(UserError, match=r"engine\.serve_settings \("):
         check_identity(Path("run"), old, new)
 
 
