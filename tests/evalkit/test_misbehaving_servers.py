@@ -21,6 +21,7 @@ from servers import Reply, Server, completion, text_of
 
 from gtpo.evalkit.engines.base import sample_seed
 from gtpo.rewards.data.arithmetic import arithmetic_problems
+from gtpo.runs.eval_record import read_record
 
 QUESTIONS, SAMPLES = 6, 4
 EVAL = (
@@ -43,10 +44,6 @@ def completed(run: Path) -> set[int]:
 
 def benchmarks(run: Path) -> dict[str, Any]:
     return json.loads((run / "eval.json").read_text())["benchmarks"]
-
-
-def canaries(run: Path) -> dict[str, Any]:
-    return json.loads((run / "eval.json").read_text())["engine"]["canaries"]
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +180,9 @@ def test_copies_are_noticed(gtpo, serve, whole: Path, tmp_path: Path) -> None:  
     server.canary = server.behaviour
     done = gtpo(*EVAL, "--base-url", server.url, "--out", "one")
     assert "2 requests with different seeds got the same text" in done.stderr
-    assert canaries(tmp_path / "one")["seed_matters"] is False
-    assert canaries(whole) == {**canaries(whole), "models": ["m"], "seed_matters": True}
+    one, known = (read_record(run).engine.canaries for run in (tmp_path / "one", whole))
+    assert one["seed_matters"] is False
+    assert (known["models"], known["seed_matters"]) == (["m"], True)
 
 
 def test_another_model_is_refused(gtpo, serve, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

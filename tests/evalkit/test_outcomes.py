@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-from run_folders import write_lines
+from run_folders import samples, write_lines
 from servers import event
 
 from gtpo.evalkit.engines.server import Answer, RequestError
@@ -18,6 +16,7 @@ from gtpo.evalkit.evaluation.scoring import score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import Sample
+from gtpo.runs.eval_record import read_record
 from gtpo.runs.outcomes import Tokens, cut_prompts, read_usage
 
 MOST = 64
@@ -74,10 +73,10 @@ COMBINATIONS = [
 
 
 def test_no_reply_without_a_text_is_wrong_in_silence() -> None:
-    samples = [receive(*combination[1:2], *combination[3:]) for combination in COMBINATIONS]
+    found = [receive(*combination[1:2], *combination[3:]) for combination in COMBINATIONS]
     with Verifier(workers=1) as verifier:
-        score(samples, {("b", "q"): Problem("q", "What is 3 plus 4?", "7")}, verifier)
-    for (kind, word, said, text, thought, tool, usage), sample in zip(COMBINATIONS, samples, strict=True):
+        score(found, {("b", "q"): Problem("q", "What is 3 plus 4?", "7")}, verifier)
+    for (kind, word, said, text, thought, tool, usage), sample in zip(COMBINATIONS, found, strict=True):
         told = (word, text, thought, tool, usage, sample)
         spent = usage.get("completion_tokens", 0) >= MOST or usage.get("total_tokens") == 20 + MOST
         whole = kind == "stop" and said == "yes" and not tool and not spent
@@ -181,8 +180,8 @@ def test_recorded_rows_end_by_the_same_rule(gtpo, tmp_path: Path) -> None:  # ty
     done = gtpo("eval", "--completions", "c.jsonl", "--out", "run")
     assert "4 samples have no completion and are unscored, 4 questions are left out" in done.stderr
     assert "1 completions ended with finish_reason whatever, which is not known here" in done.stderr
-    stored = [row for part in sorted((tmp_path / "run/samples").iterdir()) for row in pq.read_table(part).to_pylist()]
+    stored = samples(tmp_path / "run").values()
     assert [(row["finish_reason"], row["outcome"]) for row in stored] == [tuple(ends) for _, _, *ends in RECORDED]
     assert all((row["error"] is None) == (row["verdict_lenient"] == "CORRECT") for row in stored)
-    entry = json.loads((tmp_path / "run/eval.json").read_text())["benchmarks"]["c"]
-    assert (entry["samples"], entry["outcomes"]) == (6, {"complete": 2, "cut off": 2, "unknown": 2})
+    entry = read_record(tmp_path / "run").benchmarks["c"]
+    assert (entry.samples, entry.outcomes) == (6, {"complete": 2, "cut off": 2, "unknown": 2})

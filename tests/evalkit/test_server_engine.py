@@ -266,10 +266,7 @@ PASSING: dict[str, tuple[Reply, str]] = {
         events(*WHOLE[:2], event({"choices": [{"delta": {"content": ""}, "error": {"message": "upstream is gone"}}]})),
         "the server broke off: upstream is gone",
     ),
-    "content filter": (
-        answer({"content": HALF}, "content_filter"),
-        "withheld the completion (finish_reason content_filter)",
-    ),
+    "content filter": (answer({"content": HALF}, "content_filter"), "the completion (finish_reason content_filter)"),
     "a filter's flag": (
         Reply(body={"choices": [{"message": {"content": HALF}, "finish_reason": "stop",
                                  "content_filter_results": {"violence": {"filtered": True}}}]}),

@@ -107,16 +107,13 @@ def test_rates_are_those_counted_by_hand() -> None:
     assert found["format"].mean == pytest.approx((4 + 3 + 0 + 4) / 16)
     for interval in found.values():
         assert 0 <= interval.low < interval.mean < interval.high <= 1
+    assert list(score_held_out(PROBLEMS, [[RIGHT]] * 4)) == ["pass@1", "format", "problems"], "one has no majority"
 
 
 def test_votes_are_for_answers_and_not_for_texts() -> None:
     halves = ["<reasoning>a</reasoning>\n<answer>0.5</answer>", "<reasoning>b</reasoning>\n<answer>1/2</answer>"]
     found = score_held_out([Problem(id="a", problem="?", answer="4")] * 2, [[RIGHT, *halves]] * 2)
     assert found["maj@3"].mean == 0, "two samples say one half, in different words"
-
-
-def test_one_sample_has_no_majority() -> None:
-    assert list(score_held_out(PROBLEMS, [[RIGHT]] * 4)) == ["pass@1", "format", "problems"]
 
 
 @pytest.mark.parametrize("completions", [[], [[]] * 4, [[RIGHT], [RIGHT], [RIGHT], [RIGHT, WRONG]], [[RIGHT]] * 3])
