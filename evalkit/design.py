@@ -28,17 +28,8 @@ import yaml
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from gtpo.evalkit.statistics import (
-    LEVEL,
-    PAIRS_NEEDED,
-    SEEDS_NEEDED,
-    UNSEEN,
-    SeedVariance,
-    by_cluster,
-    freedom_of,
-    join_variances,
-    t_quantile,
-)
+from gtpo.evalkit import statistics
+from gtpo.evalkit.statistics import LEVEL, PAIRS_NEEDED, SEEDS_NEEDED, UNSEEN, SeedVariance, by_cluster, t_quantile
 
 # The chance that a design must give to be called enough.
 ENOUGH = 0.8
@@ -176,9 +167,9 @@ def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: int = 0
             SeedVariance((training * count / sides + rest) * _chi_squared(at, count - 1), np.full(_DRAWS, rest), count)
             for at in (cube[:, 1], cube[:, 2])[:sides]
         ]
-        variance, quantile, degrees = join_variances(of_questions, runs, questions)
+        variance, quantile, degrees = statistics.join_variances(of_questions, runs, questions)
     if level != LEVEL:
-        freedom = freedom_of(quantile.mean(keepdims=True), degrees.mean(), questions)
+        freedom = statistics.freedom_of(quantile.mean(keepdims=True), degrees.mean(), questions)
         quantile = quantile * t_quantile((1 + level) / 2, freedom) / t_quantile((1 + LEVEL) / 2, freedom)
     se = max(math.sqrt(by_question + training), 1e-9)
     return Strength(se, by_question * questions, variance, quantile, design)

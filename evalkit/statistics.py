@@ -138,6 +138,11 @@ class PairedDifference(NamedTuple):
         return self.scope == METHODS or (self.known and 0 in self.seeds)
 
     @property
+    def covers(self) -> str:
+        """What the interval and the test cover."""
+        return "seeds, questions and samples" if self.scope == METHODS else "questions and samples"
+
+    @property
     def se(self) -> Array:
         """Standard error."""
         return np.sqrt(self.variance)

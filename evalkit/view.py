@@ -70,14 +70,11 @@ def training(folder: Path) -> dict[str, Any]:
     lost = {step: ", ".join(row["nonfinite"]) for step, row in rows.items() if row.get("nonfinite")}
     settings = members_of([], [run])[0].settings
     return {
-        "method": run.preset,
+        "method": run.preset, "status": run.status if about else "starting",
         # Equal for the seeds of one method, which share a colour.
         "recipe": json.dumps(settings, sort_keys=True, default=str) if settings else None,
-        "status": run.status if about else "starting",
-        "step": max(rows, default=about.get("step")),
-        "steps": about.get("steps"),
-        "stopped": str(about.get("stopped_because") or ""),
-        "seconds": about.get("wall_time_s"),
+        "step": max(rows, default=about.get("step")), "steps": about.get("steps"),
+        "stopped": str(about.get("stopped_because") or ""), "seconds": about.get("wall_time_s"),
         "written": run.metrics_jsonl.stat().st_mtime if rows else None,
         "warnings": [f"values that were not finite at {len(lost)} steps, the last at step {max(lost):g} "
                      f"({lost[max(lost)]})"] if lost else [],
@@ -103,15 +100,11 @@ def evaluation(folder: Path) -> dict[str, Any]:
         entry = record.benchmarks.get(name, BenchmarkRecord())
         rate, most = entry.pass_at_k.get(1), max(entry.maj_at_k, default=1)
         benchmarks.append({
-            "name": name,
-            "questions": questions[name],
-            "samples": samples[name],
+            "name": name, "questions": questions[name], "samples": samples[name],
             "asked": entry.questions * (entry.n_asked or entry.n or 0),
             "pass1": [rate.mean, rate.low, rate.high] if rate else None,
             "maj": [most, entry.maj_at_k[most].mean] if most > 1 else None,
-            "format": entry.format_rate,
-            "truncated": entry.truncation_rate,
-            "tokens": entry.mean_tokens,
+            "format": entry.format_rate, "truncated": entry.truncation_rate, "tokens": entry.mean_tokens,
         })  # fmt: skip
     return {"status": record.status, "scoring": record.scoring, "benchmarks": benchmarks}
 
@@ -194,17 +187,18 @@ class Runs:
     def state(self, query: Query) -> dict[str, Any]:
         """Return every run, in full if it has changed after the version that the page knows (`since`)."""
         found: dict[str, Any] = {}
+        latest = max((version for _, version in self._known.values()), default=0)
         for key, folder in self.folders().items():
             now = stamp(folder)
             if self._known.get(key, ("", 0))[0] != now:
-                self._known[key] = now, 1 + max((version for _, version in self._known.values()), default=0)
-            version = self._known[key][1]
-            found[key] = {}
+                latest += 1
+                self._known[key] = now, latest
+            version, found[key] = self._known[key][1], {}
             if version > _whole(query, "since"):
                 kind, of_kind = ("eval", evaluation) if is_eval(folder) else ("train", training)
-                found[key] = {"name": folder.resolve().name, "kind": kind, "version": version}
-                found[key] |= _readable(of_kind, folder)
-        return {"version": max((version for _, version in self._known.values()), default=0), "runs": found}
+                about = {"name": folder.resolve().name, "kind": kind, "version": version}
+                found[key] = about | _readable(of_kind, folder)
+        return {"version": latest, "runs": found}
 
 
 def _readable(act: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:

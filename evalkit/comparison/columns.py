@@ -1,4 +1,4 @@
-"""What a comparison measures, and its cells: every metric is one entry of METRICS, which each output reads there.
+"""What a comparison measures: every metric is one entry of METRICS, and each table, format and page reads it there.
 
 A metric that is tested is a mean over questions of scores in [0, 1]: it has an interval and is compared question by
 question. One that is not only describes a run: the median of its values, without an interval or a difference.
@@ -11,22 +11,19 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, SupportsFloat
+from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.design import Design, Noise
-from gtpo.evalkit.statistics import METHODS, MethodMean, PairedDifference
+from gtpo.evalkit.statistics import PairedDifference
 from gtpo.runs.find import Questions
 
-Array = NDArray[np.float64]
+if TYPE_CHECKING:  # scipy loads more slowly than a mistake in the arguments is told
+    from gtpo.evalkit.statistics import PairedDifference
 
-# Family-wise error rate of one method's primary comparisons.
-ALPHA = 0.05
-BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
-VERDICTS = (BETTER, WORSE, EQUIVALENT, UNDECIDED)
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,57 +106,6 @@ class Column(NamedTuple):
         return METRICS.index(self.metric), self.k
 
 
-@dataclass
-class Cell:
-    """One method's value of one column, and how it differs from the baseline (None for the baseline itself)."""
-
-    value: MethodMean
-    paired: PairedDifference | None = None
-    # The mean if every missing sample were wrong, and if it were right; None if none is missing.
-    bounds: tuple[float, float] | None = None
-    # How far missing samples of this method and of the baseline could move the difference, down and up.
-    missing: tuple[float, float] = (0.0, 0.0)
-    # Checkpoints of one of its trainings that were evaluated on these questions, the most of any; 1 if none was chosen
-    # among them. And how far their mean lies above `value`.
-    checkpoints: int = 1
-    to_mean: float = 0.0
-    # How far the difference would move if both sides scored as their checkpoints do in the mean.
-    selected: float = 0.0
-    # Where the noise of the difference comes from, and the design that it was measured by; of the primary metric only.
-    noise: tuple[Noise, Design] | None = None
-    primary: bool = False
-    # Holm's, within the method's primary comparisons; None for an exploratory difference, and if too few seeds are
-    # known to judge.
-    p_corrected: float | None = None
-    # The same, of equivalence within the margin; None without a margin.
-    p_equivalent: float | None = None
-
-    @property
-    def unknown(self) -> tuple[float, float]:
-        """How far missing samples could move the mean, down and up."""
-        low, high = self.bounds or (self.value.mean, self.value.mean)
-        return low - self.value.mean, high - self.value.mean
-
-    @property
-    def moved(self) -> tuple[float, float]:
-        """How far the difference could move, down and up: a verdict holds at both ends."""
-        return self.missing[0] + min(self.selected, 0.0), self.missing[1] + max(self.selected, 0.0)
-
-    @property
-    def direction(self) -> int:
-        """1: shown to be better than the baseline, -1: worse, 0: not shown, or exploratory."""
-        return int(self.paired.shown(self.moved)) if self.primary and self.paired is not None else 0
-
-    @property
-    def verdict(self) -> str | None:
-        """One of VERDICTS; None for the baseline and for an exploratory difference."""
-        if not self.primary or self.paired is None:
-            return None
-        if self.direction:
-            return BETTER if self.direction > 0 else WORSE
-        return EQUIVALENT if self.p_equivalent is not None and self.p_equivalent <= ALPHA else UNDECIDED
-
-
 def signed(value: SupportsFloat) -> str:
     """Return +2.1 for 0.021; +0.0 for what rounds to nothing."""
     text = round_half_up(100 * float(value), 1)
@@ -179,11 +125,6 @@ def points(value: float) -> str:
 def p_text(p: float) -> str:
     """Return `p = 0.031`, `p = 0.0004`, `p < 0.0001`."""
     return "p < 0.0001" if p < 1e-4 else f"p = {round_half_up(p, 2 if p >= 0.1 else 3 if p >= 0.001 else 4)}"
-
-
-def covers(paired: PairedDifference) -> str:
-    """Return what the test of a difference covers."""
-    return "seeds, questions and samples" if paired.scope == METHODS else "questions and samples"
 
 
 def join_names(names: Iterable[str]) -> str:

@@ -23,20 +23,18 @@ from typing import Any
 import numpy as np
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.evalkit.comparison.columns import ALPHA, MAJ, METRICS, PASS, Array, Cell, Column
-from gtpo.evalkit.comparison.like_for_like import check_settings, common_scoring
+from gtpo.evalkit import statistics
+from gtpo.evalkit.comparison import questions
+from gtpo.evalkit.comparison.columns import MAJ, METRICS, PASS, Array, Column
 from gtpo.evalkit.comparison.methods import Method, group, members_of
-from gtpo.evalkit.comparison.questions import Table, name_alike, share_questions
+from gtpo.evalkit.comparison.questions import ALPHA, Cell, Table
 from gtpo.evalkit.design import Design, Noise, measure_noise, parts
 from gtpo.evalkit.statistics import (
     PAIRS_NEEDED,
     MethodMean,
     PairedDifference,
     by_cluster,
-    differences,
-    holm_factors,
     method_mean,
-    question_variance,
 )
 from gtpo.runs.find import EvalRun
 from gtpo.runs.train_run import TrainFolder
@@ -128,14 +126,14 @@ def compare(
     seeds: declared trainings of one recipe, both NAME=RUN,RUN. looks: planned in all, as seeds are added.
     """
     notes = list(notes)
-    runs = name_alike(runs, notes)
+    runs = questions.name_alike(runs, notes)
     grouped = group(members_of(runs, trains), group_by, labels, seeds, notes)
     methods = [method for method in grouped if method.runs]
-    scoring = common_scoring(runs, scoring, notes)
+    scoring = questions.common_scoring(runs, scoring, notes)
     chosen, reason = choose_baseline(methods, baseline)
-    shared_settings = check_settings(runs, scoring, allow_mismatch, notes)
+    shared_settings = questions.check_settings(runs, scoring, allow_mismatch, notes)
     loaded = [
-        share_questions(name, [m for m in methods if any(name in run.benchmarks for run in m.runs)],
+        questions.share_questions(name, [m for m in methods if any(name in run.benchmarks for run in m.runs)],
                          scoring, allow_mismatch)
         for name in dict.fromkeys(name for run in runs for name in run.benchmarks)
     ]  # fmt: skip
@@ -216,7 +214,7 @@ class Contrast:
     def difference(self, column: Column) -> PairedDifference:
         """Return the difference in a column, as its own 95 % comparison."""
         a, b = self._rows(self.table.scores, column)
-        return differences(
+        return statistics.differences(
             a[None], b[None], paired=self.common is not None, trained=self.trained, known=self.known,
             clusters=self.table.clusters_at(column.k),
         ).at(0)  # fmt: skip
@@ -240,7 +238,7 @@ class Contrast:
         )  # fmt: skip
         design = Design(d.size, samples, min(len(a), len(b)) if noise.training else 0)
         of = parts(noise, design)
-        enough = 4 * (of.questions + of.samples) >= question_variance(d[None], weight)[0]
+        enough = 4 * (of.questions + of.samples) >= statistics.question_variance(d[None], weight)[0]
         return (noise, design) if enough else None
 
 
@@ -318,7 +316,7 @@ def _correct_family(family: list[Cell], margin: float | None, looks: int) -> Non
     if not p:
         return
     # Of one comparison only one hypothesis can be true, so its two p-values share an owner (Shaffer 1986).
-    factors = holm_factors(np.array(p), [*range(len(judged))] * (len(p) // len(judged))) * looks
+    factors = statistics.holm_factors(np.array(p), [*range(len(judged))] * (len(p) // len(judged))) * looks
     adjusted = np.minimum(np.array(p) * factors, 1.0).tolist()
     for place, (cell, d) in enumerate(judged):
         cell.paired = d._replace(level=float(1 - ALPHA / factors[place]))

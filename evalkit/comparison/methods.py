@@ -238,22 +238,29 @@ def group(
     group_by: `config`, `method` (the preset) or `none`; labels, declared: NAME=RUN[,RUN...].
     """
     named = _read_names(members, {LABEL: labels, DECLARED: declared})
-    rest = [member for member in members if member.name not in named]
-
-    def key_of(member: Member) -> tuple[str, str]:
-        if group_by == PRESET and member.preset:
-            return PRESET, member.preset
-        return _config_group(member, rest) if group_by == CONFIG else (SINGLE, member.name)
-
-    keys = {member.name: key_of(member) for member in rest} | named
     groups: dict[tuple[str, str], list[Member]] = {}
     for member in members:
-        groups.setdefault(keys[member.name], []).append(member)
+        key = named.get(member.name, (SINGLE, member.name))
+        if key[0] == SINGLE and group_by == PRESET and member.preset:
+            key = PRESET, member.preset
+        if key[0] == SINGLE and group_by == CONFIG and None not in (member.settings, member.seed):
+            like = next((k for k, of in groups.items() if k[0] == CONFIG and _alike(of[0], member)), None)
+            # What is of the same training, or seed, as an earlier run is shown apart: it may be compared with it.
+            if like is None or member.seed not in [other.seed for other in groups[like]]:
+                key = like or (CONFIG, member.name)
+        groups.setdefault(key, []).append(member)
     names = _names(groups)
     methods = [Method(names[key], tuple(group), key[0]) for key, group in groups.items()]
     notes += [note for method in methods for note in _notes_inside(method)]
     notes += _notes_near(methods) if group_by == CONFIG else ()
     return methods
+
+
+def _alike(one: Member, other: Member) -> bool:
+    """Return whether two runs have equal settings, and weights of one kind (best, final)."""
+    # A train run that was not evaluated has none.
+    kind = other.run is None or one.checkpoint == other.checkpoint
+    return kind and one.settings == other.settings and one.preset == other.preset
 
 
 def named_by(word: str, members: Iterable[Member]) -> list[Member]:
@@ -284,21 +291,6 @@ def _read_names(members: list[Member], options: dict[str, Sequence[str]]) -> dic
                     f"--seeds {name}: {one.name} and {two.name} are one training ({why}); name one run of each"
                 )
     return named
-
-
-def _config_group(member: Member, members: list[Member]) -> tuple[str, str]:
-    """One key for members of equal settings, weights of one kind (best, final), and different trainings."""
-    alone = (CONFIG, f"run {member.name}")
-    if member.settings is None or member.seed is None:
-        return alone
-    alike = [other for other in members if other.settings == member.settings and other.preset == member.preset]
-    # A train run that was not evaluated has no kind of weights: it goes with the first.
-    first = next((other.checkpoint for other in alike if other.run is not None), None)
-    kind = {other.name: other.checkpoint if other.run is not None else first for other in alike}
-    alike = [other for other in alike if kind[other.name] == kind[member.name] and other.seed is not None]
-    # What is of the same training, or seed, as an earlier run is shown apart: it may be compared with it.
-    seeds = [other.seed for other in alike[: alike.index(member)]]
-    return alone if member.seed in seeds else (CONFIG, alike[0].name)
 
 
 def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str], str]:
@@ -358,8 +350,7 @@ def _notes_near(methods: list[Method]) -> Iterator[str]:
                 reason = "they differ in " + ", ".join(f"{k} ({v[0]}, {v[1]})" for k, v in differing.items())
             elif first.run and second.run and first.checkpoint != second.checkpoint:
                 reason = f"they are of different checkpoints ({first.checkpoint}, {second.checkpoint})"
-            mend = "--seeds NAME=RUN,RUN takes them as one method"
-            if one_training(first, second):
-                mend = "which is one training and not two seeds"
+            one = one_training(first, second)
+            mend = "which is one training and not two seeds" if one else "--seeds NAME=RUN,RUN takes them as one method"
             yield f"{other.name} and {method.name} are both {first.preset} and shown apart: {reason}. {mend}"
             break

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import check_writable
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Exit codes of --fail-if-worse: shown to be worse; neither that nor that it is good enough is shown.
 WORSE, NOT_SHOWN = 5, 6
+# What an option in points takes.
+POINTS: dict[str, Any] = {"gt": 0.0, "lt": 100.0, "about": {"unit": "points"}}
 
 
 class CompareSettings(CommandSettings):
@@ -27,56 +29,39 @@ class CompareSettings(CommandSettings):
     ARGUMENT: ClassVar[str] = "runs"
 
     runs: Sequence[str] = option(
-        (), "Eval or train runs: folders, or names under results/eval and results/train; or files of completions, "
-        "[NAME=]FILE.jsonl, which are scored and stored in results/eval/NAME.",
+        (), "Eval or train runs: folders, or names under results; or files of completions, [NAME=]FILE.jsonl, which "
+        "are scored and stored.",
     )  # fmt: skip
-    baseline: str | None = option(
-        None, "Method or run to compare with. Default: GRPO, else SFT, else a model not trained here."
-    )
+    baseline: str | None = option(None, "Method or run to compare with. Default: GRPO, else SFT, else no training.")
     group_by: Literal["config", "method", "none"] = option(
         "config", "What makes runs one method: config (equal but for the seed), method (one preset), or none."
     )
     seeds: Sequence[str] | None = option(
-        None, "NAME=RUN[,RUN...]: these runs are independent trainings of one recipe, wherever they were trained "
-        "(repeatable). They need not be named again.",
-    )  # fmt: skip
-    label: Sequence[str] | None = option(
-        None, "NAME=RUN[,RUN...]: these outputs are one row of that name, and no seeds (repeatable)."
+        None, "NAME=RUN[,RUN...]: independent trainings of one recipe, which need not be named again (repeatable)."
     )
-    looks: int = option(
-        1, "Comparisons planned in all, if seeds are added after a look: each gets its share of the 5 %.", ge=1, le=20
-    )
+    label: Sequence[str] | None = option(None, "NAME=RUN[,RUN...]: outputs that are one row, no seeds (repeatable).")
+    looks: int = option(1, "Comparisons planned, if seeds are added after a look: they share the 5 %.", ge=1, le=20)
     metric: Sequence[str] | None = option(
-        None,
-        "Metrics of the table, e.g. pass@1 or maj@64 (repeatable); the first is the primary one. Default: pass@1 and "
-        "maj@k of the largest common k.",
+        None, "Metrics of the table (repeatable), the first is the primary one. Default: pass@1 and the largest maj@k."
     )
     details: bool = option(False, "Also maj@k, every k, format, median tokens, every test and the end of training.")
     explain: bool = option(False, "Say in full what the numbers mean.")
     k: list[int] | None = option(None, "The k of the details, e.g. 1,8,16,32,64.")
     scoring: Literal["strict", "lenient"] | None = option(None, "Default: the runs' own headline.")
     format: Literal["table", "markdown", "latex", "csv", "json"] = option("table", "Format of the output.")
-    fields: str | None = option(
-        None, "Names of fields in files of completions, as of gtpo eval: completion=response,gold=target."
-    )
+    fields: str | None = option(None, "Names of fields in files of completions: completion=response,gold=target.")
     per_subject: bool = option(False, "Also one table per subject and level.")
     allow_mismatch: bool = option(False, "Compare unlike or incomplete runs on what they share, with a note.")
-    margin: float | None = option(
-        None, "Points within which methods count as equivalent; tested in the same corrected family.", gt=0.0, lt=100.0,
-        about={"unit": "points"},
-    )  # fmt: skip
+    margin: float | None = option(None, "Points within which methods count as equivalent: also tested.", **POINTS)
     fail_if_worse: float | None = option(
         None, "POINTS that matter: exit code 0 if every method is shown, at one-sided 5 %, to lose fewer against the "
-        "baseline; 5 if one is shown to be worse and not by fewer; else 6, also if samples are missing.", gt=0.0,
-        lt=100.0, about={"unit": "points", "needs": "say how many points matter; 2 is usual"},
+        "baseline; 5 if one is shown to be worse and not by fewer; else 6, also if samples are missing.",
+        **POINTS | {"about": {"unit": "points", "needs": "say how many points matter; 2 is usual"}},
     )  # fmt: skip
     undecided: Literal["pass", "fail"] = option("fail", "What --fail-if-worse does if neither is shown: pass is 0.")
     figures: Path | None = option(None, "Write figures to this folder, as PDF, SVG and PNG (extra: report).")
     html: Path | None = option(None, "Write one self-contained page: tables, curves, completions.")
-    samples_mb: float = option(
-        1.5, "MB of completions in the page, which a browser reads whole; it says how many are left out.", ge=0.0,
-        le=200.0, about={"unit": "MB"},
-    )  # fmt: skip
+    samples_mb: float = option(1.5, "MB of completions in the page.", ge=0.0, le=200.0, about={"unit": "MB"})
 
     def check_together(self) -> None:
         """Check what more than one option decides, and that the outputs can be written."""
@@ -126,15 +111,12 @@ class PlanSettings(CommandSettings):
     runs: Sequence[str] | None = option(None, "A pilot: runs of two methods or models, as for gtpo compare.")
     accuracy: float | None = option(None, "Without a pilot: about how much is solved, 0 to 1.", gt=0.0, lt=1.0)
     seed_sd: float | None = option(
-        None, "Standard deviation of a method's accuracy between its training seeds. Default: the pilot's, else as in "
-        "published experiments.", gt=0.0, lt=50.0, about={"unit": "points"},
+        None, "Standard deviation of a method's accuracy between seeds. Default: the pilot's, else as published.",
+        gt=0.0, lt=50.0, about={"unit": "points"},
     )  # fmt: skip
     models: bool = option(False, "Two models as they are; nothing is said about training them.")
-    effect: float = option(2.0, "The difference to be seen.", gt=0.0, lt=100.0, about={"unit": "points"})
-    margin: float | None = option(
-        None, "Also: the power to show two equal methods to be equivalent within so much.", gt=0.0, lt=100.0,
-        about={"unit": "points"},
-    )  # fmt: skip
+    effect: float = option(2.0, "The difference to be seen.", **POINTS)
+    margin: float | None = option(None, "Also: the power to show equivalence within so much.", **POINTS)
     questions: list[int] | None = option(None, "Sizes of a benchmark. Default: the pilot's, twice and four times it.")
     samples: list[int] | None = option(None, "Samples of each question.")
     seeds: list[int] | None = option(None, "Training seeds of each method, from 3 on.")
@@ -183,31 +165,20 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         named = map(names_of, texts or ())
         return [f"{name}={','.join((scored or {}).get(word, word) for word in words)}" for name, words in named]
 
-    ks, metrics = settings.k, parse_columns(settings.metric or ())
+    metrics = parse_columns(settings.metric or ())
     evals, trains, notes = _every_run(settings, scored or {}, runs_of(settings.seeds))
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
     from gtpo.evalkit.report.summary import FAILS, OPEN, PASSES, TRAINING_UNKNOWN, answer, gate
     from gtpo.evalkit.report.writers import as_csv, as_json, as_latex, as_markdown, as_terminal
 
-    details = settings.details or ks is not None
+    details = settings.details or settings.k is not None
     comparison = compare(
-        evals,
-        trains,
-        baseline=settings.baseline,
-        group_by=settings.group_by,
-        labels=runs_of(settings.label),
-        seeds=runs_of(settings.seeds),
-        looks=settings.looks,
-        metrics=metrics,
-        ks=ks,
-        scoring=settings.scoring,
-        details=details or settings.html is not None or settings.figures is not None,
-        per_subject=settings.per_subject,
-        allow_mismatch=settings.allow_mismatch,
-        margin=None if settings.margin is None else settings.margin / 100,
-        notes=notes,
-    )
+        evals, trains, baseline=settings.baseline, group_by=settings.group_by, labels=runs_of(settings.label),
+        seeds=runs_of(settings.seeds), looks=settings.looks, metrics=metrics, ks=settings.k, scoring=settings.scoring,
+        details=details or settings.html is not None or settings.figures is not None, per_subject=settings.per_subject,
+        allow_mismatch=settings.allow_mismatch, margin=settings.margin and settings.margin / 100, notes=notes,
+    )  # fmt: skip
     most = settings.fail_if_worse
     outcome, lines = (PASSES, []) if most is None else gate(comparison, most / 100)
     if most is not None and not lines:

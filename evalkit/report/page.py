@@ -36,25 +36,14 @@ from markdown_it import MarkdownIt
 
 from gtpo.common.files import write_text
 from gtpo.common.terminal import visible
-from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column, covers
+from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, mean_cell, with_baseline
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.comparison.questions import Table
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2, bands, read_curves
+from gtpo.evalkit.report import writers
 from gtpo.evalkit.report.summary import legend, verdict_sentence
-from gtpo.evalkit.report.writers import (
-    Entry,
-    Figure,
-    Grid,
-    MethodName,
-    as_csv,
-    as_latex,
-    as_markdown,
-    header,
-    paper_grids,
-    plain,
-    section_grids,
-)
+from gtpo.evalkit.report.writers import Entry, Figure, Grid, MethodName, plain
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_folder import read_table, sample_parts
 from gtpo.runs.train_run import TrainFolder, read_completions
@@ -212,7 +201,7 @@ def _difference(comparison: MethodComparison, table: Table, name: str, column: C
     sentence = verdict_sentence(comparison, table, name) if cell.verdict else None
     return {
         "d": float(d.difference), "low": float(d.low), "high": float(d.high), "p": float(d.p_value),
-        "holm": cell.p_corrected, "level": _short(d.level, 4), "covers": covers(d), "verdict": cell.verdict,
+        "holm": cell.p_corrected, "level": _short(d.level, 4), "covers": d.covers, "verdict": cell.verdict,
         "pe": cell.p_equivalent, "judged": d.judged, "about": d.scope,
         **({"sentence": [sentence.head, f"{sentence.rest}.", sentence.further]} if sentence else {}),
     }  # fmt: skip
@@ -273,19 +262,19 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
     with_weights = [(m, files) for m in members if m.train is not None and (files := m.train.completions_files())]
     room = samples_bytes * (1 - WEIGHTS_SHARE * bool(with_weights))
     room /= max(1, sum(table.questions for table in comparison.benchmarks))
-    exports = {"Markdown": as_markdown(comparison), "LaTeX": as_latex(comparison), "CSV": as_csv(comparison)}
-    blocks: dict[str, Any] = {"exports": exports}
+    formats = {"Markdown": writers.as_markdown, "LaTeX": writers.as_latex, "CSV": writers.as_csv}
+    blocks: dict[str, Any] = {"exports": {name: write(comparison) for name, write in formats.items()}}
     benchmarks = []
     for i, table in enumerate(tables):
         versus = {base: of_base[i] for base, of_base in bases.items()}
         entry: dict[str, Any] = {
-            "name": table.benchmark, "group": table.group, "title": visible(table.title), "header": header(table),
-            "methods": table.methods,
+            "name": table.benchmark, "group": table.group, "title": visible(table.title),
+            "header": writers.header(table), "methods": table.methods,
             "columns": [{"label": c.label, "unit": c.metric.unit, "digits": c.metric.digits} for c in table.columns],
             "keys": [table.columns.index(column) for column in key_columns(comparison, table)],
             "cells": {name: [_cell(comparison, versus, table, name, column) for column in table.columns]
                       for name in table.methods},
-            "grids": [_grid(comparison, grid) for grid in section_grids(comparison, table)],
+            "grids": [_grid(comparison, grid) for grid in writers.section_grids(comparison, table)],
         }  # fmt: skip
         if not table.group:
             explorer, blocks[f"samples-{i}"] = choose_samples(table, comparison.scoring, int(room * table.questions))
@@ -306,7 +295,7 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
             "said": f"{len(chosen)} group{'s' * (len(chosen) != 1)} of {len(files)} logged rollouts, spread over the "
             "steps, the most telling of each",
         })  # fmt: skip
-    papers = zip(comparison.metrics, paper_grids(comparison), strict=False)
+    papers = zip(comparison.metrics, writers.paper_grids(comparison), strict=False)
     core = {
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "settings": {k: visible(str(v)) for k, v in comparison.shared_settings.items() if v is not None},
@@ -331,7 +320,7 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
 def write_page(comparison: MethodComparison, path: Path, *, samples_bytes: int) -> int:
     """Write the page by write-then-rename; return its size in bytes."""
     # For a browser without JavaScript: the tables of the Markdown, in which all names are escaped.
-    static = MarkdownIt("commonmark", {"html": True}).enable("table").render(as_markdown(comparison))
+    static = MarkdownIt("commonmark", {"html": True}).enable("table").render(writers.as_markdown(comparison))
     page = render(*payload(comparison, samples_bytes=samples_bytes), static)
     write_text(path, page)
     return len(page.encode())

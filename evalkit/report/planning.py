@@ -39,6 +39,9 @@ SEEDS, SAMPLES = (3, 5, 10, 20), (1, 4, 16, 64)
 QUESTIONS = (30, 100, 500, 1319)
 
 
+Goals = dict[str, tuple[str, Chance]]
+
+
 @dataclass(frozen=True)
 class BenchmarkPlan:
     """What is planned for one benchmark."""
@@ -54,8 +57,8 @@ class BenchmarkPlan:
     @cached_property
     def strengths(self) -> dict[Design, Strength]:
         """What each design can show, by seeds, then questions, then samples."""
-        every = (Design(q, n, s) for s, q, n in itertools.product(self.seeds, self.questions, self.samples))
-        return {design: strength(self.noise, design) for design in every}
+        every = itertools.product(self.seeds, self.questions, self.samples)
+        return {(at := Design(questions, n, seeds)): strength(self.noise, at) for seeds, questions, n in every}
 
     def completions(self, design: Design) -> int:
         """Return what both methods generate in the evaluation."""
@@ -64,16 +67,16 @@ class BenchmarkPlan:
     def cheapest(self, chance: Chance) -> tuple[Design, Estimate] | None:
         """Return the design that is enough with the fewest seeds, then the fewest completions; and its seeds' range."""
         designs = [Design(questions, samples, 0) for questions in self.questions for samples in self.samples]
-        if not self.seeds[0]:
+        if self.seeds[0]:
+            counts = {design: fewest(self.noise, design, "seeds", chance) for design in designs}
+            enough = [design._replace(seeds=int(count)) for design, count in counts.items() if math.isfinite(count)]
+        else:
             enough = [design for design in designs if chance(strength(self.noise, design)) >= ENOUGH]
-            return min(
-                ((one, Estimate.exactly(0)) for one in enough), default=None, key=lambda one: self.completions(one[0])
-            )
-        counts = {design: fewest(self.noise, design, "seeds", chance) for design in designs}
-        whole = [design._replace(seeds=int(count)) for design, count in counts.items() if math.isfinite(count)]
-        if not whole:
+        if not enough:
             return None
-        best = min(whole, key=lambda design: (design.seeds, self.completions(design)))
+        best = min(enough, key=lambda design: (design.seeds, self.completions(design)))
+        if not best.seeds:
+            return best, Estimate.exactly(0)
         return best, over_range(lambda end: fewest(self.noise, best, "seeds", chance, end=end))
 
 
@@ -83,23 +86,28 @@ def run_plan(settings: PlanSettings) -> int:
     if not plans:
         raise UserError("nothing to plan by: a pilot needs more questions on which the two differ")
     effect, margin = settings.effect, settings.margin or 0.0
-    goals: dict[str, Chance] = {f"to see a difference of {effect:g} points": lambda of: of.power(effect / 100)}
+    # Name in the JSON -> title, chance.
+    goals: Goals = {"power": (f"to see a difference of {effect:g} points", lambda of: of.power(effect / 100))}
     if margin:
         within = f"to show equal methods to be equivalent within ±{margin:g} points"
-        goals[within] = lambda of: of.equivalence(margin / 100)
+        goals["equivalence"] = within, lambda of: of.equivalence(margin / 100)
     if settings.json_output:
         documents = [_document(plan, settings, goals) for plan in plans]
         print(json.dumps({"schema_version": PLAN_SCHEMA_VERSION, "plans": documents}, indent=2))
         return 0
     console = stdout_console(pipe=160)
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, highlight=False)
+
     for plan in plans:
-        console.print(f"{plan.about}.", style="bold", markup=False, highlight=False)
-        for title, chance in goals.items():
+        say(f"{plan.about}.", "bold")
+        for title, chance in goals.values():
             console.print(draw(_grid(plan, title, chance), console.width))
-            console.print(_cost(plan, chance), markup=False, highlight=False)
+            say(_cost(plan, chance))
         for questions in plan.questions:
             if text := limit_text(plan.noise, Design(questions, 1, plan.seeds[0]), effect / 100):
-                console.print(f"{text}.", markup=False, highlight=False)
+                say(f"{text}.")
     return 0
 
 
@@ -125,22 +133,22 @@ def _cost(plan: BenchmarkPlan, chance: Chance) -> str:
     return f"Cheapest with 80 %: {of_seeds}: {cost}{', training not counted' * bool(design.seeds)}."
 
 
-def _document(plan: BenchmarkPlan, settings: PlanSettings, goals: dict[str, Chance]) -> dict[str, Any]:
-    designs = []
-    for design, of in plan.strengths.items():
-        chances = zip(("power", "equivalence"), (chance(of) for chance in goals.values()), strict=False)
-        completions = plan.completions(design)
-        designs.append({
-            **design._asdict(), "sees": plain(of.detectable()), **dict(chances),
-            "completions": completions, "tokens": completions * plan.tokens if plan.tokens else None,
-        })  # fmt: skip
-    best = [one and {**one[0]._asdict(), "seeds_range": [plain(end) for end in one[1][1:]]}
-            for one in map(plan.cheapest, goals.values())]  # fmt: skip
+def _document(plan: BenchmarkPlan, settings: PlanSettings, goals: Goals) -> dict[str, Any]:
+    chances = {name: chance for name, (_, chance) in goals.items()}
+    designs = [
+        {**design._asdict(), "sees": plain(of.detectable()), **{name: chance(of) for name, chance in chances.items()},
+         "completions": plan.completions(design), "tokens": plan.tokens and plan.completions(design) * plan.tokens}
+        for design, of in plan.strengths.items()
+    ]  # fmt: skip
+    best = {
+        {"power": "cheapest", "equivalence": "cheapest_equivalent"}[name]: one
+        and {**one[0]._asdict(), "seeds_range": [plain(end) for end in one[1][1:]]}
+        for name, one in ((name, plan.cheapest(chance)) for name, chance in chances.items())
+    }
     noise = {name: value and list(value) for name, value in asdict(plan.noise).items() if name != "paired"}
     return {
         "about": plan.about, "effect": settings.effect / 100, "margin": settings.margin and settings.margin / 100,
-        "noise": noise, "designs": designs,
-        **dict(zip(("cheapest", "cheapest_equivalent"), best, strict=False)),
+        "noise": noise, "designs": designs, **best,
     }  # fmt: skip
 
 
@@ -179,18 +187,18 @@ def _pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
             raise UserError("--seeds: what seeds add is not known of this pilot; say it with --seed-sd POINTS")
         if settings.samples and noise.samples is None:
             raise UserError("--samples: one sample of each question tells nothing of more; give a pilot with several")
-        size, mean = design.questions, None
+        size = design.questions
         samples = sorted({*SAMPLES[:3], design.samples}) if noise.samples else [design.samples]
         means = [run.entry(table.benchmark).mean_tokens for of in table.runs.values() for run in of]
-        if tokens := [mean_of for mean_of in means if mean_of is not None]:
-            mean = sum(tokens) / len(tokens)
+        known = [mean for mean in means if mean is not None]
+        tokens = settings.tokens or (sum(known) / len(known) if known else None)
         of_seeds = f"{design.seeds} seeds of each" if design.seeds else "what seeds add is not known"
         pilot = f"{size:,} questions, {design.samples} sample{'s' * (design.samples > 1)}"
         pilot += f", {of_seeds}" * (design.seeds > 0 or not trained)
         yield BenchmarkPlan(
             f"Noise of {visible(name)} against {visible(str(table.baseline))} on {visible(table.benchmark)} ({pilot})",
             noise, settings.questions or (size, 2 * size, 4 * size), settings.samples or samples,
-            (settings.seeds or SEEDS) if trained else (0,), settings.tokens or mean,
+            (settings.seeds or SEEDS) if trained else (0,), tokens,
         )  # fmt: skip
     for note in notes:
         print(f"note: {visible(note)}", file=sys.stderr)

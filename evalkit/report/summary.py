@@ -8,22 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gtpo.common.terminal import visible
-from gtpo.evalkit.comparison.columns import (
-    ALPHA,
-    EQUIVALENT,
-    METRICS,
-    UNDECIDED,
-    VERDICTS,
-    Cell,
-    Column,
-    covers,
-    difference,
-    join_names,
-    p_text,
-    points,
-)
+from gtpo.evalkit.comparison import columns
+from gtpo.evalkit.comparison.columns import METRICS, Column, difference, points
 from gtpo.evalkit.comparison.compare import MethodComparison
-from gtpo.evalkit.comparison.questions import Table
+from gtpo.evalkit.comparison.questions import ALPHA, EQUIVALENT, UNDECIDED, VERDICTS, Cell, Table
 from gtpo.evalkit.design import MOST, Design, Estimate, Noise, limit, needs
 from gtpo.evalkit.statistics import LEVEL, OUTPUTS, SEEDS_NEEDED, WEIGHTS
 
@@ -68,9 +56,9 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
         return None
     claim = _claim(cell.verdict, table.baseline, comparison.margin)
     rest = difference(cell.paired, " points")
-    rest += f", {p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
+    rest += f", {columns.p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
     if cell.verdict == EQUIVALENT and cell.p_equivalent is not None:
-        rest += f", of equivalence {p_text(cell.p_equivalent)}"
+        rest += f", of equivalence {columns.p_text(cell.p_equivalent)}"
     return Sentence(
         method, table.benchmark, cell.verdict, f"{visible(method)} is {claim} on {visible(table.benchmark)}", rest,
         _advice(cell, comparison.margin), tuple(_remarks(table, method, table.baseline, comparison.metrics[0])),
@@ -212,11 +200,11 @@ def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
             where = tuple(visible(one.benchmark) for one in same if one.method == method)
             places.setdefault(where, []).append(visible(method))
         for where, names in places.items():
-            place = join_names(where)
+            place = columns.join_names(where)
             if len(where) == several > 1:
                 place = "both benchmarks" if several == 2 else f"all {several} benchmarks"
             are, claim = "is" if len(names) == 1 else "are", _claim(verdict, comparison.baseline, comparison.margin)
-            lines.append((verdict, f"{join_names(names)} {are} {claim} on {place}."))
+            lines.append((verdict, f"{columns.join_names(names)} {are} {claim} on {place}."))
     texts = [(one, text) for one in found for text in one.remarks] + [(one, one.advice) for one in found]
     lines += [("", text) for text in _one_line_each(texts)]
     if found and len(comparison.methods) > 2:
@@ -237,17 +225,17 @@ def _one_line_each(texts: Sequence[tuple[Sentence, str]]) -> Iterator[str]:
         for after, column in zip(between, zip(*(_RANGE.findall(text) for _, text in group), strict=True), strict=True):
             ordered = sorted(_NUMBER.findall(" ".join(column)), key=lambda number: float(number.replace(",", "")))
             first += " to ".join(dict.fromkeys((ordered[0], ordered[-1]))) + after
-        line = first.replace("\0", join_names(dict.fromkeys(visible(one.benchmark) for one, _ in group)))
+        line = first.replace("\0", columns.join_names(dict.fromkeys(visible(one.benchmark) for one, _ in group)))
         names = dict.fromkeys(visible(one.method) for one, _ in group)
-        yield f"{join_names(names)}: {line[0].lower()}{line[1:]}" if several else line
+        yield f"{columns.join_names(names)}: {line[0].lower()}{line[1:]}" if several else line
 
 
 def short_legend(comparison: MethodComparison) -> str:
     """What stands under every table."""
     cells = [cell for table in comparison.benchmarks for cell in table.cells.values()]
     found = [cell.paired for cell in cells if cell.primary and cell.paired is not None]
-    over = covers(found[0]) if found and len({covers(one) for one in found}) == 1 else "questions and samples"
-    text = f"[a, b]: 95 % over {over}."
+    over = {one.covers for one in found}
+    text = f"[a, b]: 95 % over {over.pop() if len(over) == 1 else 'questions and samples'}."
     if any(cell.bounds for cell in cells):
         text += " {a, b}: if all missing samples were wrong, or right."
     if is_judged(comparison):
@@ -282,9 +270,8 @@ def legend(comparison: MethodComparison) -> list[str]:
         if is_judged(comparison):
             tested = (
                 f"Those in {comparison.metrics[0].label} are tested with t over questions and training seeds, and Holm-"
-                f"corrected over the benchmarks: marked if p <= {ALPHA} after correction, as the interval at that "
-                "level says; else undecided, neither shown nor excluded. The others have their own 95 % interval, and "
-                "no mark."
+                f"corrected over the benchmarks: marked if p <= {ALPHA} then, which is what the interval says; else "
+                "undecided, neither shown nor excluded. The others have their own 95 % interval, and no mark."
             )
         base = f"Baseline: {visible(comparison.baseline)} ({comparison.baseline_reason})"
         lines.append(f"{base}. Differences are paired by question. {tested}")

@@ -20,22 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtpo.common.terminal import stacked, visible
-from gtpo.evalkit.comparison.columns import (
-    ALPHA,
-    BETTER,
-    EQUIVALENT,
-    METRICS,
-    UNDECIDED,
-    WORSE,
-    Cell,
-    Column,
-    covers,
-    difference,
-    p_text,
-)
+from gtpo.evalkit.comparison.columns import METRICS, Column, difference, p_text
 from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.comparison.methods import Member, Method
-from gtpo.evalkit.comparison.questions import Table
+from gtpo.evalkit.comparison.questions import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE, Cell, Table
 from gtpo.evalkit.comparison.training_curves import end_of_training
 from gtpo.evalkit.design import Design, Estimate, Noise, Parts, parts, strength
 from gtpo.evalkit.report.summary import answer, is_judged, legend, points_text, sentences, short_legend
@@ -203,7 +191,7 @@ def _test_grid(comparison: MethodComparison) -> Grid:
                 visible(method.name), visible(table.benchmark), cell.verdict, difference(d),
                 *(None if p is None else p_text(p).removeprefix("p ").removeprefix("= ")
                   for p in (cell.p_corrected, float(d.p_value), cell.p_equivalent)),
-                covers(d), f"{d.freedom:.1f}",
+                d.covers, f"{d.freedom:.1f}",
                 f"{a} against {b}{', paired' * d.seeds_paired}" if d.known else "not known",
             ])  # fmt: skip
     return Grid("tests", "Primary comparisons: what each test covers", head, rows)
@@ -251,7 +239,7 @@ def records(comparison: MethodComparison) -> list[dict[str, Any]]:
                 "verdict": cell.verdict, "speaks_of": d and d.scope, "judged": d and d.judged,
                 "difference": d and d.difference, "se": d and d.se, "freedom": d and d.freedom,
                 "difference_low": d and d.low, "difference_high": d and d.high, "interval_level": d and d.level,
-                "seeds_paired": d and d.seeds_paired, "covers": d and covers(d), "p": d and d.p_value,
+                "seeds_paired": d and d.seeds_paired, "covers": d and d.covers, "p": d and d.p_value,
                 "p_holm": cell.p_corrected, "margin": comparison.margin if cell.primary else None,
                 "p_equivalent": cell.p_equivalent, "significant": bool(cell.direction) if d and cell.primary else None,
                 "checkpoints": cell.checkpoints, "checkpoints_move": cell.selected if d else None,
@@ -561,12 +549,9 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
 
     primary, own = comparison.metrics[0], ("scoring", "baseline", "baseline_reason", "margin", "looks", "notes")
     return {
-        "schema_version": JSON_SCHEMA_VERSION,
+        "schema_version": JSON_SCHEMA_VERSION, "alpha": ALPHA, "primary_metric": primary.label,
         **{name: getattr(comparison, name) for name in own},
-        "alpha": ALPHA,
-        "metrics": [column.label for column in comparison.metrics],
-        "primary_metric": primary.label,
-        "settings": comparison.shared_settings,
+        "metrics": [column.label for column in comparison.metrics], "settings": comparison.shared_settings,
         "methods": [
             {"name": method.name, "preset": method.preset or None, "seeds_declared": method.declared,
              "seeds_unknown": method.doubt or None, "runs": [run(method, member) for member in method.members]}
@@ -580,8 +565,7 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
                        if table.baseline not in (None, name)}}
             for table in comparison.tables
         ],
-        "records": records(comparison),
-        "verdicts": [one._asdict() for one in sentences(comparison)],
+        "records": records(comparison), "verdicts": [one._asdict() for one in sentences(comparison)],
         "averages": {
             method.name: {column.label: comparison.average(method.name, column) for column in comparison.metrics}
             for method in comparison.methods
