@@ -13,8 +13,9 @@ from commands import command_line
 from run_folders import write_counts, write_lines
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.comparison.columns import BETTER, PASS, UNDECIDED, Cell, Column
+from gtpo.evalkit.comparison.columns import PASS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, compare
+from gtpo.evalkit.comparison.questions import BETTER, UNDECIDED, Cell
 from gtpo.evalkit.report.summary import answer, sentences
 from gtpo.evalkit.statistics import METHODS, OUTPUTS, WEIGHTS
 from gtpo.runs.find import find_runs

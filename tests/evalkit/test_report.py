@@ -66,15 +66,6 @@ def test_mathematics_becomes_mathml_trees() -> None:
     assert "href" not in json.dumps(segments(r"$\href{javascript:alert(1)}{x}$")[0][1:2])
 
 
-def test_train_run_stands_for_its_eval_run(page_home: Path) -> None:
-    runs, trains, notes = find_runs([str(page_home / "results/train/gtpo"), str(page_home / "results/eval/base-1")])
-    assert [(run.name, run.folder.name) for run in runs] == [("gtpo", "gtpo-1"), ("base", "base-1")]
-    assert [train.name for train in trains] == ["gtpo"]
-    assert notes == []
-    runs, trains, _ = find_runs([str(page_home / "results/eval/gtpo-1")])
-    assert (runs[0].name, trains[0].name) == ("gtpo", "gtpo")
-
-
 def test_a_train_run_of_the_same_name_in_another_project_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,14 +80,6 @@ def test_a_train_run_of_the_same_name_in_another_project_is_another(
     write_eval(tmp_path / "p1/results/eval/run", **made)
     (run,), _, _ = find_runs(["../p1/results/train/run"])
     assert run.folder.resolve() == tmp_path / "p1/results/eval/run"
-    # By its path a run of elsewhere is found here, where this project evaluated it.
-    write_train(tmp_path / "p3/train/other", steps=5)
-    made["train_run"] = "other"
-    write_eval(tmp_path / "p2/results/eval/other", model__source=str(tmp_path / "p3/train/other/best"), **made)
-    (run,), (train,), _ = find_runs([str(tmp_path / "p3/train/other")])
-    assert (run.name, train.root) == ("other", tmp_path / "p3/train/other")
-    (run,), (train,), _ = find_runs(["results/eval/other"])
-    assert train.root == tmp_path / "p3/train/other"
     # An eval run of p1 whose train run is gone does not get the curves of p2's.
     shutil.rmtree(tmp_path / "p1/results/train/run")
     (run,), trains, _ = find_runs(["../p1/results/eval/run"])
@@ -223,7 +206,7 @@ def test_curves_survive_a_killed_write_and_a_resume(tmp_path: Path) -> None:
 
 
 def test_problems_that_a_run_was_trained_on_are_known_by_their_text(tmp_path: Path) -> None:
-    """Those of the run that it began from too; a note says so."""
+    """Those of the run that it began from too."""
     base, run = write_train(tmp_path / "results/train/base"), tmp_path / "results/train/run"
     write_train(run, base_model=str(base / "final"))
     TrainFolder(base).write_problems(["What is 1 + 1?"])
@@ -232,13 +215,5 @@ def test_problems_that_a_run_was_trained_on_are_known_by_their_text(tmp_path: Pa
     assert (TrainFolder(run).trained_on(asked), TrainFolder(base).trained_on(asked)) == (2, 1)
     later = write_train(tmp_path / "results/train/later", base_model=str(run / "checkpoints/checkpoint-4"))
     assert TrainFolder(later).trained_on(asked) == 2
-    TrainFolder(later).update_run(base_model="run")
-    assert TrainFolder(later).trained_on(asked) == 2
     TrainFolder(base).update_run(base_model=str(run / "best"))  # trained again, from its own successor
     assert TrainFolder(base).trained_on(asked) == 2
-    for name in ("a", "b"):
-        write_eval(tmp_path / f"results/eval/{name}", benchmarks={"arithmetic": 5}, seen=3 if name == "a" else None)
-    noted = gtpo("compare", "a", "b", "--format", "json", cwd=tmp_path)
-    assert "arithmetic: a was trained on 3 of these questions" in " ".join(
-        f"{t['benchmark']}: {note}" for t in json.loads(noted.stdout)["tables"] for note in t["notes"]
-    )
