@@ -155,7 +155,7 @@ def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: int = 0
     by_question, training = max(of.questions, 0.0) + max(of.samples, 0.0), max(of.seeds, 0.0)
     # A lattice (Roberts 2018): points that fill the cube evenly. Variances are drawn at these quantiles.
     cube = (0.5 + np.outer(np.arange(_DRAWS), (0.8191725134, 0.6710436067, 0.5497004779))) % 1
-    of_questions = by_question * _chi_squared(cube[:, 0], questions - 1)
+    of_questions: Array = by_question * special.chdtri(questions - 1, 1 - cube[:, 0]) / (questions - 1)
     quantile: Array = t_quantile((1 + LEVEL) / 2, np.full(_DRAWS, questions - 1.0))
     degrees = np.full(_DRAWS, questions - 1.0)
     variance = of_questions
@@ -163,8 +163,9 @@ def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: int = 0
         sides = 1 if noise.paired and design.seeds >= PAIRS_NEEDED else 2
         # What single questions and samples add to the mean of one run of a side.
         rest = max((noise.single[end] / questions + of.samples * count), 0.0) / sides
+        between = (training * count / sides + rest) / (count - 1)
         runs = [
-            SeedVariance((training * count / sides + rest) * _chi_squared(at, count - 1), np.full(_DRAWS, rest), count)
+            SeedVariance(between * special.chdtri(count - 1, 1 - at), np.full(_DRAWS, rest), count)
             for at in (cube[:, 1], cube[:, 2])[:sides]
         ]
         variance, quantile, degrees = statistics.join_variances(of_questions, runs, questions)
@@ -173,12 +174,6 @@ def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: int = 0
         quantile = quantile * t_quantile((1 + level) / 2, freedom) / t_quantile((1 + LEVEL) / 2, freedom)
     se = max(math.sqrt(by_question + training), 1e-9)
     return Strength(se, by_question * questions, variance, quantile, design)
-
-
-def _chi_squared(at: Array, degrees: int) -> Array:
-    """Return quantiles of chi-squared over its degrees of freedom."""
-    quantiles: Array = special.chdtri(degrees, 1 - at) / degrees
-    return quantiles
 
 
 def _prior(of_question: float, shift: float, design: Design) -> float:

@@ -433,7 +433,14 @@ def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> Meth
         freedom = float(freedom_of(quantile, noise.freedom, questions)[0])
         spread += questions**2 * float(noise.training[0]) / seeds
     phi = (spread + _PRIOR) / (questions * mean * (1 - mean) + _PRIOR)
-    low, high = _mean_bounds(mean, questions / phi, float(t_quantile((1 + LEVEL) / 2, freedom)))
+    effective, t = questions / phi, float(t_quantile((1 + LEVEL) / 2, freedom))
+    low, high = 0.0, 1.0
+    if np.isfinite(t):  # all mu in [0, 1] with |mean - mu| <= t sqrt(mu (1 - mu) / effective)
+        shrink = t**2 / effective
+        centre = (mean + shrink / 2) / (1 + shrink)
+        half = t * np.sqrt(mean * (1 - mean) / effective + (t / effective) ** 2 / 4) / (1 + shrink)
+        # At mean 0 and 1 the bound is the mean itself; rounding must not move it.
+        low, high = float(min(max(centre - half, 0.0), mean)), float(max(min(centre + half, 1.0), mean))
     solved = int(np.count_nonzero(by_question))
     if solved == by_question.sum():  # 0/1 scores: with one or two apart, Wilson's inner end covers as little as 84 %
         if 0 < solved <= _FEW:
@@ -441,17 +448,6 @@ def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> Meth
         if 0 < questions - solved <= _FEW:
             high = max(high, 1 - _poisson_limit(questions - solved) / questions)
     return MethodMean(mean, low, high, covers_training, tuple(seed_means.tolist()))
-
-
-def _mean_bounds(mean: float, effective: float, critical: float) -> tuple[float, float]:
-    """All mu in [0, 1] with |mean - mu| <= critical * sqrt(mu (1 - mu) / effective)."""
-    if not np.isfinite(critical):
-        return 0.0, 1.0
-    shrink = critical**2 / effective
-    centre = (mean + shrink / 2) / (1 + shrink)
-    half = critical * np.sqrt(mean * (1 - mean) / effective + (critical / effective) ** 2 / 4) / (1 + shrink)
-    # At mean 0 and 1 the bound is the mean itself; rounding must not move it.
-    return float(min(max(centre - half, 0.0), mean)), float(max(min(centre + half, 1.0), mean))
 
 
 def _poisson_limit(count: int) -> float:

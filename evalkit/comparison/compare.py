@@ -81,18 +81,6 @@ class MethodComparison:
                 where.setdefault(note, []).append(table.benchmark)
         return [*self.notes, *(f"{', '.join(names)}: {note}" for note, names in where.items())]
 
-    def average(self, method: str, column: Column) -> tuple[float, float | None] | None:
-        """(mean over the benchmarks, its standard deviation over seeds or None); None if one is missing."""
-        cells = [table.cells.get((method, column)) for table in self.benchmarks]
-        values = [cell.value for cell in cells if cell is not None]
-        if len(values) < len(cells) or any(math.isnan(value.mean) for value in values):
-            return None
-        seeds = {len(value.seed_means) for value in values}
-        by_seed = np.mean([value.seed_means for value in values], axis=0) if len(seeds) == 1 else np.zeros(1)
-        return float(np.mean([value.mean for value in values])), (
-            float(by_seed.std(ddof=1)) if by_seed.size > 1 else None
-        )
-
 
 def choose_ks(least: int, asked: Sequence[int] | None) -> list[int]:
     """The k to show: those asked for, else 1, 8, 16, 32, 64 as far as n goes, or 1, 2, 4, ... for small n; and n."""

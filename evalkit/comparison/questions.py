@@ -407,14 +407,12 @@ def common_scoring(runs: list[EvalRun], asked: str | None, notes: list[str]) -> 
     If completions chose different ones, it is the lenient one. UserError if flags or protocols did.
     """
     headlines = {run.name: run.record.scoring for run in runs}
-    if asked:
-        return asked
-    if len(set(headlines.values())) > 1:
-        if any(run.record.scoring_by != "completions" for run in runs):
-            raise UserError(f"scoring differs ({by_run(headlines)}); pass --scoring strict or --scoring lenient")
-        notes.append(f"the headlines differ ({by_run(headlines)}); all runs are read by lenient scoring")
-        return "lenient"
-    return next(iter(headlines.values()), "strict")  # no eval run: only training is shown
+    if asked or len(set(headlines.values())) < 2:
+        return asked or next(iter(headlines.values()), "strict")  # no eval run: only training is shown
+    if any(run.record.scoring_by != "completions" for run in runs):
+        raise UserError(f"scoring differs ({by_run(headlines)}); pass --scoring strict or --scoring lenient")
+    notes.append(f"the headlines differ ({by_run(headlines)}); all runs are read by lenient scoring")
+    return "lenient"
 
 
 def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[str]) -> dict[str, Any]:
@@ -510,9 +508,8 @@ def unscored_notes(run: EvalRun, benchmark: str) -> list[str]:
     if not entry.unscored:
         return []
     why = ", ".join(f"{reason}: {count}" for reason, count in Counter(entry.unscored_reasons).most_common(3))
-    lost = len(entry.unscored_questions)
     text = f"{run.name}: {entry.unscored} of {entry.unscored + entry.samples} samples are unscored"
     text += f" ({why})" * bool(why) + " and left out of its figures"
-    if lost:
+    if lost := len(entry.unscored_questions):
         text += f"; {lost} question{'s' * (lost != 1)} without a scored sample {'are' if lost != 1 else 'is'} left out"
     return [f"{text}. The gtpo eval command tries them again"]

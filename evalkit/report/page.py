@@ -182,28 +182,22 @@ def _short(value: float | None, digits: int = 5) -> float | None:
 
 def _cell(comparison: MethodComparison, versus: dict[str, Table], table: Table, name: str, column: Column) -> Any:
     """Return a figure, unrounded, and how it differs from each baseline that it is compared with: the page rounds."""
-    cell = table.cells[name, column]
+    cell, differences = table.cells[name, column], dict[str, dict[str, Any]]()
+    for base, other in versus.items():
+        one = other.cells.get((name, column))
+        if one is None or (d := one.paired) is None:
+            continue
+        differences[base] = {
+            "d": float(d.difference), "low": float(d.low), "high": float(d.high), "p": float(d.p_value),
+            "holm": one.p_corrected, "level": _short(d.level, 4), "covers": d.covers, "verdict": one.verdict,
+            "pe": one.p_equivalent, "judged": d.judged, "about": d.scope,
+        }  # fmt: skip
+        if one.verdict and (sentence := verdict_sentence(comparison, other, name)):
+            differences[base]["sentence"] = [sentence.head, f"{sentence.rest}.", sentence.further]
+    value = cell.value
     return {
-        "mean": plain(cell.value.mean), "low": plain(cell.value.low), "high": plain(cell.value.high),
-        "sd": plain(cell.value.seed_sd), "seeds": [_short(v) for v in cell.value.seed_means], "bounds": cell.bounds,
-        "versus": {
-            base: _difference(comparison, other, name, column)
-            for base, other in versus.items()
-            if (one := other.cells.get((name, column))) is not None and one.paired is not None
-        },
-    }  # fmt: skip
-
-
-def _difference(comparison: MethodComparison, table: Table, name: str, column: Column) -> dict[str, Any]:
-    cell = table.cells[name, column]
-    d = cell.paired
-    assert d is not None
-    sentence = verdict_sentence(comparison, table, name) if cell.verdict else None
-    return {
-        "d": float(d.difference), "low": float(d.low), "high": float(d.high), "p": float(d.p_value),
-        "holm": cell.p_corrected, "level": _short(d.level, 4), "covers": d.covers, "verdict": cell.verdict,
-        "pe": cell.p_equivalent, "judged": d.judged, "about": d.scope,
-        **({"sentence": [sentence.head, f"{sentence.rest}.", sentence.further]} if sentence else {}),
+        "mean": plain(value.mean), "low": plain(value.low), "high": plain(value.high), "sd": plain(value.seed_sd),
+        "seeds": [_short(mean) for mean in value.seed_means], "bounds": cell.bounds, "versus": differences,
     }  # fmt: skip
 
 

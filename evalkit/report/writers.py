@@ -13,7 +13,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,7 @@ from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.comparison.methods import Member, Method
 from gtpo.evalkit.comparison.questions import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE, Cell, Table
 from gtpo.evalkit.comparison.training_curves import end_of_training
-from gtpo.evalkit.design import Design, Estimate, Noise, Parts, parts, strength
+from gtpo.evalkit.design import Estimate, Parts, parts, strength
 from gtpo.evalkit.report.summary import answer, is_judged, legend, points_text, sentences, short_legend
 
 if TYPE_CHECKING:
@@ -104,11 +104,16 @@ def paper_grids(comparison: MethodComparison) -> list[Grid]:
     """Return the tables for a paper: one a metric, methods by benchmarks."""
     tables = comparison.benchmarks
     several = len(tables) > 1
+
+    def over_all(method: str, column: Column) -> str | None:
+        found = average(comparison, method, column)
+        return found and " ±".join(column.metric.text(one) for one in found if one is not None)
+
     head = ["method", *(f"{visible(table.benchmark)} ({table.questions:,})" for table in tables)]
     return [
         Grid(column.label, caption(comparison, column), head + ["average"] * several, [
             [method_name(comparison, method.name), *(_figure(table, method.name, column) for table in tables),
-             *[average(comparison, method.name, column)] * several]
+             *[over_all(method.name, column)] * several]
             for method in comparison.methods
         ])
         for column in comparison.metrics if comparison.tables
@@ -132,32 +137,28 @@ def section_grids(comparison: MethodComparison, table: Table) -> list[Grid]:
 
 def _noise_grid(comparison: MethodComparison, table: Table) -> Grid:
     """What questions, samples and seeds add to each primary comparison, and what twice as many would buy."""
-    column, rows = comparison.metrics[0], []
-    for name in table.methods:
-        if (cell := table.cells.get((name, column))) and cell.noise:
-            rows += [[visible(name), *line] for line in _sources(*cell.noise)]
+    column, rows = comparison.metrics[0], list[list[str]]()
     head = ["method", "noise", "points (80 % range)", "of the variance", "seen with 80 %", "with twice as many"]
+    for name in table.methods:
+        cell = table.cells.get((name, column))
+        if cell is None or cell.noise is None:
+            continue
+        noise, design = cell.noise
+        every = [parts(noise, design, end) for end in range(3)]
+        total, planned = sum(max(part, 0.0) for part in every[0]) or 1.0, noise.at_least_zero(design)
+        names = {"questions": "questions" if noise.samples else "questions and samples"}
+        names |= {"samples": "samples"} if noise.samples else {}
+        names |= {"seeds": "seeds"} if noise.training else {}
+        for source, what in names.items():
+            twice = design._replace(**{source: 2 * getattr(design, source)})
+            mean, low, high = (max(getattr(each, source), 0.0) for each in every)
+            rows.append([
+                visible(name), what, points_text(Estimate(*map(math.sqrt, (mean, low, high)))),
+                f"{100 * mean / total:.0f} %",
+                *(points_text(Estimate.exactly(strength(planned, of).detectable())) for of in (design, twice)),
+            ])  # fmt: skip
     title = f"{header(table)}: where the noise of a difference in {column.label} comes from"
     return Grid(f"{table.title} noise", title, head, rows, "noise")
-
-
-def _sources(noise: Noise, design: Design) -> Iterator[list[str]]:
-    """Yield a row for each source: the standard deviation that it gives to a difference, and its share of V."""
-    every = [parts(noise, design, end) for end in range(3)]
-    total = sum(max(part, 0.0) for part in every[0]) or 1.0
-    planned = noise.at_least_zero(design)
-    now = strength(planned, design).detectable()
-    names = {"questions": "questions", "samples": "samples", "seeds": "seeds"}
-    if noise.samples is None:
-        names = {"questions": "questions and samples", "seeds": "seeds"}
-    for source, name in names.items():
-        if source != "seeds" or noise.training is not None:
-            twice = strength(planned, design._replace(**{source: 2 * getattr(design, source)})).detectable()
-            mean, low, high = (max(getattr(each, source), 0.0) for each in every)
-            yield [
-                name, points_text(Estimate(*(math.sqrt(variance) for variance in (mean, low, high)))),
-                f"{100 * mean / total:.0f} %", points_text(Estimate.exactly(now)), points_text(Estimate.exactly(twice)),
-            ]  # fmt: skip
 
 
 def detail_grids(comparison: MethodComparison, details: bool) -> list[Grid]:
@@ -255,10 +256,15 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def average(comparison: MethodComparison, method: str, column: Column) -> str | None:
-    """Return `45.2 ±0.4`, a method's mean over the benchmarks; None if one is missing."""
-    mean, text = comparison.average(method, column), column.metric.text
-    return None if mean is None else text(mean[0]) + ("" if mean[1] is None else f" ±{text(mean[1])}")
+def average(comparison: MethodComparison, method: str, column: Column) -> tuple[float, float | None] | None:
+    """Return a method's mean over the benchmarks, and its standard deviation over seeds; None if one is missing."""
+    cells = [table.cells.get((method, column)) for table in comparison.benchmarks]
+    values = [cell.value for cell in cells if cell is not None and not math.isnan(cell.value.mean)]
+    if len(values) < len(cells):
+        return None
+    mean, several = float(np.mean([value.mean for value in values])), {len(value.seed_means) for value in values}
+    by_seed = np.mean([value.seed_means for value in values], axis=0) if len(several) == 1 else np.zeros(1)
+    return mean, float(by_seed.std(ddof=1)) if by_seed.size > 1 else None
 
 
 def method_name(comparison: MethodComparison, name: str) -> MethodName:
@@ -567,7 +573,7 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
         ],
         "records": records(comparison), "verdicts": [one._asdict() for one in sentences(comparison)],
         "averages": {
-            method.name: {column.label: comparison.average(method.name, column) for column in comparison.metrics}
+            method.name: {column.label: average(comparison, method.name, column) for column in comparison.metrics}
             for method in comparison.methods
         },
         "training": {train.name: end_of_training(train) for method in comparison.trained for train in method.trains},
