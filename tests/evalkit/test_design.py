@@ -121,15 +121,6 @@ def test_the_plan_as_json_has_the_cheapest_design(tmp_path: Path) -> None:
     assert designs[5, 500]["tokens"] == 2 * 5 * 500 * 4 * 100
 
 
-def test_a_design_that_shows_nothing_says_so(tmp_path: Path) -> None:
-    words = ("plan", "--models", "--questions", "2", "--samples", "1")
-    ran = command_line(*words, cwd=tmp_path)
-    assert "0 % (over 100)" in ran.stdout
-    assert "2 questions show no difference with any number of samples." in ran.stdout
-    (plan,) = json.loads(command_line(*words, "--json", cwd=tmp_path).stdout)["plans"]
-    assert [design["sees"] for design in plan["designs"]] == [None]
-
-
 def test_the_page_shows_what_the_command_prints(root: Path, tmp_path: Path) -> None:
     page = (root / "docs/plan.md").read_text()
     command = page.split("```bash\ngtpo ")[1].splitlines()[0]

@@ -133,18 +133,6 @@ def test_three_files_a_side_are_methods_if_they_are_declared(tmp_path: Path) -> 
     assert "needs RUNS" in run(code=2)
 
 
-@pytest.mark.parametrize(("other", "tested"), [("base", True), ("sft", False)])
-def test_what_would_settle_it_is_said_once_of_whatever_is_tested(other: str, tested: bool, tmp_path: Path) -> None:
-    """Also of given weights, as of a run against its base; two trained runs lack seeds, whatever the questions."""
-    for i, name in enumerate((other, "gtpo", "grpo")):
-        train = None if name == "base" else tmp_path / f"results/train/{name}"
-        write_counts(tmp_path / f"results/eval/{name}", np.roll(HALF, i), 4, train=train)
-    words = words_of(compared(tmp_path, baseline=other, group_by="none"))
-    assert words.count("his design sees a difference of ") == tested, words
-    assert words.count("about these weights, not about training them anew") == tested
-    assert words.count("needs 3 training seeds of each (there are 1 and 1)") == (not tested)
-
-
 def test_a_checkpoint_chosen_on_the_benchmark_must_win_in_the_mean(tmp_path: Path) -> None:
     low, high = np.repeat([1, 4], 20), np.repeat([3, 4], 20)
     write_counts(tmp_path / "results/eval/hub", low, 4)
