@@ -64,21 +64,14 @@ def write_eval(
     failed: (question, sample) pairs that a server answered with an error. seen: questions it was trained on.
     """
     document: dict[str, Any] = {
-        "schema_version": EVAL_SCHEMA_VERSION,
-        "status": "complete",
-        "name": folder.name,
+        "schema_version": EVAL_SCHEMA_VERSION, "status": "complete", "name": folder.name, "scoring": "strict",
         "model": {"source": "tiny", "adapter": None, "train_run": train_run, "method": method, "preset": method},
         "engine": {"name": "transformers", "versions": {}, "hardware": "cpu"},
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64, "n": n, "seed": seed},
         "prompt": {"system": "Solve.", "chat_template_hash": "c0", "hash": "p0"},
-        "scoring": "strict",
-        "verifier": {"version": "1", "timeout_s": 5},
-        "created": "2026-11-21T10:00:00Z",
-        "wall_seconds": 1.0,
-        "command": f"gtpo eval tiny --out {folder.name}",
-        "git_commit": None,
-        "benchmarks": {},
-    }
+        "verifier": {"version": "1", "timeout_s": 5}, "created": "2026-11-21T10:00:00Z", "wall_seconds": 1.0,
+        "command": f"gtpo eval tiny --out {folder.name}", "git_commit": None, "benchmarks": {},
+    }  # fmt: skip
     for dotted, value in settings.items():
         *path, last = dotted.split("__")
         place = document
@@ -93,14 +86,10 @@ def write_eval(
             difficulty = np.random.default_rng([7, count]).normal(0.3, 1.8, size=count)
             rng = np.random.default_rng([seed, count])
             problems = [
-                Problem(
-                    f"{benchmark}/{i:05d}",
-                    f"What is ${i} + \\frac{{{2 * golds_from}}}{{2}}$?",
-                    str(i + golds_from),
-                    subject=subjects[i % len(subjects)] if subjects else "",
-                )
+                Problem(f"{benchmark}/{i:05d}", f"What is ${i} + \\frac{{{2 * golds_from}}}{{2}}$?",
+                        str(i + golds_from), subject=subjects[i % len(subjects)] if subjects else "")
                 for i in range(skip, skip + count)
-            ]
+            ]  # fmt: skip
             right = rng.random((count, n)) < 1 / (1 + np.exp(-difficulty - skill))[:, None]
             form = rng.random((count, n)) < 0.9
             slip = rng.integers(1, 4, size=(count, n))
@@ -143,27 +132,16 @@ COURSE = {
 }  # fmt: skip
 
 
-def write_train(
-    folder: Path,
-    *,
-    method: str = "gtpo",
-    steps: int = 300,
-    seed: int = 0,
-    **fields: Any,
-) -> Path:
+def write_train(folder: Path, *, method: str = "gtpo", steps: int = 300, seed: int = 0, **fields: Any) -> Path:
     """Write a finished train run: run.json, config.yaml, metrics.jsonl, a logged group every 50 steps (not for sft)."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     run = {
-        "schema_version": 1,
-        "run_name": folder.name,
-        "method": "gtpo" if method.startswith("gtpo") else method,
-        "preset": None if method == "sft" else method,
-        "seed": seed,
-        "status": "finished",
+        "schema_version": 1, "run_name": folder.name, "method": "gtpo" if method.startswith("gtpo") else method,
+        "preset": None if method == "sft" else method, "seed": seed, "status": "finished",
         "initial_entropy": {"nats": 0.52, "samples": 100},
         "gate": {"filter": "auto", "active": True, "scope": "all"},
-    } | fields
+    } | fields  # fmt: skip
     (folder / "run.json").write_text(json.dumps(run))
     config = {"run_name": folder.name, "method": method, "model": {"random_seed": seed}, "training": {}}
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
@@ -238,14 +216,8 @@ def write_counts(
         (train / "run.json").write_text(json.dumps(run))
         (train / "config.yaml").write_text(json.dumps({"method": "gtpo", "model": {"random_seed": train.name}}))
     means = {str(k + 1): {"mean": mean, "low": 0, "high": 1} for k, mean in enumerate(by_k.mean(axis=0))}
-    entry = {
-        "source": "a file",
-        "questions": len(ids),
-        "n": n,
-        "samples": n * len(ids),
-        "truncation_rate": 0.0,
-        "pass@k": means,
-    }
+    entry = {"source": "a file", "questions": len(ids), "n": n, "samples": n * len(ids), "truncation_rate": 0.0,
+             "pass@k": means}  # fmt: skip
     record = {
         "schema_version": EVAL_SCHEMA_VERSION, "status": "complete", "name": folder.name, "scoring": "strict",
         "model": {"source": "tiny", "train_run": train and str(train), "checkpoint": checkpoint, **model},
