@@ -15,9 +15,12 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from textwrap import fill, wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table as Drawn
+from rich.text import Text
 
 from gtpo.common.terminal import stacked, visible
 from gtpo.evalkit.comparison.columns import METRICS, Column, difference, p_text
@@ -27,10 +30,6 @@ from gtpo.evalkit.comparison.questions import ALPHA, BETTER, EQUIVALENT, UNDECID
 from gtpo.evalkit.comparison.training_curves import end_of_training
 from gtpo.evalkit.design import Estimate, Parts, parts, strength
 from gtpo.evalkit.report.summary import answer, is_judged, legend, points_text, sentences, short_legend
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.text import Text
 
 MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}
 
@@ -314,9 +313,6 @@ def as_terminal(
     comparison: MethodComparison, width: int = 160, *, details: bool = False, explain: bool = False
 ) -> Group:
     """Return the terminal's version: the verdicts, one table, and how to read it."""
-    from rich.console import Group
-    from rich.text import Text
-
     parts: list[RenderableType] = [
         Text(line, style=STYLES.get(verdict, "default")) for verdict, line in answer(comparison)
     ]
@@ -336,9 +332,6 @@ def as_terminal(
 
 def _draw_short(comparison: MethodComparison, column: Column, width: int) -> list[RenderableType]:
     """Draw one column of every benchmark without frames, each line as wide: method, figure, difference."""
-    from rich.table import Table as Drawn
-    from rich.text import Text
-
     tables = [table for table in comparison.benchmarks if column in table.columns]
     blocks = []
     for figures in ([Figure(table, name, column) for name in table.methods] for table in tables):
@@ -365,10 +358,6 @@ def _draw_short(comparison: MethodComparison, column: Column, width: int) -> lis
 
 def draw(grid: Grid, width: int) -> Group:
     """Draw a table in frames, in pieces that fit, each with what the rows are."""
-    from rich.console import Group
-    from rich.table import Table as Drawn
-    from rich.text import Text
-
     figures = any(isinstance(entry, Figure) for row in grid.rows for entry in row)
     keep = 1 if figures else 2
     drawn = Drawn(title=grid.title, title_justify="left", title_style="bold")
@@ -385,8 +374,6 @@ def draw(grid: Grid, width: int) -> Group:
 
 
 def _draw_figure(figure: Figure) -> Text:
-    from rich.text import Text
-
     texts = figure.texts
     drawn = Text.assemble(_join(texts.value, texts.spread), " ", (_join(texts.interval, texts.bounds), "dim"))
     if texts.change:
