@@ -18,6 +18,7 @@ from textwrap import fill, wrap
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.cells import set_cell_size
 from rich.console import Group, RenderableType
 from rich.table import Table as Drawn
 from rich.text import Text
@@ -345,14 +346,12 @@ def _draw_short(comparison: MethodComparison, column: Column, width: int) -> lis
     parts: list[RenderableType] = []
     for table, rows in zip(tables, blocks, strict=True):
         title = f"{column.label}, {column.metric.unit}   {header(table)}, {comparison.scoring}"
-        drawn = Drawn.grid(padding=(0, 2, 0, 0))
-        drawn.add_column(width=room + 2, overflow="fold")
-        for least in (values, changes):
-            drawn.add_column(min_width=least, no_wrap=True)
+        parts.append(Text(title, style="bold"))
         for name, value, change, verdict in rows:
-            lines = Text("\n".join(f"  {line}" for line in wrap(name, room)))
-            drawn.add_row(lines, value, Text(change, style=STYLES.get(verdict, "")))
-        parts += [Text(title, style="bold"), drawn]
+            first, *more = wrap(name, room)
+            line = f"  {set_cell_size(first, room)}  {set_cell_size(value, values)}  "
+            parts.append(Text.assemble(line, (change, STYLES.get(verdict, ""))))
+            parts += [Text(f"  {rest}") for rest in more]
     return parts
 
 
