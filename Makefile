@@ -148,7 +148,7 @@ check: $(VENV)/.installed-dev types  ## the tests nearest to what differs from m
 	@$(BIN)/python .ci/check.py --base $(BASE) --jobs $(TEST_JOBS) --seconds $(CHECK_SECONDS) -- -m "not slow and $(ELSEWHERE)"
 
 golden: $(VENV)/.installed-dev  ## write the approved outputs in tests/golden anew; read the difference before you commit it
-	@GTPO_GOLDEN=write $(BIN)/python -m pytest -q tests/test_golden.py tests/gtpo/test_verl_settings.py
+	@GTPO_GOLDEN=write $(BIN)/$(PYTEST) -q -m "not slow and $(ELSEWHERE)" $$(grep -rl 'from approved import' tests)
 	@git --no-pager diff --stat -- tests/golden
 
 test-all: test  ## what `make test` runs, then the slow tests: several processes, other libraries, whole runs

@@ -18,7 +18,6 @@ from trl import GRPOTrainer
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
-from gtpo.evalkit.comparison.like_for_like import _other_settings
 from gtpo.evalkit.comparison.questions import _other_settings
 from gtpo.evalkit.engines.model_ref import chat_template
 from gtpo.inputs.dataset import TrainingProblems

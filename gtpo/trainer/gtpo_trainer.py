@@ -41,8 +41,7 @@ from gtpo.inputs.model import (
     savable_generation_config,
     widen_adapters,
 )
-from gtpo.inputs.model_shape import router_loss_obstacle
-from gtpo.objective import Objective, PolicyLoss
+from gtpo.objective import PolicyLoss
 from gtpo.own_loss import LossFunction, loss_function, needs_entropy_gradient, with_loss
 from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.loading import source_hash

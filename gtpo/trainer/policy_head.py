@@ -40,7 +40,6 @@ from trl.trainer.utils import maybe_gather_lm_head_ctx
 from gtpo.completions import Kept, check_finite
 from gtpo.head import token_statistics
 from gtpo.inputs.model import NOT_OF_SAMPLING, backbone, logit_transform
-from gtpo.inputs.model_shape import logit_transform
 from gtpo.trainer import trl_seam
 
 

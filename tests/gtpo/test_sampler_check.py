@@ -19,7 +19,6 @@ from trl import GRPOConfig
 from gtpo import GTPOConfig, GTPOTrainer
 from gtpo.callbacks import GRPOBaseline
 from gtpo.inputs.model import logit_transform
-from gtpo.inputs.model_shape import logit_transform
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.trainer.checks import TOLERANCE, OtherPolicy
 from gtpo.trainer.policy_head import KeptSets
