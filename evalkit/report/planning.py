@@ -13,21 +13,10 @@ from typing import Any
 
 from gtpo.common.errors import UserError
 from gtpo.common.terminal import stdout_console, visible
+from gtpo.evalkit import design as power
 from gtpo.evalkit.comparison.columns import PASS, Column
 from gtpo.evalkit.comparison.compare import compare
-from gtpo.evalkit.design import (
-    ENOUGH,
-    MOST,
-    Chance,
-    Design,
-    Estimate,
-    Noise,
-    Strength,
-    assumed_noise,
-    fewest,
-    over_range,
-    strength,
-)
+from gtpo.evalkit.design import MOST, Chance, Design, Estimate, Noise, Strength, fewest, over_range, strength
 from gtpo.evalkit.report.command import PlanSettings
 from gtpo.evalkit.report.summary import limit_text, points_text, range_text
 from gtpo.evalkit.report.writers import Grid, draw, plain
@@ -71,7 +60,7 @@ class BenchmarkPlan:
             counts = {design: fewest(self.noise, design, "seeds", chance) for design in designs}
             enough = [design._replace(seeds=int(count)) for design, count in counts.items() if math.isfinite(count)]
         else:
-            enough = [design for design in designs if chance(strength(self.noise, design)) >= ENOUGH]
+            enough = [design for design in designs if chance(strength(self.noise, design)) >= power.ENOUGH]
         if not enough:
             return None
         best = min(enough, key=lambda design: (design.seeds, self.completions(design)))
@@ -153,8 +142,8 @@ def _document(plan: BenchmarkPlan, settings: PlanSettings, goals: Goals) -> dict
 
 
 def _without_pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
-    sd = None if settings.seed_sd is None else settings.seed_sd / 100
-    noise, like = assumed_noise(settings.accuracy, sd, models=settings.models)
+    sd = settings.seed_sd and settings.seed_sd / 100
+    noise, like = power.assumed_noise(settings.accuracy, sd, models=settings.models)
     about = f"Noise as of {like}"
     about += "" if settings.accuracy is None else f", scaled to an accuracy of {settings.accuracy:g}"
     about += "" if sd is None else f"; seeds {settings.seed_sd:g} points apart"
