@@ -29,30 +29,43 @@ class CompareSettings(CommandSettings):
     ARGUMENT: ClassVar[str] = "runs"
 
     runs: Sequence[str] = option(
-        (), "Eval or train runs: folders, or names under results; or files of completions, [NAME=]FILE.jsonl, which "
-        "are scored and stored.",
+        (), "Eval or train runs: folders, or names under results/eval and results/train; or files of completions, "
+        "[NAME=]FILE.jsonl, which are scored and stored in results/eval/NAME.",
     )  # fmt: skip
-    baseline: str | None = option(None, "Method or run to compare with. Default: GRPO, else SFT, else no training.")
+    baseline: str | None = option(
+        None, "Method or run to compare with. Default: GRPO, else SFT, else a model not trained here."
+    )
     group_by: Literal["config", "method", "none"] = option(
         "config", "What makes runs one method: config (equal but for the seed), method (one preset), or none."
     )
     seeds: Sequence[str] | None = option(
-        None, "NAME=RUN[,RUN...]: independent trainings of one recipe, which need not be named again (repeatable)."
+        None, "NAME=RUN[,RUN...]: these runs are independent trainings of one recipe, wherever they were trained "
+        "(repeatable). They need not be named again.",
+    )  # fmt: skip
+    label: Sequence[str] | None = option(
+        None, "NAME=RUN[,RUN...]: these outputs are one row of that name, and no seeds (repeatable)."
     )
-    label: Sequence[str] | None = option(None, "NAME=RUN[,RUN...]: outputs that are one row, no seeds (repeatable).")
-    looks: int = option(1, "Comparisons planned, if seeds are added after a look: they share the 5 %.", ge=1, le=20)
+    looks: int = option(
+        1, "Comparisons planned in all, if seeds are added after a look: each gets its share of the 5 %.", ge=1, le=20
+    )
     metric: Sequence[str] | None = option(
-        None, "Metrics of the table (repeatable), the first is the primary one. Default: pass@1 and the largest maj@k."
+        None,
+        "Metrics of the table, e.g. pass@1 or maj@64 (repeatable); the first is the primary one. Default: pass@1 and "
+        "maj@k of the largest common k.",
     )
     details: bool = option(False, "Also maj@k, every k, format, median tokens, every test and the end of training.")
     explain: bool = option(False, "Say in full what the numbers mean.")
     k: list[int] | None = option(None, "The k of the details, e.g. 1,8,16,32,64.")
     scoring: Literal["strict", "lenient"] | None = option(None, "Default: the runs' own headline.")
     format: Literal["table", "markdown", "latex", "csv", "json"] = option("table", "Format of the output.")
-    fields: str | None = option(None, "Names of fields in files of completions: completion=response,gold=target.")
+    fields: str | None = option(
+        None, "Names of fields in files of completions, as of gtpo eval: completion=response,gold=target."
+    )
     per_subject: bool = option(False, "Also one table per subject and level.")
     allow_mismatch: bool = option(False, "Compare unlike or incomplete runs on what they share, with a note.")
-    margin: float | None = option(None, "Points within which methods count as equivalent: also tested.", **POINTS)
+    margin: float | None = option(
+        None, "Points within which methods count as equivalent; tested in the same corrected family.", **POINTS
+    )
     fail_if_worse: float | None = option(
         None, "POINTS that matter: exit code 0 if every method is shown, at one-sided 5 %, to lose fewer against the "
         "baseline; 5 if one is shown to be worse and not by fewer; else 6, also if samples are missing.",
@@ -61,7 +74,10 @@ class CompareSettings(CommandSettings):
     undecided: Literal["pass", "fail"] = option("fail", "What --fail-if-worse does if neither is shown: pass is 0.")
     figures: Path | None = option(None, "Write figures to this folder, as PDF, SVG and PNG (extra: report).")
     html: Path | None = option(None, "Write one self-contained page: tables, curves, completions.")
-    samples_mb: float = option(1.5, "MB of completions in the page.", ge=0.0, le=200.0, about={"unit": "MB"})
+    samples_mb: float = option(
+        1.5, "MB of completions in the page, which a browser reads whole; it says how many are left out.", ge=0.0,
+        le=200.0, about={"unit": "MB"},
+    )  # fmt: skip
 
     def check_together(self) -> None:
         """Check what more than one option decides, and that the outputs can be written."""
@@ -88,7 +104,7 @@ class CompareSettings(CommandSettings):
         for word in (*self.runs, *(word for word in declared if word not in self.runs)):
             before, equals, file = word.partition("=")
             name, file = ("", word) if not equals or Path(word).is_file() else (before, file)
-            match = re.fullmatch(r"(.+?)(\.jsonl(\.gz)?|\.csv|\.parquet|\.eval)", Path(file).name)
+            match = re.fullmatch(r"(.+?)(\.jsonl(\.gz)?|\.csv|\.parquet)", Path(file).name)
             if match is None:
                 continue
             if not Path(file).is_file():
@@ -111,12 +127,14 @@ class PlanSettings(CommandSettings):
     runs: Sequence[str] | None = option(None, "A pilot: runs of two methods or models, as for gtpo compare.")
     accuracy: float | None = option(None, "Without a pilot: about how much is solved, 0 to 1.", gt=0.0, lt=1.0)
     seed_sd: float | None = option(
-        None, "Standard deviation of a method's accuracy between seeds. Default: the pilot's, else as published.",
-        gt=0.0, lt=50.0, about={"unit": "points"},
+        None, "Standard deviation of a method's accuracy between its training seeds. Default: the pilot's, else as in "
+        "published experiments.", gt=0.0, lt=50.0, about={"unit": "points"},
     )  # fmt: skip
     models: bool = option(False, "Two models as they are; nothing is said about training them.")
     effect: float = option(2.0, "The difference to be seen.", **POINTS)
-    margin: float | None = option(None, "Also: the power to show equivalence within so much.", **POINTS)
+    margin: float | None = option(
+        None, "Also: the power to show two equal methods to be equivalent within so much.", **POINTS
+    )
     questions: list[int] | None = option(None, "Sizes of a benchmark. Default: the pilot's, twice and four times it.")
     samples: list[int] | None = option(None, "Samples of each question.")
     seeds: list[int] | None = option(None, "Training seeds of each method, from 3 on.")
