@@ -91,7 +91,7 @@ class Based:
 
 
 class Kind(ABC):
-    """A type of answer that is one class of `types`: how it is known, read and compared, and what work it leaves.
+    """A type of answer that is one file of `types`: how it is known, read and compared, and what work it leaves.
 
     The reader, the comparison and the count of work run over the table of types; none of them knows a type by name.
     """
