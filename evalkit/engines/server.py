@@ -15,10 +15,10 @@ import email.utils
 import json
 import queue
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -328,6 +328,7 @@ class ServerEngine(Engine):
         self._results: queue.SimpleQueue[list[Sample] | None] = queue.SimpleQueue()
         self._lot: list[Sample] = []  # What has come since the last of `_results`
         self._in_flight: set[_Request] = set()
+        self._thread: threading.Thread | None = None
         self._fatal: Exception | None = None
         self._completed = 0
 
@@ -420,20 +421,30 @@ class ServerEngine(Engine):
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once no server is left."""
         self._fatal, self._stop_at, self._lot = None, None, []
-        pool = ThreadPoolExecutor(1, "openai")
-        sampled = pool.submit(asyncio.run, self._sample(tasks))
-        sampled.add_done_callback(lambda _: self._results.put(None))
-        pool.shutdown(wait=False)
+        # A daemon: a server that never answers does not keep the process from its end.
+        self._thread = threading.Thread(target=self._run, args=(tasks,), name="openai", daemon=True)
+        self._thread.start()
         while (lot := self._results.get()) is not None:
             yield lot
+        self._thread.join()
         yield self._lot
-        sampled.result()
         if self._fatal is not None:
             raise self._fatal
 
     def close(self) -> None:
         """Drop the connections."""
         self.stop(0.0)
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def _run(self, tasks: Sequence[Task]) -> None:
+        try:
+            asyncio.run(self._sample(tasks))
+        except Exception as error:
+            # Told to the caller.
+            self._fatal = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        finally:
+            self._results.put(None)
 
     # -- below, all of it under asyncio in one thread ------------------------------------------------------------------
 
