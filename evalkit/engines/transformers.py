@@ -119,10 +119,9 @@ class TransformersEngine(Engine):
         """Return versions, hardware, and the batch rows that the samples' rounding depends on."""
         import torch
 
-        hardware = torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu"
         return {
             "versions": package_versions("torch", "transformers", "peft"),
-            "hardware": hardware,
+            "hardware": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
             "compute_dtype": self.dtype,
             "rows": self.rows,
         }

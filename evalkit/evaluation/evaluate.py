@@ -525,6 +525,8 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
                 for samples, scoring in itertools.product(zip(before, after, strict=True), SCORINGS):
                     old, new = (sample.verdict(scoring) or "" for sample in samples)
                     changes[f"{scoring}: {old} -> {new}"] += old != new
+                    if old != new:
+                        LOG.debug("%s %s #%d, %s: %s -> %s", *samples[1].key, scoring, old, new)
                 progress.count(after)
             record = write_results(record, Tally(folder, verifier), scoring=headline, scoring_by=by)
     lines = [f"  {count:6d}  {change}" for change, count in (+changes).most_common()]

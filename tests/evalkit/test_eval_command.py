@@ -120,7 +120,8 @@ def test_rescore(gtpo, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-
     assert rows[0]["verdict_strict"] != "CORRECT"
     rows[0]["verdict_strict"] = "CORRECT"  # as an earlier verifier might have judged
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), part)
-    done = gtpo("eval", run, "--rescore", "--quiet")
+    done = gtpo("eval", run, "--rescore", "--verbose")
+    assert f"{rows[0]['question_id']} #{rows[0]['sample_index']}, strict: CORRECT -> " in done.stderr
     first = completions(whole)[(rows[0]["benchmark"], rows[0]["question_id"], rows[0]["sample_index"])]
     assert f"rescored: 1 verdicts changed\n       1  strict: CORRECT -> {first[1]}\n" in done.stderr
     assert metrics(run) == metrics(whole)
