@@ -7,22 +7,19 @@ import math
 import os
 import subprocess
 import sys
-from collections import defaultdict
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from test_sampler_check import under_vllm
 
 from gtpo.common.errors import UserError
 from gtpo.config import BuiltModel, load_config
 from gtpo.dry_run import check_sampler
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.trainer.adapter_sync import adapter_obstacle, adapter_tensors
-from gtpo.trainer.checks import SamplerCheck
 
 SPEC = BuiltModel(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
 
@@ -80,31 +77,22 @@ def test_tensors_are_the_update_of_each_layer(settings: dict[str, Any]) -> None:
     torch.testing.assert_close(found, layer.get_delta_weight("default"))
 
 
-def test_check_sums_over_a_step_and_stops_beyond_the_tolerance() -> None:
-    accelerator = SimpleNamespace(
-        sync_gradients=True, gather=lambda part: part, unwrap_model=lambda model: model, autocast=nullcontext
-    )
-    metrics: Any = {"train": defaultdict(list)}
-    trainer: Any = SimpleNamespace(
-        accelerator=accelerator, state=SimpleNamespace(global_step=0), model=torch.nn.Linear(1, 1), _metrics=metrics,
-        model_wrapped=lambda input_ids, **_: SimpleNamespace(logits=torch.zeros(*input_ids.shape, 9)), use_vllm=True,
-        args=SimpleNamespace(disable_dropout=True, generation_kwargs=None), temperature=1.0, kept_sets=None,
-        vllm_importance_sampling_correction=True,
-    )  # fmt: skip
-    check = SamplerCheck(trainer, 0.05)
+def test_check_sums_over_a_step_and_stops_beyond_the_tolerance(tmp_path: Path) -> None:
+    trainer = under_vllm(tmp_path, 0.05)
 
     def observe(step: int, difference: float, tokens: int, *, last: bool, **more: Any) -> None:
-        trainer.state.global_step, accelerator.sync_gradients = step - 1, last
-        batch = {"completion_mask": torch.ones(1, tokens), "sampling_per_token_logps": torch.zeros(1, tokens)}
-        batch |= {"completion_ids": torch.zeros(1, tokens, dtype=torch.long), "prompt_ids": torch.zeros(1, 1)}
-        batch |= {"prompt_mask": torch.ones(1, 1), **more}
-        check.observe(torch.full((1, tokens), difference / tokens), batch)
+        trainer.state.global_step = step - 1
+        trainer.accelerator.gradient_state._set_sync_gradients(last)
+        ids = torch.zeros(1, tokens, dtype=torch.long)
+        batch = {"completion_ids": ids, "completion_mask": torch.ones_like(ids), "prompt_ids": ids[:, :1] + 5}
+        batch |= {"prompt_mask": torch.ones(1, 1), "sampling_per_token_logps": torch.zeros(1, tokens), **more}
+        trainer.sampler.observe(torch.full((1, tokens), difference / tokens), batch)
 
     observe(1, 0.4, 10, last=True, tool_mask=torch.arange(10)[None] < 4)  # a tool wrote the others
     observe(1, 0.4, 10, last=True, sampling_per_token_logps=torch.tensor([[0.04, torch.nan] * 5]))  # vLLM gave half
     observe(2, 0.6, 4, last=False)  # 0.15 of few tokens; 0.04 over the step
     observe(2, 0.2, 16, last=True)
-    assert metrics["train"]["sampling/logp_difference"] == pytest.approx([0.04, 0.0, 0.15, 0.0125])
+    assert trainer._metrics["train"]["sampling/logp_difference"] == pytest.approx([0.04, 0.0, 0.15, 0.0125])
     with pytest.raises(UserError, match=r"step 3: .* by 0.06 nats per token over 10 tokens, the tolerance is 0.05"):
         observe(3, 0.6, 10, last=True)
     with pytest.raises(UserError, match="by nan"):

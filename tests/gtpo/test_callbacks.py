@@ -84,11 +84,13 @@ def trainer_of(method: str, folder: Path, out: Path, eval_dataset: Any = None, *
 
 
 @pytest.mark.parametrize("part", [ExactCheckpoints, lambda trainer: UntrainedKL(trainer, 1, trainer.model)])
-def test_a_trainer_that_would_never_call_a_part_is_refused(part: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_part_that_could_not_do_its_work_is_refused(part: Any, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"needs a GTPOTrainer, or GRPOBaseline .* found GRPOTrainer"):
         part(trainer_of("trl", folder, tmp_path / "out"))
     with pytest.raises(ValueError, match="needs reference=, the untrained model"):
         UntrainedKL(trainer_of("gtpo", folder, tmp_path / "out", save_strategy="no"), every=2)
+    with pytest.raises(ValueError, match="save_only_model"):
+        ExactCheckpoints(trainer_of("gtpo", folder, tmp_path / "only", save_only_model=True))
 
 
 def weights(trainer: Any) -> list[torch.Tensor]:
@@ -303,9 +305,7 @@ def test_resume_with_another_objective_is_refused(folder: Path, tmp_path: Path) 
         ("adamw_8bit", 0.99999, torch.float32, 1e-6, "8-bit states round the updates away"),
         ("adamw_torch", 0.99999, torch.bfloat16, 1e-6, "trained weights in bfloat16 with an Adam beta of 0.99999"),
         ("adamw_torch", 0.99999, torch.float32, 1e-6, None),
-        ("adamw_8bit", 0.999, torch.float32, 1e-6, None),
         ("adamw_torch", 0.999, torch.bfloat16, 1e-6, "weights trained in bfloat16 round the updates away"),
-        ("sgd", 0.99999, torch.bfloat16, 1e-6, "weights trained in bfloat16 round the updates away"),
         ("sgd", 0.99999, torch.bfloat16, 1.0, None),
         ("adamw_torch", 0.999, torch.bfloat16, 0.1, None),
     ],
@@ -343,11 +343,6 @@ def test_rows_are_shuffled_if_the_arguments_say_so(folder: Path, tmp_path: Path)
             trainer.state.epoch = epoch
             orders.append(list(dict.fromkeys(ExactCheckpoints(trainer).order())))
     assert orders[0] != orders[1] != orders[2] == orders[3] == sorted(orders[0])
-
-
-def test_weights_alone_are_no_checkpoint(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="save_only_model"):
-        ExactCheckpoints(trainer_of("gtpo", folder, tmp_path / "only", save_only_model=True))
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path, tmp_path: Path) -> None:
@@ -390,10 +385,7 @@ def test_texts_that_would_begin_twice_are_refused(rendered: bool, folder: Path, 
 def test_a_generation_config_that_cannot_be_saved_is_dropped() -> None:
     model = build_tiny_model(BuiltModel(), max_seq_length=32, seed=0)[0]
     assert savable_generation_config(model) == ""
-    model.generation_config.temperature, model.generation_config.top_p = (
-        0.6,
-        0.9,
-    )  # without do_sample, as Llama 2 has it
+    model.generation_config.update(temperature=0.6, top_p=0.9)  # without do_sample, as Llama 2 has it
     assert "its sampling defaults are dropped" in savable_generation_config(model)
     assert savable_generation_config(model) == ""
 

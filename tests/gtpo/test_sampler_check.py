@@ -171,16 +171,8 @@ def test_positions_that_follow_from_the_length_of_a_batch_are_refused_or_said(tm
 
 def test_sampling_parameters_of_the_model_do_not_act(tmp_path: Path) -> None:
     model = small("Llama")
-    for name, value in {
-        "min_p": 0.9,
-        "typical_p": 0.5,
-        "no_repeat_ngram_size": 2,
-        "num_beams": 3,
-        "top_k": 5,
-        "do_sample": True,
-        "return_dict_in_generate": True,
-    }.items():
-        setattr(model.generation_config, name, value)
+    given = {"min_p": 0.9, "typical_p": 0.5, "no_repeat_ngram_size": 2, "num_beams": 3, "top_k": 5, "do_sample": True}
+    model.generation_config.update(**given, return_dict_in_generate=True)
     with logged(logging.WARNING) as lines:
         trainer = built(tmp_path, model)
         check(trainer)

@@ -73,12 +73,7 @@ def scripted(*rates: float) -> Any:
 def test_best_follows_the_held_out_accuracy_and_patience_counts_from_it(tmp_path: Path) -> None:
     folder = run(tmp_path / "best", scripted(0.1, 0.2, 0.6, 0.4), **ON)
     best = json.loads((folder / "best/best.json").read_text())
-    assert (best["step"], best["metric"], best["value"], best["smoothing_evaluations"]) == (
-        4,
-        "validation/pass@1",
-        0.6,
-        1,
-    )
+    assert best.items() >= {"step": 4, "metric": "validation/pass@1", "value": 0.6, "smoothing_evaluations": 1}.items()
     smoothed = run(tmp_path / "smooth", scripted(0.1, 0.2, 0.6, 0.4), **ON | {"health.smoothing_evaluations": 2})
     best = json.loads((smoothed / "best/best.json").read_text())
     assert (best["step"], best["value"]) == (6, 0.5)
