@@ -23,7 +23,7 @@ from gtpo.inputs.model import lora_config
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.rewards.data.problem import Problem
 from gtpo.train.resume import ExactCheckpoints
-from gtpo.train.trainers import trainer_arguments
+from gtpo.train.session import trainer_arguments
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "paper" / "llama-gsm8k-gtpo-g8.yaml"
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
