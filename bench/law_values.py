@@ -34,6 +34,15 @@ def _some(write: Callable[[int], str], low: int = 2, high: int = 99) -> Callable
     return lambda draw: [write(n) for n in draw.sample(range(low, high), 3)]
 
 
+def _letters(draw: Draw) -> list[str]:
+    """Return `5 N` in some spelling, 5 and `6 N`: a letter of the question is no unit."""
+    n, letter = draw.randint(2, 98), draw.choice("Nms")
+    write = draw.choice(
+        [r"%d %s", r"%d%s", r"%d\,%s", r"%d~%s", r"%d\text{ %s}", r"%d\mathrm{%s}", r"%d{\rm %s}", r"%d{%s}"]
+    )
+    return [write % (n, letter), f"{n}", write % (n + 1, letter)]
+
+
 TYPES: dict[str, tuple[str | None, Callable[[Draw], list[str]]]] = {
     "integer": ("How many are there?", _some(str)),
     "integer, no problem": (None, _some(str)),
@@ -75,7 +84,7 @@ TYPES: dict[str, tuple[str | None, Callable[[Draw], list[str]]]] = {
     "values of cases": ("Define $f$.", _some(lambda n: rf"\begin{{cases}} {n} & x > 0 \\ 5 & x \le 0 \end{{cases}}")),
     "bounds of cases": ("Define $f$.", _some(lambda n: rf"\begin{{cases}} {_CASES[n % 2].format(n)} \end{{cases}}")),
     "mixed number": ("How many hours are there?", _some(lambda n: f"{n} and 1/3")),
-    "letter": ("Write it in terms of $N$.", lambda draw: [f"{(n := draw.randint(2, 99))} N", f"{n}", f"{n + 1} N"]),
+    "letter": ("Write it in terms of $N$, $m$ and $s$.", _letters),
 }
 """Problem, and what draws three different values."""
 FRAMES = [

@@ -24,7 +24,7 @@ from gtpo.runs.eval_record import SCORINGS
 from gtpo.runs.outcomes import cut_prompts
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
-RULES_VERSION = 19
+RULES_VERSION = 20
 
 # Completions of a session after which it is looked at whether they are read as they are meant.
 FIRST_LOOK = 32

@@ -32,6 +32,10 @@ from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 
 # `120m`: units of one letter, which anywhere else are variables.
 _UNIT_LETTER = re.compile(r"(-?[\d.,]+|-?\\[dt]?frac\{\d+\}\{\d+\}) ?([msghlLNJWVK])\.*")
+# `5 N`, `5\text{ N}`, `5{N}` of a cleaned text.
+_LETTER_BY_NUMBER = re.compile(
+    r"(?:(?<=[\d)}])\s*(?:\\text\s*\{\s*([a-zA-Z])\s*\}|([a-zA-Z]))|(?<=[\d)])\s*\{\s*([a-zA-Z])\s*\})(?![a-zA-Z])"
+)
 _MIXED_NUMBER = re.compile(r"(-?\d+) and (?=\d+ ?/ ?\d+|\\[dt]?frac\{\d+\}\{\d+\})")
 _EACH = frozenset(("each", "apiece", "per", "every", "one"))
 _OPTION_LETTER = re.compile(r"^\s*\(?[a-h]\)?\s*\.?\s*$")
@@ -87,14 +91,15 @@ def read_answer(gold: str) -> Answer:
     return _read(_readings(_texts(gold, gold=True)[0], gold=True, known=True)[0])
 
 
-def _typed(texts: Sequence[str], known: ProblemText) -> tuple[str, ...]:
-    """Return texts as their problem lets them be read: `5 N` in terms of N, `3 and 1/2` as one number of hours."""
-    found = []
-    for text in texts:
-        if (unit := _UNIT_LETTER.fullmatch(text)) is not None and unit[2] in known.asked_names:
-            text = f"{unit[1]}{unit[2]}"
-        found.append(_MIXED_NUMBER.sub(r"\1 ", text) if known.counted else text)
-    return tuple(found)
+def _read_for(text: str, known: ProblemText, gold: bool = False) -> list[str]:
+    """Return what a text may be read as for its problem: `5 N` in terms of N, `3 and 1/2` as one number of hours."""
+    found = _readings(_MIXED_NUMBER.sub(r"\1 ", text) if known.counted else text, gold, gold and known.is_known)
+
+    def joined(match: re.Match[str]) -> str:
+        letter = match[match.lastindex or 0]
+        return letter if letter in known.variables else match[0]
+
+    return [_LETTER_BY_NUMBER.sub(joined, reading) for reading in found] if known.variables else list(found)
 
 
 def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool = True) -> str:
@@ -122,8 +127,7 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     # Without a space there are no words to read away, and one entry of the cache serves all problems.
     spoken = (known.speaking, known.others) if " " in prediction else ()
     texts = _texts(prediction, False, *spoken)
-    texts, golds_as_typed = (_typed(each, known) for each in (texts, _texts(gold, gold=True)))
-    if known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])) and joined[2] not in known.asked_names:
+    if known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])) and joined[2] not in known.variables:
         texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, if a measure is asked for
     # A name is no mathematics: as products of their letters `Al` and `la` would be equal.
     if (name := name_in(gold, known, trusted=True)) is not None:
@@ -131,7 +135,7 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
             return "CORRECT"
         if name == gold.strip():
             return "INCORRECT"
-    golds = [reading for text in golds_as_typed for reading in _readings(text, True, known.is_known)]
+    golds = [reading for text in _texts(gold, gold=True) for reading in _read_for(text, known, gold=True)]
     chosen = [choice for reading in golds if (choice := split_choice(reading)) is not None]
     letters = bool(chosen or known.options) or not known.is_known
     if known.options and re.fullmatch(r"\(?[A-H]\)?", gold.strip()):
@@ -139,8 +143,8 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     judge = _Judge(known, golds, [rest for _, rest, _ in chosen if rest], letters, by_text)
     try:
         # Each is judged as if it had been the answer; the least of those that are equal to the gold counts.
-        found = [judge.outcome(_readings(text)) for text in texts]
-        worded = isinstance(_read(_readings(texts[-1])[0]), Words) or SAYS.point.match(prediction)
+        found = [judge.outcome(_read_for(text, known)) for text in texts]
+        worded = isinstance(_read(_read_for(texts[-1], known)[0]), Words) or SAYS.point.match(prediction)
         if "CORRECT" in found and found[-1] == "INCORRECT" and not worded:
             return "INCORRECT"  # a text with two values has none
         return next(each for each in ("COPIED", "UNEVALUATED", "CORRECT", "INCORRECT") if each in found)

@@ -251,6 +251,14 @@ class ProblemText:
         return frozenset(plain_name(piece) for piece in pieces if not SAYS.relates.search(piece) and len(piece) < 40)
 
     @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names in its question of which an answer may be made: by a number the letter N is then no newton."""
+        if SAYS.in_terms.search(self._text):
+            return self.asked_names
+        # `$m$` of "find $m$" has a value, which may have the unit m.
+        return frozenset() if self.contract.units else self.asked_names - self.contract.unknowns
+
+    @cached_property
     def topics(self) -> frozenset[str]:
         """What it speaks of, by the table of topics: `angles`, `matrices`, `monotony`."""
         return _named(_TOPICS, self._text)
