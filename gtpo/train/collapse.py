@@ -37,6 +37,8 @@ from gtpo.trainer import GTPOTrainer, RunPart, SampledTrainer, trl_seam
 from gtpo.trainer.gtpo_trainer import require_trainer
 from gtpo.trainer.policy_head import LMHead, add_policy_head, sequences
 
+# -- the distance from the untrained policy ----------------------------------------------------------------------------
+
 KL_METRIC = "kl/untrained"
 # Steps between measurements, if they cost no second copy of the weights.
 KL_STEPS = 10
@@ -142,6 +144,8 @@ def _sequences(inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
     mask = torch.cat([torch.zeros_like(some["prompt_mask"]), some["completion_mask"]], dim=1)
     return sequences(some), mask[:, 1:].bool()
 
+
+# -- held-out problems -------------------------------------------------------------------------------------------------
 
 # The metric that `best/` follows, a fraction.
 METRIC = "validation/pass@1"
@@ -281,6 +285,9 @@ class Validation(RunPart):
             "seconds": round(self.seconds, 1),
             "share_of_session": round(self.seconds / session_s, 4),
         }
+
+
+# -- the watch ---------------------------------------------------------------------------------------------------------
 
 
 class CollapseWatch(RunPart):

@@ -354,6 +354,8 @@ def _hardware() -> dict[str, Any]:
     return machine
 
 
+# -- on the terminal ---------------------------------------------------------------------------------------------------
+
 SHOWN = (
     ("loss", "loss", "{:.4f}"),
     ("reward/accuracy", "acc", "{:.2f} of 10"),
@@ -456,6 +458,8 @@ class Progress(RunPart):
             if self._bar is not None:
                 self._bar.update(self._task, description=before)
 
+
+# -- advice ------------------------------------------------------------------------------------------------------------
 
 # Logged steps that must agree before a warning.
 STEPS = 5
