@@ -264,24 +264,31 @@ class Table:
 
 def name_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     """The runs, with one name for recorded files of the same questions and golds, which are named after their files."""
-    golds = {
-        (run.name, name): {(p.id, p.answer) for p in run.problems(name).values()}
-        for run in runs for name, entry in run.record.benchmarks.items()
-        if run.record.engine.name == "recorded" and entry.source == run.record.model.source
-    }  # fmt: skip
-    (_, first), whole = next(iter(golds.items()), (("", ""), set()))
-    # Most of the smaller one's: a file may have lost rows, or one gold may have been corrected.
-    alike = [key for key, mine in golds.items() if 2 * len(mine & whole) > min(len(mine), len(whole))]
-    others = [name for run, name in alike if golds[run, name] != whole]
-    if {name for _, name in alike} <= {first}:
-        return runs
-    notes += [f"{name} has most of the questions and golds of {first}, and is shown as {first}" for name in others]
-    # Files are named after models, so their benchmarks are too: a model's name would not tell what was asked.
-    shown, out = first if others else SAME, []
+    # Name of a benchmark -> those with most of its questions, itself first: name, (id, gold) of each question.
+    alike: dict[str, list[tuple[str, set[tuple[str, str]]]]] = {}
+    firsts: list[dict[str, str]] = []
     for run in runs:
-        for own in [name for name in run.record.benchmarks if (run.name, name) in alike]:
-            entries = {shown if name == own else name: entry for name, entry in run.record.benchmarks.items()}
-            run = replace(run, record=run.record.model_copy(update={"benchmarks": entries}), stored={shown: own})
+        firsts.append({})
+        for name, entry in run.record.benchmarks.items():
+            if run.record.engine.name != "recorded" or entry.source != run.record.model.source:
+                continue
+            mine = {(p.id, p.answer) for p in run.problems(name).values()}
+            # Most of the smaller one's: a file may have lost rows, or one gold may have been corrected.
+            has_most = (n for n, [(_, of), *_] in alike.items() if 2 * len(mine & of) > min(len(mine), len(of)))
+            first = firsts[-1][name] = next(has_most, name)
+            alike.setdefault(first, []).append((name, mine))
+            if first != name and mine != alike[first][0][1]:
+                notes.append(f"{name} has most of the questions and golds of {first}, and is shown as {first}")
+    # Files are named after models, so their benchmarks are too: a model's name would not tell what was asked.
+    several = (first for first, found in alike.items() if len({name for name, _ in found}) > 1)
+    neutral = next((first for first in several if all(of == alike[first][0][1] for _, of in alike[first])), None)
+    out = []
+    for run, of in zip(runs, firsts, strict=True):
+        shown = {name: SAME if first == neutral else first for name, first in of.items()}
+        if any(name != other for name, other in shown.items()):
+            entries = {shown.get(name, name): entry for name, entry in run.record.benchmarks.items()}
+            stored = {other: name for name, other in shown.items()}
+            run = replace(run, record=run.record.model_copy(update={"benchmarks": entries}), stored=stored)
         out.append(run)
     return out
 

@@ -190,3 +190,11 @@ def test_two_files_of_the_same_questions_are_compared(gtpo, tmp_path: Path) -> N
     assert "--allow-mismatch compares the questions they share" in gtpo("compare", "ours", "fewer", code=2).stderr
     document = json.loads(gtpo("compare", "ours", "fewer", "--allow-mismatch", "--format", "json").stdout)
     assert "fewer has most of the questions and golds of ours, and is shown as ours" in document["notes"]
+    # Two models, two sets of questions each.
+    for name, right in (("ours-2", 2), ("theirs-2", 7)):
+        rows = ({"id": f"p{i}", "gold": f"{i}", "completion": f"{i if i < right else name}"} for i in range(8))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
+        gtpo("eval", "--completions", f"{name}.jsonl", "--k", "1")
+    sets = ("--label", "A=ours,ours-2", "--label", "B=theirs,theirs-2")
+    document = json.loads(gtpo("compare", "ours", "ours-2", "theirs", "theirs-2", *sets, "--format", "json").stdout)
+    assert [table["benchmark"] for table in document["tables"]] == ["the same questions", "ours-2"]
