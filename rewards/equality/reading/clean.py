@@ -366,7 +366,9 @@ def _without_remark(text: str, asked: frozenset[str]) -> str | None:
     for pattern, joint in _REMARKS:
         match = pattern.match(text)
         said = match["v"].strip(" $") if match is not None else ""
-        if match is not None and said and not _denies(said, "or") and re.search(r"\d", match["a"]):
+        # "The answer is", and no value, stands before "about 8.24".
+        has_value = len(said) == 1 or re.search(r"[\d\\π]", said) is not None
+        if match is not None and has_value and not _denies(said, "or") and re.search(r"\d", match["a"]):
             return said + joint + match["a"].strip(" .$")
     bracketed = SAYS.in_brackets.search(text)
     if bracketed is not None and re.search(r"[\d\\$]", text[: bracketed.start()]):
