@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
@@ -13,10 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from run_folders import HOSTILE, RUNS, write_eval, write_train
 from test_compare import gtpo
 
 from gtpo.common.errors import UserError
+from gtpo.common.terminal import stacked
 from gtpo.evalkit.comparison.compare import compare
 from gtpo.evalkit.comparison.training_curves import read_curves
 from gtpo.evalkit.engines.model_ref import fingerprint
@@ -200,3 +205,11 @@ def test_problems_that_a_run_was_trained_on_are_known_by_their_text(tmp_path: Pa
     assert TrainFolder(later).trained_on(asked) == 2
     TrainFolder(base).update_run(base_model=str(run / "best"))  # trained again, from its own successor
     assert TrainFolder(base).trained_on(asked) == 2
+
+
+def test_a_table_that_just_fits_is_one_table() -> None:
+    table = Table("a", "bb", "ccc")
+    table.add_row("1", "22", "333")
+    drawn = Console(width=100, file=io.StringIO())
+    width = Measurement.get(drawn, drawn.options, table).maximum
+    assert [len(stacked(table, width - less)) for less in (0, 1)] == [1, 2]

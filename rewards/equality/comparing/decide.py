@@ -99,7 +99,7 @@ def _read_for(text: str, known: ProblemText, gold: bool = False) -> list[str]:
         letter = match[match.lastindex or 0]
         return letter if letter in known.variables else match[0]
 
-    return [_LETTER_BY_NUMBER.sub(joined, reading) for reading in found] if known.variables else list(found)
+    return [_LETTER_BY_NUMBER.sub(joined, reading) for reading in found]
 
 
 def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool = True) -> str:
