@@ -110,6 +110,8 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     answer must be within what can be evaluated.
     """
     mp.dps = DIGITS
+    # What is looked up in the problem is kept: it must not hang on what the answer before has left.
+    Budget.refill()
     known = read_problem(problem or "")
     foreign = known.contract.currencies and known.contract.currencies.isdisjoint(("dollar", "cent"))
     if (known.contract.counts or foreign) and PRICE.fullmatch(prediction.strip()):

@@ -260,6 +260,8 @@ def _power(base: Term, exponent: Term, found: Count) -> None:
     if base == ("const", "e"):
         found[Work.FUNCTION] += contains(exponent, "const", "i") and _is_turn(exponent)
         found[Work.FUNCTION] += any(part[:2] in (("fn", "ln"), ("fn", "log")) for part in addends(exponent))
+    # `10^{\log_{10} x}`
+    found[Work.FUNCTION] += any(part[:2] == ("fn", "log") and part[3:] == (base,) for part in addends(exponent))
     _visit(base, found)
     _visit(exponent, found)
 
