@@ -299,3 +299,34 @@ def test_any_text_is_decided(text: str) -> None:
 def test_boxes_and_tags_give_back_what_they_hold(answer: str, noise: str) -> None:
     assert last_boxed(rf"{noise}\boxed{{{answer}}}{noise}") == answer.strip()
     assert extract_answer(f"{noise}<answer>{answer}</answer>{noise}") == answer.strip()
+
+
+STATED = ["<v>", "It is <v>.", "The answer is <v>.", "The final answer is <v>", "She has <v>.", "There are <v>."]
+NOT_STATED = ["Ann lost <v> apples.", "Jane has <v>.", "A common mistake is <v>.", "Suppose the answer is <v>."]
+
+
+@pytest.mark.parametrize("frame", STATED + NOT_STATED)
+def test_about_changes_no_verdict(frame: str) -> None:
+    """`about 8` is 8, and a value that is said once more, `8 (about 8)`, is the first: in every sentence."""
+    problem = "Ann and Jane had 40 apples. How many does Ann have?"
+    for gold, once_more in (
+        ("8", "8"),
+        ("8.24", "8.2"),
+        (r"12\sqrt{3}", "20.78"),
+        (r"\frac{1}{3}", "0.33"),
+        (r"\pi", "3.14"),
+    ):
+        right = "CORRECT" if frame in STATED else "INCORRECT"
+        # A sign makes a name of the words before it, as `=` does: `Ann lost ≈ 8`.
+        for about in ("about", "approximately", "roughly", "around", *(("≈", r"\approx") if frame in STATED else ())):
+            texts = [f"{gold} ({about} {once_more})", f"{gold}, {about} {once_more}"]
+            texts += [f"{about} {gold}"] * (gold[0] == "8")
+            for text in texts:
+                assert decide(frame.replace("<v>", text), gold, problem) == right, (frame, text)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_an_approximation_is_wrapped_as_its_value_is(wrapper: str) -> None:
+    for gold in ("8.24", r"8.24 \text{ mph}", r"8 \text{ meters}", r"2.5 \text{ cm}^2"):
+        text = WRAPPERS[wrapper](rf"\approx {gold}")
+        assert text is None or decide(text, gold) == "CORRECT", text

@@ -309,7 +309,7 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
 
 def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> str:
     """Return what a text says with less around it, empty if nothing can be read away."""
-    if (rest := _without_remark(text, asked)) is not None:
+    if (rest := _without_remark(text, asked, others)) is not None:
         return rest
     if (point := SAYS.point.match(text)) is not None:
         return point[1]
@@ -362,14 +362,24 @@ def _chooses(prose: str, asked: frozenset[str]) -> bool:
     return any(not kind.isdisjoint(spoken) and kind.isdisjoint(asked) for kind in _CHOOSING)
 
 
-def _without_remark(text: str, asked: frozenset[str]) -> str | None:
+def _ends_in_value(text: str) -> bool:
+    """Return whether a text is or states a value to its end: `x = 3`, `12 apples`, `one third`, not `The answer is`."""
+    pieces = _pieces(text)
+    if not pieces or pieces[-1].text in (":", "："):
+        return False
+    value = _value(pieces)
+    if value is None:
+        return pieces[-1].text in ("pi", "π") or spoken_number(text) is not None
+    return _words(pieces[value[1] + 1 :]).isdisjoint(WORDS.stating | WORDS.copulas)
+
+
+def _without_remark(text: str, asked: frozenset[str], others: frozenset[str]) -> str | None:
     for pattern, joint in _REMARKS:
         match = pattern.match(text)
         said = match["v"].strip(" $") if match is not None else ""
-        # "The answer is", and no value, stands before "about 8.24".
-        has_value = len(said) == 1 or re.search(r"[\d\\π]", said) is not None
-        if match is not None and has_value and not _denies(said, "or") and re.search(r"\d", match["a"]):
-            return said + joint + match["a"].strip(" .$")
+        if match is not None and _ends_in_value(said) and not _denies(said, "or") and re.search(r"\d", match["a"]):
+            *_, value = cores(said, asked, others)
+            return value + joint + match["a"].strip(" .$")
     bracketed = SAYS.in_brackets.search(text)
     if bracketed is not None and re.search(r"[\d\\$]", text[: bracketed.start()]):
         said, bare = bracketed[1].strip(), text[: bracketed.start()] + text[bracketed.end() :]
@@ -384,7 +394,7 @@ def _without_remark(text: str, asked: frozenset[str]) -> str | None:
         second, head = SAYS.second_value.match(text, clause.start("c")), text[: clause.start()]
         if second is not None and not _words(_pieces(second["v"])):
             # `12, which equals 3 \cdot 4` is an equation, which must hold; `4 because 5` says nothing.
-            *_, value = cores(head, asked)
+            *_, value = cores(head, asked, others)
             return f"{second['v']} = {value}" if second["equal"] else ""
         if clause["c"][:3] in ("whi", "bec", "sin", "as ", "att", "ach", "rea", "occ") or spoken <= WORDS.domain:
             return head

@@ -191,8 +191,9 @@ def _read_relation(text: str, depth: int) -> Answer | None:
             cut = ops.index("~") if "~" in ops else len(ops)
         if any(isinstance(read_calculation(part), Words) for part in parts[cut + 1 :]):
             return Words(text)  # a sentence, which may say another value
-        if cut == 0 and _contradict([read_calculation(part) for part in parts[cut:]], loosely=True):
-            return Words(text)  # `12 \approx 20`
+        # `12 \approx 20`, `x = 12 \approx x = 20`
+        if (cut == 0 or "=" in ops[cut:]) and _contradict([read_calculation(p) for p in parts[cut:]], loosely=True):
+            return Words(text)
         ops, parts = ops[:cut], parts[: cut + 1]
         if not ops:
             return read(parts[0], depth + 1)
