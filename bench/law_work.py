@@ -39,9 +39,11 @@ FORMS = {
     "decimal exponent": "<b> \\cdot <a>^{0.5}", "root of a half": r"<b> \cdot \sqrt[0.5]{<a>}",
     "negative exponent": r"<a> \cdot <b>^{-1}", "per cent of": r"<a>\% \cdot <b>", "sum": r"\sum_{k=1}^{<b>} k",
     "product": r"\prod_{k=1}^{<b>} 2", "sum of a root": r"\sqrt{<a>} + <b>", "tower": "(<b>^2)^2",
+    "root below": r"<b> \cdot 27^{-1/3}", "roots": r"64^{1/2} \cdot 27^{-1/3} \cdot <b>",
+    "root above": r"\frac{\sqrt{<q>}}{101}", "own logarithm": r"<b>^{\log_{<b>} <a>}",
     "scientific": r"<a> \times 10^2 + <b>", "repeating": r"0.\overline{3} \cdot <a>",
 }  # fmt: skip
-"""How each operation is written; `<t>` is an angle or an exact argument, `<a>` and `<b>` are numbers of the problem."""
+"""How each operation is written; `<t>` is an exact argument, `<a>`, `<b>` and the square `<q>` are numbers."""
 PLACES = {
     "number": "<v>", "named": "x = <v>", "unit": r"<v> \text{ meters}", "list": "<v>, 1009", "set": r"\{<v>, 1009\}",
     "tuple": "(<v>, 1009)", "interval": "[<v>, 100009)", "inequality": r"x \ge <v>",
@@ -86,7 +88,7 @@ def cases(count: int, seed: int) -> Iterator[tuple[Case, Case]]:
             a = draw.choice([draw.randint(2, 99), b * draw.randint(2, 9), b**2, b**3, draw.randint(2, 9) ** 2])
             if name in FRACTIONS:
                 a = b * draw.randint(2, 9)  # `6/8` for 3/4 is an answer
-            text = filled(form, {"a": a, "b": b, "t": draw.choice(_ANGLES)})
+            text = filled(form, {"a": a, "b": b, "q": b**2, "t": draw.choice(_ANGLES)})
             value = value_of(text)
             if value in (None, text):
                 continue

@@ -234,7 +234,8 @@ def _product(term: Term, found: Count, whole: bool) -> None:
     for number, side in enumerate(others):
         for factor in side:
             if (root := _root_of(factor)) is not None:
-                _root(*root, found, whole, number == 1)
+                # `5 \cdot 27^{-1/3}` is no number that is one root.
+                _root(*root, found, whole and alone, number == 1)
                 if factor[0] == "pow":
                     _visit(factor[2], found)
             elif factor[0] == "pow":
