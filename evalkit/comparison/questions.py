@@ -482,6 +482,9 @@ def _other_differences(runs: list[EvalRun]) -> list[str]:
     """`engine.versions.vllm (a: 0.30; b: 0.31)` for every other key of eval.json."""
     flat = {run.name: _other_settings(run.record) for run in runs}
     found = {key: {run: _text(own.get(key)) for run, own in flat.items()} for keys in flat.values() for key in keys}
+    # Adapters against the model that they lie on: the adapter is what is compared.
+    if len({run.record.model.source for run in runs}) == 1:
+        found.pop("adapter", None)
     return [f"{key} ({by_run(values)})" for key, values in found.items() if len(set(values.values())) > 1]
 
 

@@ -243,3 +243,11 @@ def test_what_a_server_is_and_does_not_take_is_no_difference(tmp_path: Path) -> 
     (folder / "eval.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"mend it: gtpo eval org/b --base-url http://two:2/v1 --like \S*a --out"):
         compared(tmp_path)
+
+
+@pytest.mark.parametrize("base", ["tiny", "other"])
+def test_an_adapter_against_its_own_base_is_what_is_compared(base: str, tmp_path: Path) -> None:
+    """Against a model that it does not lie on, an adapter is a difference that is named."""
+    write_counts(tmp_path / "results/eval/plain", HALF, 4, source=base)
+    write_counts(tmp_path / "results/eval/tuned", HALF, 4, source="tiny", adapter="tuned")
+    assert any("adapter" in note for note in compared(tmp_path).notes) == (base == "other")
