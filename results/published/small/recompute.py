@@ -287,15 +287,26 @@ def results(records: Records) -> dict[str, Any]:
 
 
 def afterwards(records: Records, explored: Records) -> dict[str, Any]:
-    """Return GTPO less GRPO at GTPO's rate, of the pairs in which GRPO was run at it too; no part of the plan."""
-    gtpo = contrasts(records)["4 steps"][0]
-    both = {**records, **explored}
-    seeds = seeds_with(both, gtpo, gtpo._replace(arm="grpo"))
-    d = differences(both, gtpo, gtpo._replace(arm="grpo"), seeds)
-    ends = [float(np.mean([accuracy(both[gtpo._replace(arm=arm, seed=seed).name]) for seed in seeds]))
-            for arm in ("gtpo", "grpo")]  # fmt: skip
+    """Return GTPO and its parts less GRPO, all at GTPO's rate, of the pairs in which GRPO was run at it too.
+
+    No part of the plan. A gate that drops nothing is a null: its runs should end as GRPO's do.
+    """
+    gtpo, both = contrasts(records)["4 steps"][0], {**records, **explored}
+    grpo = gtpo._replace(arm="grpo")
+    seeds = seeds_with(both, gtpo, grpo)
+    d = differences(both, gtpo, grpo, seeds)
+    ends = [float(np.mean([accuracy(both[run._replace(seed=seed).name]) for seed in seeds])) for run in (gtpo, grpo)]
+    parts = {}
+    for arm in ("conflict", "gate"):
+        run = gtpo._replace(arm=arm)
+        if all(run._replace(seed=seed).name in records for seed in seeds):
+            of = differences(both, run, grpo, seeds)
+            parts[arm] = {**tested(of), "pairs without a difference": int(np.sum(of == 0))}
+    kept = [share for row in records.values() if (row["phase"], row["arm"]) == ("pairs", "gate")
+            for share in row["gate/kept"] if share is not None]  # fmt: skip
     return {"rate": gtpo.rate, **tested(d), "ends": ends, "of these pairs, each at its own rate": float(
-        differences(both, *contrasts(records)["4 steps"][:2], seeds).mean())}  # fmt: skip
+        differences(both, *contrasts(records)["4 steps"][:2], seeds).mean()), "parts at this rate": parts,
+        "completions that the gate keeps, %": 100 * float(np.mean(kept)) if kept else None}  # fmt: skip
 
 
 def small(name: str, value: Any) -> Any:
