@@ -126,7 +126,7 @@ def test_the_demo_on_file_took_what_is_said() -> None:
     minutes, seconds = re.search(
         r"^demo: (\d+):(\d+)$", (ROOT / "results/published/demo/time.txt").read_text(), re.MULTILINE
     ).groups()
-    assert f"compares them: about {minutes} minutes" in (ROOT / "README.md").read_text()
+    assert f"`gtpo demo` ({minutes} minutes)" in (ROOT / "README.md").read_text()
     assert f"{minutes}:{seconds} on an" in (ROOT / "docs/index.md").read_text()
 
 
@@ -186,15 +186,14 @@ def test_the_pages_verdicts_are_those_of_the_answers(root: Path, published: Any)
     effects = [row["effects"][0] for row in answers["first"]] + answers["second"]
     primary = {points(row) for row in effects if abs(row["difference"]) < 1}
     tests = published("small/results")["tests"]
-    helped = {steps: tests[f"{steps} steps"] for steps in (4, 8)}
-    few = (*helped.values(), tests["1 step"])
-    primary |= {"{:+.1f} [{:+.1f}, {:+.1f}]".format(pairs["difference"], *pairs["95 %"]) for pairs in few}
+    helped = {name: tests[name] for name in ("8 steps", "4 steps", "1 step")}
+    primary |= {"{:+.1f} [{:+.1f}, {:+.1f}]".format(pairs["difference"], *pairs["95 %"]) for pairs in helped.values()}
     for page in ("README.md", "docs/results.md"):
         told = (root / page).read_text()
         assert f"{verdicts.count('undecided')} tests" in told
-        for steps, pairs in helped.items():
+        for name, pairs in helped.items():
             row = "| {verdict} | {bases:.0f} to {0:.0f}, {1:.0f} |".format(*pairs["ends"], **pairs)
-            assert re.search(rf"^\| {steps} steps, training helps.*{re.escape(row)}$", told, re.MULTILINE)
+            assert re.search(rf"^\| {name}, training helps.*{re.escape(row)}$", told, re.MULTILINE), (page, name)
         rows = re.findall(
             r"^\| [^|]*(?:step|prompt|answers|parameters)[^|]* \| ([+-]\d+\.\d \[[^\]]+\]) \|", told, re.MULTILINE
         )
@@ -244,8 +243,32 @@ def test_where_the_runs_of_each_row_began_and_ended(root: Path, published: Any) 
     assert re.search(rf"^\| Qwen.*{re.escape(qwen)}$", (root / "README.md").read_text(), re.MULTILINE)
 
 
+def test_every_interval_of_the_small_models_was_computed(root: Path, published: Any) -> None:
+    def intervals(value: Any) -> list[str]:
+        if not isinstance(value, dict):
+            return []
+        own = (
+            ["{:+.1f} [{:+.1f}, {:+.1f}]".format(value["difference"], *value["95 %"])] if "difference" in value else []
+        )
+        share = value.get("share")
+        own += (
+            []
+            if share is None
+            else [
+                "{:.2f} [{}, {}]".format(share, *(f"{end:.2f}" if end != "infinite" else end for end in value["95 %"]))
+            ]
+        )
+        return own + [text for part in value.values() for text in intervals(part)]
+
+    page = (root / "results/published/small/README.md").read_text().partition("## What was found")[2]
+    told = re.findall(r"[+-]?\d+\.\d+ \[[^\]]+\]", page)
+    assert len(told) > 15
+    assert set(told) <= set(intervals(published("small/results")))
+
+
 def test_the_pairs_of_small_models(root: Path, published: Any) -> None:
-    page, found = " ".join((root / "docs/results.md").read_text().split()), published("small/results")
+    page = " ".join((root / "docs/results.md").read_text().replace("\n> ", " ").split())
+    found = published("small/results")
     later, eight = found["afterwards"], found["tests"]["8 steps"]
     for steps in ("4 steps", "8 steps"):
         gain = found["by tokens"][steps]["tokens for the other's accuracy"]
