@@ -85,7 +85,8 @@ def test_versions_agree() -> None:
 
 def test_what_is_published_is_small() -> None:
     files = (path for path in (ROOT / "results/published").rglob("*") if path.is_file())
-    assert sum(path.stat().st_size for path in files) <= LARGEST
+    # Other tests import its scripts, and Python leaves compiled copies beside them.
+    assert sum(path.stat().st_size for path in files if path.parent.name != "__pycache__") <= LARGEST
 
 
 COMPUTED = ("+5.0 [+2.5, +7.6]",)
