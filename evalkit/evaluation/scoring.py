@@ -127,7 +127,7 @@ def count_votes(
         [p.problem for p in asked],
         answers=[p.answers for p in asked],
     )
-    sizes: dict[int, Counter[int | None]] = {}
+    sizes: list[Counter[Any]] = [*wrong]
     for i, labels in zip(divided, classes, strict=True):
         sizes[i] = Counter()
         for label, count in zip(labels, wrong[i].values(), strict=True):
@@ -136,9 +136,9 @@ def count_votes(
         Votes(
             sum(verdict == Verdict.CORRECT for verdict in verdicts),
             sum(verdict == Verdict.NO_ANSWER for verdict in verdicts),
-            sorted((sizes[i] if i in sizes else wrong[i]).values(), reverse=True),
+            sorted(of_question.values(), reverse=True),
         )
-        for i, (_, verdicts, _) in enumerate(questions)
+        for (_, verdicts, _), of_question in zip(questions, sizes, strict=True)
     ]
 
 
@@ -247,6 +247,7 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
         look: Callable[[Sequence[Sample]], None] | None = None,
     ) -> None:
         self.tally, self._wanted, self._progress, self._look = tally, wanted, progress, look
+        self._first: list[Sample] = []  # Completions that are to be looked at
         self._queue: queue.SimpleQueue[list[Sample]] = queue.SimpleQueue()
         # Characters of all that was put, and of all that was taken: each counted by one thread.
         self._put = self._taken = 0
@@ -281,43 +282,28 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
 
     def _work(self) -> None:
         rows: list[Sample] = []
-        first: list[Sample] = []
-        characters, oldest, last = 0, 0.0, False
+        oldest, last = 0.0, False
         try:
             while not last:
-                new, last = self._take()
+                new = self._take()
+                last = self._closing.is_set() and self._queue.empty()
                 if new:
                     self.tally.score(new)
                 oldest = oldest if rows else time.monotonic()
                 rows += new
-                characters += _characters(new)
                 old = time.monotonic() - oldest > PART_SECONDS
-                if last or old or len(rows) >= PART_ROWS or characters >= PART_CHARACTERS:
+                if last or old or len(rows) >= PART_ROWS or _characters(rows) >= PART_CHARACTERS:
                     self.tally.folder.append(rows)
-                    rows, characters = [], 0
-                self._progress.count(new)
-                if self._look is not None:
-                    first += [sample for sample in new if sample.error is None]
-                    if len(first) >= FIRST_LOOK:
-                        self._look(first)
-                        self._look, first = None, []
-                # After storing, since counting votes may take a while.
-                self.tally.add(new)
-                touched, of = dict.fromkeys(sample.key[:2] for sample in new), self.tally.questions
-                whole = [key for key in touched if len(of[key].scored) == self._wanted[key]]
-                self.tally.count_votes([(self.tally.problems[key], of[key]) for key in whole])
+                    rows = []
+                self._count(new)
         except BaseException as error:
-            # An OSError is the disk's: another write would fail too.
-            # What was scored before the error is good.
+            # What was scored before the error is good. An OSError is the disk's: another write would fail too.
             if rows and not isinstance(error, OSError):
                 self.tally.folder.append(rows)
             raise
 
-    def _take(self) -> tuple[list[Sample], bool]:
-        """Wait for samples and for more of them; return all (none after a second), and whether they are the last.
-
-        What was put together is taken together.
-        """
+    def _take(self) -> list[Sample]:
+        """Wait for samples, and for more of them; return all, none after a second."""
         lot: list[Sample] = []
         with suppress(queue.Empty):
             lot += self._queue.get(timeout=1.0)
@@ -325,7 +311,20 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
             while not self._queue.empty():
                 lot += self._queue.get()
         self._taken += _characters(lot)
-        return lot, self._closing.is_set() and self._queue.empty()
+        return lot
+
+    def _count(self, new: list[Sample]) -> None:
+        """Count what is scored; after storing, since counting votes may take a while."""
+        self._progress.count(new)
+        self.tally.add(new)
+        if self._look is not None:
+            self._first += [sample for sample in new if sample.error is None]
+            if len(self._first) >= FIRST_LOOK:
+                self._look(self._first)
+                self._look = None
+        of = self.tally.questions
+        whole = [key for key in {sample.key[:2]: None for sample in new} if len(of[key].scored) == self._wanted[key]]
+        self.tally.count_votes([(self.tally.problems[key], of[key]) for key in whole])
 
 
 def _characters(samples: list[Sample]) -> int:
@@ -334,31 +333,27 @@ def _characters(samples: list[Sample]) -> int:
 
 # -- what the samples of a run say of each other -----------------------------------------------------------------------
 
-_KEY = ("benchmark", "question_id", "sample_index")
-
 
 def settle_thoughts(tally: Tally, *, apart: bool) -> None:
     """Decide from a run's other completions whether those that were cut off are thoughts, which have no answer.
 
     apart: whether a completion that begins with `<think>` had its thought apart (a server's `reasoning_content`).
     """
-    cut = {sample.key for sample in tally.scored() if sample.cut_off}
-    if all(tally.questions[key[:2]].scored[key[2]].unfinished for key in cut):
+    if all(sample.unfinished for sample in tally.scored() if sample.cut_off):
         return
     hidden = set[Key]()  # Those that may be thoughts: nothing in them says so
     thought = spoke = 0  # Completions that prove that the model thinks, and finished ones without any thought
-    for _, table in tally.folder.tables(["completion", "error", *_KEY]):
-        columns = (table.column(name).to_pylist() for name in table.column_names)
-        for text, error, *key in zip(*columns, strict=True):
-            opens = text.startswith("<think>")
-            if error is not None:
+    for part in sample_parts(tally.folder.path):
+        for sample in tally.folder.part(part):
+            text = sample.completion
+            if sample.error is not None:
                 continue
-            if (opens and apart) or closes_unopened(text):
+            if (apart and text.startswith("<think>")) or closes_unopened(text):
                 thought += 1
-            elif tuple(key) in cut and "<think>" not in text and "</think>" not in text:
-                hidden.add((key[0], key[1], key[2]))
+            elif sample.cut_off and "<think>" not in text and "</think>" not in text:
+                hidden.add(sample.key)
             else:
-                spoke += not opens
+                spoke += not text.startswith("<think>")
     if not hidden or not thought:
         return
     if thought <= spoke:
@@ -392,16 +387,15 @@ def settle_prompts(tally: Tally, prompts: Mapping[QuestionKey, Prompt]) -> None:
         for sample in samples:
             sample.outcome = "prompt cut"
 
-    new = {s.key for s in tally.scored() if s.key[:2] in cut and s.outcome != "prompt cut"}
-    _change(tally, new, settle)
+    _change(tally, {s.key for s in tally.scored() if s.key[:2] in cut and s.outcome != "prompt cut"}, settle)
 
 
-def _change(tally: Tally, keys: Set[Key], change: Callable[[list[Sample]], Any]) -> None:
+def _change(tally: Tally, keys: Set[Key], change: Callable[[list[Sample]], None]) -> None:
     """Change some completions where they are stored and counted."""
-    for part, table in tally.folder.tables(_KEY) if keys else ():
-        if not keys.isdisjoint(zip(*(table.column(name).to_pylist() for name in _KEY), strict=True)):
-            samples = tally.folder.part(part)
-            chosen = [sample for sample in samples if sample.key in keys and sample.error is None]
+    for part in sample_parts(tally.folder.path) if keys else ():
+        samples = tally.folder.part(part)
+        chosen = [sample for sample in samples if sample.key in keys and sample.error is None]
+        if chosen:
             change(chosen)
             tally.folder.replace_part(part, samples)
             tally.add(chosen, again=True)
