@@ -371,37 +371,32 @@ def _sample(settings: EvalSettings, plan: Plan, tasks: list[Task], engine: Engin
     total, failed, tokens = sum(plan.samples.values()), list[Sample](), pipeline.tally.tokens()
     # Recorded failures are part of the file: they stop nothing.
     allowed = total if plan.ref is None else int(settings.fail_on_error * total)
-    stop: Incomplete | None = None
+    why = ""
     with interruptible(engine) as signals, pipeline:
         try:
             for samples in engine.generate(tasks):
                 for sample in samples:
                     plan.rendered.read(sample)
+                    tokens += (sample.prompt_tokens or 0) + (sample.tokens or 0)
+                    if sample.error is not None:
+                        failed.append(sample)
+                        if len(failed) <= NAMED_FAILURES:
+                            LOG.warning("%s %s #%d failed: %s", *sample.key, sample.error)
+                    elif settings.most_tokens is not None and None in (sample.tokens, sample.prompt_tokens):
+                        why = why or "the server does not say the tokens that --most-tokens is to count: leave it out"
                 pipeline.put(samples)
-                tokens += sum((sample.prompt_tokens or 0) + (sample.tokens or 0) for sample in samples)
-                if tokens >= settings.budget:
-                    engine.stop()
-                unknown = any(s.error is None and None in (s.tokens, s.prompt_tokens) for s in samples)
-                if unknown and settings.most_tokens is not None and stop is None:
-                    stop = Incomplete("the server does not say the tokens that --most-tokens is to count: leave it out")
-                    engine.stop()
-                new = [sample for sample in samples if sample.error is not None]
-                for sample in new[: max(0, NAMED_FAILURES - len(failed))]:
-                    LOG.warning("%s %s #%d failed: %s", *sample.key, sample.error)
-                failed += new
-                if stop is None and len(failed) > allowed:
+                if len(failed) > allowed:
                     benchmark, question, index = failed[0].key
-                    stop = Incomplete(
+                    why = why or (
                         f"{len(failed)} of {total} samples failed, more than --fail-on-error "
                         f"{settings.fail_on_error:g} allows (first: {benchmark} {question} #{index}: {failed[0].error})"
                     )
+                if why or tokens >= settings.budget:
                     engine.stop()
         except EngineStopped as error:
-            stop = Incomplete(str(error))
-    if signals:
-        stop = Incomplete("stopped", interrupted=True)
-    if stop is not None:
-        raise stop
+            why = str(error)
+    if why or signals:
+        raise Incomplete("stopped" if signals else why, interrupted=bool(signals))
 
 
 @contextmanager
