@@ -88,7 +88,7 @@ class RequestError(Exception):
     """A request without a completion.
 
     passing: another attempt may help. pause_s: what the server asks to wait. status: the HTTP status, if there was an
-    answer. overload: the server has too much to do. ending: of a reply that has no text to score.
+    answer; 408 if none came in time. ending: of a reply that has no text to score.
     """
 
     message: str
@@ -96,7 +96,6 @@ class RequestError(Exception):
     passing: bool = False
     pause_s: float = 0.0
     status: int | None = None
-    overload: bool = False
     ending: Ending = field(default_factory=Ending)
 
 
@@ -269,7 +268,6 @@ def refusal(status: int, headers: Any, body: str) -> RequestError:
         passing=(status >= 500 or status in (408, 409, 425, 429)) and "insufficient_quota" not in body,
         pause_s=_retry_after(headers.get("retry-after", "")),
         status=status,
-        overload=status in OVERLOAD,
         ending=Ending("blocked" if blocked else None, None),
     )
 
@@ -508,7 +506,7 @@ class ServerEngine(Engine):
                 request.unstopped = True
                 self._waiting.appendleft(request)
                 return
-            if error.overload and error.passing:
+            if error.status in OVERLOAD and error.passing:
                 server.note_overload(sent)
             self._settle_failure(server, request, error)
             return
@@ -570,7 +568,7 @@ class ServerEngine(Engine):
             request.failed_at = server.url
             pause = error.pause_s
             # A server that answers others fails by chance, or in one of its replicas.
-            if error.overload or len(server.failures) > FEW_FAILED:
+            if status in OVERLOAD or len(server.failures) > FEW_FAILED:
                 pause = max(pause, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (request.attempts - 1)))
             self.retried += 1
             if pause:
@@ -626,12 +624,13 @@ class ServerEngine(Engine):
                         break
                     text = self.access.redact((await response.read())[:100_000].decode("utf-8", "replace"))
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                why, late = f"{type(error).__name__}: {error}", isinstance(error, TimeoutError)
+                why = f"{type(error).__name__}: {error}"
                 if isinstance(error, aiohttp.ServerTimeoutError):
                     why = f"nothing new within {self.access.timeout_s:g} s (--timeout)"
                 elif isinstance(error, TimeoutError):
                     why = f"not finished within {self.access.total_s:g} s (60 times --timeout)"
-                raise RequestError(one_line(why), passing=True, overload=late) from None
+                late = 408 if isinstance(error, TimeoutError) else None
+                raise RequestError(one_line(why), passing=True, status=late) from None
             if status in (401, 403, 404, 429) or not server.learn(sent, text):
                 raise refusal(status, headers, text)
         if self._own:

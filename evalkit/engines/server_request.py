@@ -28,6 +28,9 @@ CONNECT_S = 10.0
 # How long a server has to list its models, to say its version, or to render a prompt; how many prompts at a time.
 ANSWER_S, AT_ONCE = 10.0, 16
 
+# Scheme, host (an IPv6 address in brackets), port, path.
+_URL = re.compile(r"(?i)https?://(?:\[[\da-f:.]+\]|[^\s/:\[\]]+)(?::0*[1-9]\d{0,4})?(?:/\S*)?")
+
 # A shorter key is not taken out of what a server echoes: it may be part of any word.
 SHORTEST_KEY = 4
 
@@ -93,26 +96,17 @@ def server_urls(given: Sequence[str], key_name: str) -> list[str]:
     Each value is a URL, or several with commas between them. UserError says what is wrong with which.
     """
     values = ",".join(given or [os.environ.get("OPENAI_BASE_URL", "")]).split(",")
-    urls = [_check_url(value.strip(), key_name) for value in values if value.strip()]
+    urls = list(dict.fromkeys(value.strip().rstrip("/") for value in values if value.strip()))
     if not urls:
         raise UserError("--engine openai needs --base-url (or OPENAI_BASE_URL), e.g. http://127.0.0.1:8000/v1")
-    return list(dict.fromkeys(urls))
-
-
-def _check_url(url: str, key_name: str) -> str:
-    if "@" in url or "?" in url:
-        raise UserError(f"--base-url must hold no credentials: put the key in the environment variable {key_name}")
-    try:
-        parts = urlsplit(url)
-        # A port that is no number raises.
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and len(url.split()) == 1
-    except ValueError:
-        usable = False
-    if not usable:
-        raise UserError(
-            f"--base-url is http:// or https:// and a host, e.g. http://127.0.0.1:8000/v1; found {one_line(url)}"
-        )
-    return url.rstrip("/")
+    for url in urls:
+        if "@" in url or "?" in url:
+            raise UserError(f"--base-url must hold no credentials: put the key in the environment variable {key_name}")
+        if not _URL.fullmatch(url):
+            raise UserError(
+                f"--base-url is http:// or https:// and a host, e.g. http://127.0.0.1:8000/v1; found {one_line(url)}"
+            )
+    return urls
 
 
 # Fields in which servers say how many tokens a model takes, in its card or below: their letters.
