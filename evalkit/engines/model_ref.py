@@ -90,13 +90,13 @@ def content_hashes(ref: ModelRef) -> dict[str, str | None]:
     """
     folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
     reader = Path(ref.tokenizer_source)
+    apart = {"tokenizer_config.json", "generation_config.json"}
+    weights = [p for f in folders for name in ("*.safetensors", "*config.json") for p in sorted(f.glob(name))]
     files = {
-        "weights": [p for f in folders for name in ("*.safetensors", "*config.json") for p in sorted(f.glob(name))],
+        "weights": [p for p in weights if p.name not in apart],
         "tokenizer": [p for name in _TOKENIZER for p in sorted(reader.glob(name))] if reader.is_dir() else [],
         "generation_config": [p for f in folders[:1] if (p := f / "generation_config.json").is_file()],
     }
-    apart = {"tokenizer_config.json", "generation_config.json"}
-    files["weights"] = [p for p in files["weights"] if p.name not in apart]
     # Hashing lets go of the interpreter, and large weights are many files.
     with ThreadPoolExecutor() as pool:
         hashes = {path: pool.submit(file_hash, path) for paths in files.values() for path in paths}
@@ -111,11 +111,11 @@ def _weights(folder: Path, **known: Any) -> ModelRef:
     if (folder / "adapter_config.json").is_file():
         base = adapter_base(folder / "adapter_config.json")
         # A path in the config may be relative to the run's folder or to where training was started.
-        nearby = folder / base
-        if not Path(base).is_dir() and nearby.is_dir():
-            base = str(nearby)
-        if not Path(base).is_dir() and (Path(base).is_absolute() or base.startswith(("./", "../", "results/"))):
-            raise UserError(f"{folder}: its base model {base} is not there")
+        if not Path(base).is_dir():
+            if (folder / base).is_dir():
+                base = str(folder / base)
+            elif Path(base).is_absolute() or base.startswith(("./", "../", "results/")):
+                raise UserError(f"{folder}: its base model {base} is not there")
         check_model(base)
         return ModelRef(source=base, adapter=folder, **known)
     if (folder / "config.json").is_file():

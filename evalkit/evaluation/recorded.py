@@ -95,17 +95,26 @@ def _row(where: str, row: dict[str, Any], counts: Counter[str]) -> Row:
     texts = row["completions"] if "completions" in row else [row["completion"]]
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str | None) for text in texts):
         raise UserError(f'{where}: a completion is text, or null if it failed; "completions" is a list of some')
-    names = ("error", "finish_reason", "tokens", "reasoning_content", "label")
-    *columns, labels = (_each(where, row, name, len(texts)) for name in names)
-    question = str(row["id"])
-    first, counts[question] = counts[question], counts[question] + len(texts)
-    samples = [
-        _sample(where, question, i, *values) for i, values in enumerate(zip(texts, *columns, strict=True), first)
-    ]
-    for label in labels:
+    names = ("finish_reason", "tokens", "reasoning_content", "error", "label")
+    columns = [_each(where, row, name, len(texts)) for name in names]
+    question, samples, right = str(row["id"]), list[Sample](), list[bool | None]()
+    for text, reason, tokens, thought, error, label in zip(texts, *columns, strict=True):
         if label is not None and (not isinstance(label, bool | int | float) or label not in (0, 1)):
             raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
-    right = [None if label is None else bool(label) for label in labels]
+        right.append(None if label is None else bool(label))
+        if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
+            found = f"{reason!r:.40}, {tokens!r:.40}"
+            raise UserError(f"{where}: finish_reason is text and tokens are a number, found {found}")
+        sample = Sample("", question, counts[question], text or "", tokens=tokens)
+        samples.append(sample)
+        counts[question] += 1
+        if error or (text is None and not thought):
+            sample.error, sample.finish_reason = str(error or "no completion was recorded"), "error"
+            continue
+        sample.settle(check_reply(Reply(text or "", thought or "", reason or "", tokens=Tokens(tokens))))
+        if thought:
+            ended = text or sample.finish_reason == "stop"
+            sample.completion = f"<think>{thought}</think>{text or ''}" if ended else f"<think>{thought}"
     problem, gold = None, row.get("gold", row.get("answer"))
     if gold is not None:
         problem = problem_of({**row, "problem": str(row.get("problem") or ""), "answer": gold}, 0, "", where)
@@ -125,24 +134,6 @@ def _each(where: str, row: dict[str, Any], name: str, count: int) -> list[Any]:
     if len(values) != count:
         raise UserError(f"{where}: {count} completions but {len(values)} {plural}")
     return values
-
-
-def _sample(
-    where: str, question: str, index: int, text: str | None, error: Any, reason: Any, tokens: Any, thought: str | None
-) -> Sample:
-    if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
-        raise UserError(f"{where}: finish_reason is text and tokens are a number, found {reason!r:.40}, {tokens!r:.40}")
-    sample = Sample("", question, index, text or "", tokens=tokens)
-    if not error and text is None and not thought:
-        error = "no completion was recorded"
-    if error:
-        sample.error, sample.finish_reason = str(error), "error"
-        return sample
-    sample.settle(check_reply(Reply(text or "", thought or "", reason or "", tokens=Tokens(tokens))))
-    if thought:
-        ended = text or sample.finish_reason == "stop"
-        sample.completion = f"<think>{thought}</think>{text or ''}" if ended else f"<think>{thought}"
-    return sample
 
 
 def _of_lm_eval(path: Path, rows: Rows) -> Rows:
@@ -190,7 +181,7 @@ class RecordedFile(Engine):
     def __init__(self, path: Path, fields: Mapping[str, str]) -> None:
         self.path, self._fields = path, fields
         self.problems: dict[str, Problem] = {}  # Id -> problem with its gold, for rows that bring one
-        self.counts: Counter[str] = Counter()  # Id -> samples
+        self.counts = Counter[str]()  # Id -> samples
         self.labels: dict[tuple[str, int], bool] = {}  # (id, sample) -> the owner's verdict
         self.without_gold: Row | None = None  # The first that has no gold and does not say so
         self.no_gold: set[str] = set()  # Questions whose rows say that there is no gold

@@ -113,19 +113,16 @@ class Protocol(_Section):
 
     def conversation(self, problem: Problem, examples: Sequence[Problem], system: str) -> Prompt:
         """Return the prompt before any chat template: messages, or the text for a base model."""
+        answer = self.fewshot.answer if self.fewshot else ""
         if self.api == "completions":
             between = self.fewshot.between if self.fewshot else "\n\n"
-            shown = [_fill(self.user, example) + _fill(self._answer, example) for example in examples]
+            shown = [_fill(self.user, example) + _fill(answer, example) for example in examples]
             return Prompt([], between.join([*([system] if system else []), *shown, _fill(self.user, problem)]))
         turns: list[tuple[str, str]] = [(self.system_role, system)] if system else []
         for example in examples:
-            turns += [("user", _fill(self.user, example)), ("assistant", _fill(self._answer, example).strip())]
+            turns += [("user", _fill(self.user, example)), ("assistant", _fill(answer, example).strip())]
         turns.append(("user", _fill(self.user, problem)))
         return Prompt([{"role": role, "content": content} for role, content in turns])
-
-    @property
-    def _answer(self) -> str:
-        return self.fewshot.answer if self.fewshot else ""
 
     def examples(self, problems: Sequence[Problem], data_dir: Path | None) -> dict[str, list[Problem]]:
         """Return the examples of each question of a benchmark, by its id. problems: all of them, in their order."""
@@ -139,7 +136,7 @@ class Protocol(_Section):
             pool = [by_id[identifier] for identifier in choice]
         if len(pool) < self.fewshot.count:
             raise UserError(f"protocol {self.name}: {self.fewshot.data} has only {len(pool)} examples")
-        if "{solution}" in self._answer and not all(p.solution for p in pool):
+        if "{solution}" in self.fewshot.answer and not all(p.solution for p in pool):
             raise UserError(f"protocol {self.name}: {self.fewshot.data} has problems without a solution to show")
         if asked := {p.problem for p in problems} & {p.problem for p in pool}:
             raise UserError(
