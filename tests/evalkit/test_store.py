@@ -81,11 +81,7 @@ def test_a_folder_in_which_nothing_was_written_goes_again(tmp_path: Path) -> Non
 
 
 def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
-    base = {
-        "model": {"source": "a"},
-        "engine": {"name": "vllm"},
-        "sampling": {"temperature": 1.0, "top_p": 1.0, "n": 4},
-    }
+    base = {"model": {"source": "a"}, "engine": {"name": "vllm"}, "sampling": {"temperature": 1.0, "n": 4}}
     old = EvalRecord.model_validate(base)
     check_identity(tmp_path, old, old.model_copy(update={"sampling": old.sampling.model_copy(update={"n": 64})}))
     other = {"model": {"source": "b", "adapter": "c"}, "engine": {"name": "recorded"}, "sampling": {"seed": 3}}
