@@ -142,26 +142,10 @@ class Drift:
             # Without what lies far out, which would hide how the rest goes together.
             self.tau = correlation_time(np.minimum(past, 2 * np.maximum(past.mean(1, keepdims=True), 0.0)))
         k = self.started + 2
-        best: tuple[Floats, ...] | None = None
-        for length in lengths:
-            window = past[:, -length:]
-            # If a reward may be negative, falls are measured from its least value.
-            mean, low = window.mean(1), np.minimum(window.min(1), 0.0)
-            if self.limit is None:
-                bound = low + self.ratio * (mean - low)
-                independent = length / self.tau
-                good = self._scores(window, bound[:, None], low[:, None]).mean(1) * independent
-                lower = special.betaincinv(np.maximum(good, 1e-9), independent - good + 1.0, PAST_LEVEL / k**1.5)
-                level = lower * (bound - low)
-            else:
-                bound, lower = np.full_like(mean, self.limit), np.full_like(mean, 0.9 / SLACK)
-                level = lower / bound
-            candidate: tuple[Floats, ...] = (level, mean, low, bound, np.minimum(SLACK * lower, 0.95))
-            if best is not None:
-                candidate = tuple(np.where(level > best[0], new, old) for new, old in zip(candidate, best, strict=True))
-            best = candidate
-        assert best is not None
-        live = zip((self.means, self.low, self.bound, self.null), best[1:], strict=True)
+        bets = np.array([self._bet(past[:, -length:], PAST_LEVEL / k**1.5) for length in lengths])
+        # The first of equals is the shortest.
+        chosen = bets[bets[:, 0].argmax(axis=0), 1:, np.arange(self.rows)].T
+        live = zip((self.means, self.low, self.bound, self.null), chosen, strict=True)
         self.means, self.low, self.bound, self.null = (np.column_stack(pair)[:, -LIVE:] for pair in live)
         self.started += 1
         self.starts = [*self.starts, self.count][-LIVE:]
@@ -170,6 +154,17 @@ class Drift:
         self.log_capital = np.append(self.log_capital, capital)[-LIVE:]
         fresh = np.zeros((len(FRACTIONS), self.rows, 1))
         self.log_wealth = np.concatenate([self.log_wealth, fresh], axis=2)[:, :, -LIVE:]
+
+    def _bet(self, window: Floats, level: float) -> Floats:
+        """Return (how safe it is, mean, low, bound, null) [5, rows] of a bet that refers to a window of the past."""
+        # If a reward may be negative, falls are measured from its least value.
+        mean, low = window.mean(1), np.minimum(window.min(1), 0.0)
+        if self.limit is not None:  # nine tenths of the values lie within, whatever the past
+            return np.stack([np.ones_like(mean), mean, low, np.full_like(mean, self.limit), np.full_like(mean, 0.9)])
+        bound, independent = low + self.ratio * (mean - low), window.shape[1] / self.tau
+        good = self._scores(window, bound[:, None], low[:, None]).mean(1) * independent
+        lower = special.betaincinv(np.maximum(good, 1e-9), independent - good + 1.0, level)
+        return np.stack([lower * (bound - low), mean, low, bound, np.minimum(SLACK * lower, 0.95)])
 
     def observe(self, values: Floats) -> Floats:
         """Take in a value of each stream [rows]; return the log of the wealth [rows]. Flagged: above log(1/alpha)."""
