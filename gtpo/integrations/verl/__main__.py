@@ -20,20 +20,16 @@ EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
 
 
 def require_trainer() -> None:
-    """Raise UserError unless verl knows our trainer under its name."""
+    """Register our trainer with verl, here and in its workers. Raises UserError if it cannot be imported."""
     named = [name for name in os.environ.get(EXTERNAL_MODULES, "").split(",") if name]
     os.environ[EXTERNAL_MODULES] = ",".join(dict.fromkeys([*named, TRAINER_MODULE]))
     try:
-        from verl.trainer.ppo.v1 import get_trainer_cls
-
-        from gtpo.integrations.verl.trainer import GTPOTrainerSync
+        import gtpo.integrations.verl.trainer  # noqa: F401  # it registers itself
     except ImportError as error:
         raise UserError(
             f"the GTPO trainer for verl could not be imported ({error}); pip install 'gtpo[verl]' in an environment "
             "of its own"
         ) from None
-    if get_trainer_cls(TRAINER_MODE) is not GTPOTrainerSync:
-        raise UserError(f'verl has another trainer under the name "{TRAINER_MODE}": {get_trainer_cls(TRAINER_MODE)}')
 
 
 def check_config(config: Any) -> None:
