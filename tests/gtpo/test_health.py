@@ -61,14 +61,11 @@ def test_a_learning_run_and_a_slowly_harder_one_are_well() -> None:
     assert said(Health(HealthSection()), harder) == []
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_loss_that_is_not_finite_is_collapse_at_once(loss: float) -> None:
-    verdict = Health(HealthSection()).observe(1, row(loss=loss))
-    assert verdict.collapsed
-    assert verdict.broken
-
-
-def test_gradients_that_are_not_finite_are_one_after_three_lines() -> None:
+def test_a_loss_that_is_not_finite_is_collapse_at_once_and_a_gradient_after_three_lines() -> None:
+    for loss in (math.nan, math.inf):
+        verdict = Health(HealthSection()).observe(1, row(loss=loss))
+        assert verdict.collapsed
+        assert verdict.broken
     health = Health(HealthSection())
     assert said(health, [row(grad_norm=math.inf), row(grad_norm=1.0), row(grad_norm=math.nan)]) == []
     assert "grad_norm is not finite in 3 lines" in said(health, [row(grad_norm=math.nan)] * 2, first=4)[0][1]
