@@ -165,7 +165,7 @@ def strength(noise: Noise, design: Design, *, level: float = LEVEL, end: int = 0
         rest = max((noise.single[end] / questions + of.samples * count), 0.0) / sides
         between = (training * count / sides + rest) / (count - 1)
         runs = [
-            SeedVariance(between * special.chdtri(count - 1, 1 - at), np.full(_DRAWS, rest), count)
+            SeedVariance(between * special.chdtri(count - 1, 1 - at), np.full(_DRAWS, rest), count, np.empty(0))
             for at in (cube[:, 1], cube[:, 2])[:sides]
         ]
         variance, quantile, degrees = statistics.join_variances(of_questions, runs, questions)
@@ -259,10 +259,9 @@ def measure_noise(
     (a, weight), (b, _) = (by_cluster(x, clusters) for x in (a, b))
     trained = trained and min(len(a), len(b)) > 1
     questions, none = a.shape[1], np.zeros(a.shape[1])
-    unbiased = questions / (questions - 1)
     d = a.mean(axis=0) - b.mean(axis=0)
     # Terms by question: their means are the variances.
-    of_questions, of_runs, of_samples = (d - weight * d.mean()) ** 2 * unbiased, none, None
+    of_questions, of_runs, of_samples = (d - weight * d.mean()) ** 2 * questions / (questions - 1), none, None
     if sampling is not None:
         # A cluster's score is its total over the mean size, so its variance has the square of that.
         each = [by_cluster(x, clusters)[0] / size for x in sampling]
@@ -273,10 +272,9 @@ def measure_noise(
     else:
         sides, between = [a - b] if paired else [a, b], 0.0
         for x in sides:
-            rest = x - x.mean(axis=0) - weight * (x.mean(axis=1, keepdims=True) - x.mean())
-            of_run = np.square(rest).sum(axis=0) / (len(x) - 1) * unbiased
-            of_runs, of_questions = of_runs + of_run, of_questions - of_run / len(x)
-            between += float(x.mean(axis=1).var(ddof=1))
+            one = statistics.seed_variance(x[None], weight)
+            of_runs, of_questions = of_runs + one.by_question[0], of_questions - one.by_question[0] / len(x)
+            between += float(one.between[0])
         degrees = sum(len(x) - 1 for x in sides)
         ends = (1.0, *(degrees / float(special.chdtri(degrees, at)) for at in (0.1, 0.9)))
         training = Estimate(*(between * end - float(of_runs.mean()) / questions for end in ends))

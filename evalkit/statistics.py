@@ -334,13 +334,15 @@ def freedom_of(quantile: Array, degrees: ArrayLike, questions: int) -> Array:
 
 
 class SeedVariance(NamedTuple):
-    """How the mean score of one training run varies, T times. Arrays are [T]."""
+    """How the mean score of one training run varies, T times."""
 
-    # B: variance between runs of their means over the questions.
+    # B: variance between runs of their means over the questions. [T]
     between: Array
-    # E: what of it is due to samples and to single questions.
+    # E: what of it is due to samples and to single questions. [T]
     residual: Array
     seeds: int
+    # Terms by question, whose mean over the number of questions is E. [T, Q]
+    by_question: Array
 
     @property
     def freedom(self) -> int:
@@ -356,11 +358,11 @@ class SeedVariance(NamedTuple):
 def seed_variance(x: Array, weight: Array | float = 1.0) -> SeedVariance:
     """Return the variance between the seeds of one method, at least two. x: [T, S, Q] and weight of `by_cluster`."""
     _, seeds, questions = x.shape
-    by_seed, by_question = x.mean(axis=2), x.mean(axis=1)
+    by_seed = x.mean(axis=2)
     grand = by_seed.mean(axis=1)[:, None, None]
-    left = x - by_question[:, None, :] - weight * (by_seed[:, :, None] - grand)
-    residual = np.square(left).sum(axis=(1, 2)) / ((seeds - 1) * (questions - 1) * questions)
-    return SeedVariance(by_seed.var(axis=1, ddof=1), residual, seeds)
+    left = x - x.mean(axis=1, keepdims=True) - weight * (by_seed[:, :, None] - grand)
+    by_question = np.square(left).sum(axis=1) * questions / ((seeds - 1) * (questions - 1))
+    return SeedVariance(by_seed.var(axis=1, ddof=1), by_question.mean(axis=1) / questions, seeds, by_question)
 
 
 def by_cluster(x: Array, clusters: ArrayLike | None) -> tuple[Array, Array]:
