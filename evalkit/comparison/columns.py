@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.statistics import PairedDifference
 from gtpo.runs.find import Questions
 
 if TYPE_CHECKING:  # scipy loads more slowly than a mistake in the arguments is told
@@ -57,10 +55,6 @@ class Metric:
         return "–" if math.isnan(number) else round_half_up(number, self.digits)
 
 
-def _tokens(of: Questions, k: int, *, right: bool) -> Array:
-    return of.tokens(right=right)
-
-
 def _of_samples(counts: NDArray[np.int32], n: NDArray[np.int32]) -> Array | None:
     """The variance that n samples give to a share, without bias; None if a question has only one."""
     return None if n.size == 0 or n.min() < 2 else counts / n * (1 - counts / n) / (n - 1)
@@ -79,14 +73,14 @@ FORMAT = Metric(
     "format", "format rate", lambda of, k: of.format_ok / of.n, sampling=lambda of, k: _of_samples(of.format_ok, of.n)
 )
 
-TOKENS = tuple(
-    Metric(f"tokens-{name}", "median tokens of right and of wrong answers", partial(_tokens, right=right),
-           unit="median tokens", digits=0, tested=False)
-    for name, right in (("right", True), ("wrong", False))
+_RIGHT = Metric(
+    "tokens-right", "median tokens of right and of wrong answers", lambda of, k: of.tokens(right=True),
+    unit="median tokens", digits=0, tested=False,
 )  # fmt: skip
+_WRONG = replace(_RIGHT, name="tokens-wrong", values=lambda of, k: of.tokens(right=False))
 
 # In the order of their columns.
-METRICS = (PASS, MAJ, FORMAT, *TOKENS)
+METRICS = (PASS, MAJ, FORMAT, _RIGHT, _WRONG)
 
 
 class Column(NamedTuple):
