@@ -26,7 +26,7 @@ from typing import Any
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import read_json_object
 from gtpo.runs.eval_record import EvalRecord
-from gtpo.runs.find import EvalRun, records_of, resolve
+from gtpo.runs.find import EvalRun, evals_of, resolve
 from gtpo.runs.train_run import TrainFolder
 
 # Keys of a config in which the runs of a method always differ; and where they ran, which is noted.
@@ -68,7 +68,7 @@ class Member:
     @cached_property
     def evaluations(self) -> list[EvalRecord]:
         """Records of all evaluations of its training; none if it is best/, which other questions chose."""
-        return records_of(self.train.root) if self.train is not None and self.checkpoint != "best" else []
+        return [*evals_of(self.train.root).values()] if self.train is not None and self.checkpoint != "best" else []
 
     @cached_property
     def settings(self) -> dict[str, Any] | None:

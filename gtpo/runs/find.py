@@ -215,8 +215,8 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> FoundRuns:
 def _evaluation(train: TrainFolder, notes: list[str]) -> Path | None:
     """Return the eval run that a train run stands for; None if there is none. Raises UserError if it is not clear."""
     complete = []
-    for entry in evals_of(train.root):
-        if read_record(entry).status == "complete":
+    for entry, record in evals_of(train.root).items():
+        if record.status == "complete":
             complete.append(entry)
         else:
             notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
@@ -244,7 +244,7 @@ def resolve(name: str) -> Path:
     there = [] if path.is_absolute() else [place for place in places if place.is_dir()]
     if len(there) == 2:
         # Evaluating a train run under its own name is the usual case; the train run then stands for both.
-        if _is_of(there[0], there[1]):
+        if _record_of(there[0], there[1]) is not None:
             return there[1]
         raise UserError(f'"{name}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
     if there:
@@ -272,26 +272,22 @@ def is_eval(folder: Path) -> bool:
     return (folder / "eval.json").is_file() or (folder / "samples").is_dir()
 
 
-def records_of(folder: Path) -> list[EvalRecord]:
-    """Return the records of the eval runs of a train run, complete or not."""
-    return [_read_once(entry.resolve(), (entry / "eval.json").stat().st_mtime_ns) for entry in evals_of(folder)]
-
-
-def evals_of(folder: Path) -> list[Path]:
+def evals_of(folder: Path) -> dict[Path, EvalRecord]:
     """Return the eval runs of a train run, complete or not: beside it (results/train/X -> results/eval/*), or here."""
     beside = (Path(os.path.abspath(folder)).parent.parent / "eval", folder.resolve().parent.parent / "eval")
     homes = {home.resolve() for home in (*beside, RESULTS / "eval")}
-    return sorted(entry for home in homes for entry in home.glob("*") if _is_of(entry, folder))
+    entries = sorted(entry for home in homes for entry in home.glob("*"))
+    return {entry: record for entry in entries if (record := _record_of(entry, folder)) is not None}
 
 
-def _is_of(entry: Path, train: Path) -> bool:
-    """Return whether a folder holds an eval run of a train run; nobody asked for it, so it may hold anything."""
+def _record_of(entry: Path, train: Path) -> EvalRecord | None:
+    """Return the record of an eval run of a train run; None of any other folder, which may hold anything."""
     try:
         record = _read_once(entry.resolve(), (entry / "eval.json").stat().st_mtime_ns)
     except (UserError, OSError):
-        return False
+        return None
     of = _train_run_of(record, entry)
-    return of is not None and of.root.resolve() == train.resolve()
+    return record if of is not None and of.root.resolve() == train.resolve() else None
 
 
 @lru_cache(maxsize=1024)
