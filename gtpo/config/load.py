@@ -20,7 +20,7 @@ import re
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from enum import Enum
 from pathlib import Path
 from types import NoneType
@@ -61,7 +61,7 @@ class Document(dict[Parts, Setting]):
     def put(self, dotted: str, value: Any, origin: Setting | None = None) -> Document:
         """Return the document with a value in the place of what the key held, and the sections above it."""
         key, setting = tuple(dotted.split(".")), (origin or self.at(dotted))._replace(value=value)
-        sections = {key[:end]: setting._replace(value={}) for end in range(len(key))}
+        sections = {key[:end]: setting._replace(value={}, notes=()) for end in range(len(key))}
         return Document({**sections, **self.without(dotted), key: setting})
 
     def without(self, dotted: str) -> Document:
@@ -72,7 +72,7 @@ class Document(dict[Parts, Setting]):
     def over(self, below: Document) -> Document:
         """Return this document laid over another: sections merge, everything else is replaced."""
         replaced = {key for key, setting in self.items() if setting.value != {}}
-        rest = {k: setting for k, setting in below.items() if replaced.isdisjoint(k[:end] for end in range(len(k)))}
+        rest = {k: setting for k, setting in below.items() if replaced.isdisjoint(k[:end] for end in range(len(k) + 1))}
         return Document(rest | self)
 
     def inside(self, *section: str) -> Document:
@@ -193,7 +193,7 @@ def layers(path: Path, chain: tuple[Path, ...] = ()) -> list[Document]:
     """Return a file and what it `extends`, lowest first: files relative to it, or configs of gtpo by name."""
     document = _parse(path)
     # A file that comes with gtpo may extend one beside it, or one by its name.
-    (bases, place, _), below = document.at("extends"), list[Document]()
+    (bases, place, *_), below = document.at("extends"), list[Document]()
     chain = (*chain, path.resolve())
     for base in bases if isinstance(bases, list) else [] if bases is None else [bases]:
         if not isinstance(base, str):
@@ -250,49 +250,26 @@ WITHOUT_EFFECT: dict[str, str] = _TABLE["without effect"]
 _RUNTIME = "gtpo_runtime"
 
 
-@dataclass
-class Findings:
-    """What loading a config found: its errors, and what the user should know of a config that is accepted."""
-
-    errors: list[str] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-    changes: list[tuple[str, Setting, str]] = field(default_factory=list)
-    """(key, what set it, notice) of changes within a layer: they count if no layer above sets the key."""
-
-
-def translate(document: Document, findings: Findings) -> Document:
-    """Return one layer in our dialect; note each change, and the errors that only the dialect can have."""
-    for key, why in WITHOUT_EFFECT.items():
-        if document.at(key).value is not None:
-            findings.notices.append(f"{document.at(key)} has no effect: {why}")
-        document = document.without(key)
+def translate(document: Document, errors: list[str]) -> Document:
+    """Return one layer in our dialect, each change with its note; add the errors that only the dialect can have."""
     origin, other = document.at("trainer.class_path"), document.at("method")
     if method := _method_of(origin)[0]:  # `complete` takes the class itself away
         if other.value not in (None, method):
             words = f'trains with method {method}, but {other} is "{other.value}"; remove one'
-            findings.errors.append(f"{origin} {origin.value} {words}")
+            errors.append(f"{origin} {origin.value} {words}")
         document = document if other.value is not None else document.put("method", method, origin)
     groups = document.at("training.num_generations")
     # The authors' way to note two runs: "8/12".
     if isinstance(groups.value, str) and (several := re.fullmatch(r"\s*(\d+)\s*/.*", groups.value)):
-        notice = f'{groups} "{groups.value}": taking {several[1]}'
-        findings.changes.append(("training.num_generations", groups, notice))
-        document = document.put("training.num_generations", int(several[1]))
+        noted = groups._replace(notes=(f'{groups} "{groups.value}": taking {several[1]}',))
+        document = document.put("training.num_generations", int(several[1]), noted)
     rewards = document.at("trainer.reward_funcs")
     if isinstance(rewards.value, list):
-        ours = [REWARDS.get(str(path).replace(":", "."), (path, "")) for path in rewards.value]
-        for path, (name, why) in zip(rewards.value, ours, strict=True):
-            if why:
-                findings.changes.append(("trainer.reward_funcs", rewards, f"{rewards} {path} -> {name} ({why})"))
-        document = document.put("trainer.reward_funcs", [name for name, _ in ours])
+        pairs = [(path, *REWARDS.get(str(path).replace(":", "."), (path, ""))) for path in rewards.value]
+        notes = tuple(f"{rewards} {path} -> {name} ({why})" for path, name, why in pairs if why)
+        document = document.put("trainer.reward_funcs", [pair[1] for pair in pairs], rewards._replace(notes=notes))
     if document.at("training.report_to").value in ("none", ["none"]):  # transformers' word for no tracker
         document = document.put("training.report_to", [])
-    return _renamed(document, findings)
-
-
-def _renamed(document: Document, findings: Findings) -> Document:
-    """Move the values of the dialect's keys to ours; an error if the same layer sets those to something else."""
-    document = _without_runtime(document, findings)
     for old, new in RENAMED.items():
         origin, other, document = document.at(old), document.at(new), document.without(old)
         value = [origin.value] if keys()[new].many else origin.value
@@ -300,46 +277,45 @@ def _renamed(document: Document, findings: Findings) -> Document:
             continue
         # A flag's value is text.
         if other.value not in (None, []) and read_scalar(other.value) != read_scalar(value):
-            findings.errors.append(f"{origin} {origin.value} and {other} {other.value} set the same thing; remove one")
+            errors.append(f"{origin} {origin.value} and {other} {other.value} set the same thing; remove one")
         else:
-            findings.changes.append((new, origin, f"{origin} -> {new} {origin.value}"))
-            document = document.put(new, value, origin)
-    inside = [setting for key, setting in document.items() if key[:-1] == (_RUNTIME,)]
-    findings.errors += [unknown_key(setting, RENAMED) for setting in inside]
+            noted = origin._replace(notes=(f"{origin} -> {new} {origin.value}",))
+            document = document.put(new, value, noted)
+    return document
+
+
+def complete(document: Document, errors: list[str]) -> tuple[Document, list[str]]:
+    """Return the merged document with what a file of the authors leaves to us, and what the user should know of it."""
+    notices, method = list[str](), document.at("method").value
+    for key, why in WITHOUT_EFFECT.items():
+        if document.at(key).value is not None:
+            notices.append(f"{document.at(key)} has no effect: {why}")
+        document = document.without(key)
+    # GTPO's own switches, under our names by now.
+    runtime = {k: s for k, s in document.items() if s.value != {} and s.typed.lstrip("-").startswith(_RUNTIME)}
+    if runtime and method in ("grpo", "sft"):
+        section = next(iter(runtime.values()))._replace(typed=_RUNTIME)
+        notices.append(f"{section} has no effect with method {method}")
+        document = functools.reduce(Document.without, map(".".join, runtime), document)
+    errors += [unknown_key(setting, RENAMED) for key, setting in document.items() if key[:-1] == (_RUNTIME,)]
     # What is no section is an unknown key.
-    return document if document.at(_RUNTIME).value else document.without(_RUNTIME)
-
-
-def _without_runtime(document: Document, findings: Findings) -> Document:
-    """Leave out what is GTPO's in the dialect, if the method is another one."""
-    method = document.at("method").value
-    runtime = {key: entry for key, entry in document.items() if entry.typed.lstrip("-").startswith(_RUNTIME)}
-    if not runtime or method not in ("grpo", "sft"):
-        return document
-    section = next(iter(runtime.values()))._replace(typed=_RUNTIME)
-    findings.notices.append(f"{section} has no effect with method {method}")
-    return functools.reduce(Document.without, map(".".join, runtime), document)
-
-
-def complete(document: Document, findings: Findings) -> Document:
-    """Return the merged document with what a file that names a class of the authors leaves to us."""
-    document, method = _without_runtime(document, findings), document.at("method").value
-    findings.notices += [line for key, setting, line in findings.changes if document.at(key)[1:] == setting[1:]]
+    document = document if document.at(_RUNTIME).value else document.without(_RUNTIME)
+    notices += [note for setting in document.values() for note in setting.notes]
     origin = document.at("trainer.class_path")
     stands_for, line = _method_of(origin)
     if not stands_for:
-        return document
+        return document, notices
     document = document.without("trainer.class_path")
     if method != stands_for:
-        findings.notices.append(f"{origin} {origin.value} has no effect: {document.at('method')} is {method}")
+        notices.append(f"{origin} {origin.value} has no effect: {document.at('method')} is {method}")
     elif line:
-        findings.notices.append(f"{origin} {origin.value} -> {line}")
+        notices.append(f"{origin} {origin.value} -> {line}")
         for key, left_out in _TABLE["left out"].items():
             # GRPO has no preset to choose.
             if document.at(key).value is None and (method == "gtpo" or key != "objective.preset"):
-                findings.notices.append(f"    {left_out['notice']}")
+                notices.append(f"    {left_out['notice']}")
                 document = document.put(key, left_out["value"]) if "value" in left_out else document
-    return document
+    return document, notices
 
 
 def _method_of(origin: Setting) -> tuple[str, str]:
@@ -529,12 +505,12 @@ def load_config(
     if str(path).endswith((*FILES, ".csv", ".tsv")):
         raise UserError(f"{path} holds data, not a config; to train on it: gtpo train --model MODEL --data {path}")
     file = Path(path) if Path(path).is_file() else find_config(str(path)) or Path(path)
-    findings = Findings()
-    documents = [translate(layer, findings) for layer in (*layers(file), flag_layer(overrides or {}))]
-    document = complete(merged(documents, file.stem), findings)
-    config, changes = resolve(to_config(document, findings.errors), world_size)
+    errors = list[str]()
+    documents = [translate(layer, errors) for layer in (*layers(file), flag_layer(overrides or {}))]
+    document, notices = complete(merged(documents, file.stem), errors)
+    config, changes = resolve(to_config(document, errors), world_size)
     # Only now: of a config that is refused, only the errors matter.
-    for notice in dict.fromkeys((*findings.notices, *changes)):
+    for notice in dict.fromkeys((*notices, *changes)):
         LOG.warning(notice)
     return config
 
