@@ -6,6 +6,7 @@ is a flag, `--section.key`. All use the one reader of words and the one maker of
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import json
@@ -209,44 +210,35 @@ def read_words(words: Iterable[str], find: Callable[[str], Key | None]) -> tuple
         if not _is_flag(word):
             arguments.append(word)
             continue
-        flag, equals, inline = word.lstrip("-").partition("=")
+        typed, equals, inline = word.partition("=")
+        flag = typed.lstrip("-")
         key = find(flag)
-        if equals:
-            taken = [inline]
-        else:
-            taken = _words_of(key, queue, find)
+        taken = [inline] if equals else list(itertools.takewhile(functools.partial(_is_value, key, find), queue))
+        if key is not None and not key.many:
+            del taken[1:]
+        if not equals:
             del queue[: len(taken)]
-        value = _value(word.partition("=")[0], key, taken)
-        if key is not None and (key.many or key.repeatable):
-            value = [*values.get(flag, []), *value]
         # The last one wins, also over another spelling of the same key: it is the last in order.
-        values.pop(flag, None)
+        before, value = values.pop(flag, []), taken[0] if len(taken) == 1 else taken or "true"
+        if key is not None and not taken and not key.is_switch:
+            raise UserError(f"{typed} needs a value: {key.about.get('needs', key.expects)}")
+        if key is not None and key.many:
+            text = ",".join(taken).strip()
+            text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # a list as YAML writes it
+            value = before + [part.strip(" '\"") for part in text.split(",") if part.strip()]
+        elif key is not None and key.repeatable:
+            value = before + taken
         values[flag] = value
     return arguments, values
 
 
-def _words_of(key: Key | None, queue: Sequence[str], find: Callable[[str], Key | None]) -> list[str]:
-    """Return the words behind a flag that are its value."""
-    if key is None or key.many:
-        return list(itertools.takewhile(lambda word: not _is_flag(word), queue))
-    if key.is_switch:
-        return [word for word in queue[:1] if word.lower() in _TRUTH]
+def _is_value(key: Key | None, find: Callable[[str], Key | None], word: str) -> bool:
+    """Return whether a word behind a flag is its value."""
+    if key is not None and key.is_switch:
+        return word.lower() in _TRUTH
     # A value may begin with dashes (--serve '--max-model-len 4096'), unless it is a flag of this command.
-    return [word for word in queue[:1] if not _is_flag(word) or find(word.lstrip("-").partition("=")[0]) is None]
-
-
-def _value(flag: str, key: Key | None, words: list[str]) -> Any:
-    if key is not None and not words:
-        if not key.is_switch:
-            raise UserError(f"{flag} needs a value: {key.about.get('needs', key.expects)}")
-        return "true"
-    if key is not None and key.many:
-        text = ",".join(words).strip()
-        text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # a list as YAML writes it
-        return [part.strip(" '\"") for part in text.split(",") if part.strip()]
-    if key is not None and key.repeatable:
-        return words
-    return words[0] if len(words) == 1 else words or "true"
+    free = key is not None and not key.many and find(word.lstrip("-").partition("=")[0]) is None
+    return free or not _is_flag(word)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
