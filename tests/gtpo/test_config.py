@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -15,11 +14,11 @@ import yaml
 from logs import logged
 
 from gtpo.common.errors import UserError
-from gtpo.common.settings import CommandSettings, JsonObject, option
 from gtpo.config import load_config
 from gtpo.config.load import RENAMED
 from gtpo.config.schema import keys
 from gtpo.demo import COMMANDS, run_demo
+from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.options import START, from_flags, read_command
 from gtpo.presets import PRESETS
 from gtpo.train.command import choose_devices
@@ -47,39 +46,27 @@ def refused(folder: Path, text: str, **overrides: Any) -> str:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
-    config = Loaded(
-        tmp_path, MINIMAL + "training:\n  learning_rate: 1e-6\n  beta: 0\nobjective:\n  gamma: 1E-6\n"
-    ).config
-    assert config.training.learning_rate == 1e-6
-    assert config.resolved_objective().gamma == 1e-6
-
-
 @pytest.mark.parametrize("text", ["run_name: x\x01\n", f"a: {'[' * 3000}{']' * 3000}\n"])
 def test_text_that_is_no_yaml_is_refused(tmp_path: Path, text: str) -> None:
     """Further mistakes in a file: tests/golden/refused-config.txt."""
     assert "run.yaml: n" in refused(tmp_path, MINIMAL + text)
 
 
-def test_extends_merges_sections_and_replaces_lists(tmp_path: Path) -> None:
+def test_extends_merges_sections_replaces_lists_and_keeps_places(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "base.yaml").write_text(
         MINIMAL + "dataset:\n  name: math\n  subsets: [algebra, geometry]\ntraining:\n  num_generations: 4\n"
-        "objective:\n  gamma: 0.5\n"
+        "  max_steps: 3\nobjective:\n  gamma: 1E-3\n"
     )
-    loaded = Loaded(tmp_path, "extends: below/base.yaml\ndataset:\n  subsets: [precalculus]\nobjective: null\n")
-    assert loaded.config.dataset.subsets == ["precalculus"]
-    assert loaded.config.training.num_generations == 4
-    assert loaded.config.resolved_objective() == PRESETS["gtpo"]
-
-
-def test_extends_several_the_later_wins_and_places_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_text(MINIMAL + "training:\n  num_generations: 4\n  max_steps: 3\n")
     (tmp_path / "two.yaml").write_text("training:\n  num_generations: 6\n  warmup_ratio: 3\n")
-    text = "extends: [one.yaml, two.yaml]\n"
+    text = "extends: [below/base.yaml, two.yaml]\ndataset:\n  subsets: [precalculus]\n"
     assert "two.yaml:3: training.warmup_ratio" in refused(tmp_path, text)
     config = Loaded(tmp_path, text, training__warmup_ratio="0.1").config
     assert (config.training.num_generations, config.training.max_steps) == (6, 3)
+    assert config.dataset.subsets == ["precalculus"]
+    assert config.resolved_objective().gamma == 1e-3
+    config = Loaded(tmp_path, text + "objective: null\n", training__warmup_ratio="0.1").config
+    assert config.resolved_objective() == PRESETS["gtpo"]
 
 
 # -- flags -------------------------------------------------------------------------------------------------------------
@@ -106,15 +93,17 @@ def test_every_key_is_a_flag_that_loads(tmp_path: Path) -> None:
         assert loaded.as_dict() == reference, name
 
 
-@pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
+@pytest.mark.parametrize("method", ["grpo", "sft", *PRESETS])
 def test_flags_alone_make_a_config_that_its_file_repeats(method: str, tmp_path: Path) -> None:
     typed = {
         "model": "org/Some-Model", "data": "arithmetic", "method": method, "training.learning_rate": "2e-6",
         "data-dir": str(tmp_path), "training.lr_scheduler_kwargs.num_cycles": "2", "training.epsilon": "1e-3",
     }  # fmt: skip
-    overrides = from_flags(typed)
-    config = load_config(START, overrides, world_size=1)
-    assert config.run_name == f"some-model-arithmetic-{method}"
+    if method not in ("grpo", "sft"):
+        typed |= {"method": "gtpo", "objective.preset": method}
+    config = load_config(START, from_flags(typed), world_size=1)
+    assert config.run_name == f"some-model-arithmetic-{typed['method']}"
+    assert method == "sft" or config.resolved_objective() == PRESETS[method]
     (tmp_path / "mine.yaml").write_text(config.to_yaml())
     assert load_config(tmp_path / "mine.yaml", world_size=1).as_dict() == config.as_dict()
 
@@ -219,36 +208,26 @@ def test_devices_flag_over_shell_over_file(
     )
 
 
+@pytest.mark.parametrize("name", ["adam_beta1", "adam_beta2"])
 @pytest.mark.parametrize(
-    ("optimizer", "beta", "resolved"),
-    [("paged_adamw_8bit", 0.999999, "paged_adamw_32bit"), ("adamw_8bit", 0.99999, "adamw_torch"),
-     ("lion_8bit", 0.99995, "lion_32bit"), ("paged_adamw_8bit", 0.9999, "paged_adamw_8bit"),
-     ("adamw_torch", 0.999999, "adamw_torch")],
+    ("key", "value", "beta", "rank", "resolved"),
+    [("training__optimizer", "paged_adamw_8bit", 0.999999, 0, "paged_adamw_32bit"),
+     ("training__optimizer", "adamw_8bit", 0.99999, 0, "adamw_torch"),
+     ("training__optimizer", "lion_8bit", 0.99995, 0, "lion_32bit"),
+     ("training__optimizer", "paged_adamw_8bit", 0.9999, 0, "paged_adamw_8bit"),
+     ("training__optimizer", "adamw_torch", 0.999999, 0, "adamw_torch"),
+     ("model__dtype", "bfloat16", 0.999999, 0, "float32"),
+     ("model__dtype", "bfloat16", 0.999999, 8, "bfloat16"),  # frozen weights
+     ("model__dtype", "bfloat16", 0.99, 0, "bfloat16")],
 )  # fmt: skip
-def test_8bit_states_are_widened_at_extreme_betas(tmp_path: Path, optimizer: str, beta: float, resolved: str) -> None:
-    for name in ("training__adam_beta1", "training__adam_beta2"):
-        loaded = Loaded(tmp_path, MINIMAL, training__optimizer=optimizer, **{name: beta})
-        assert loaded.config.training.optimizer == resolved
-        assert any("8-bit states would round" in notice for notice in loaded.notices) == (optimizer != resolved)
-
-
-def test_16bit_states_are_widened_too(tmp_path: Path) -> None:
-    high = {"training__adam_beta1": 0.999999, "model__dtype": "bfloat16"}
-    loaded = Loaded(tmp_path, MINIMAL, **high)
-    assert loaded.config.model.dtype == "float32"
-    assert any("16-bit states" in notice for notice in loaded.notices)
-    assert Loaded(tmp_path, MINIMAL, **high, model__lora_rank=8).config.model.dtype == "bfloat16"  # frozen weights
-    assert Loaded(tmp_path, MINIMAL, model__dtype="bfloat16").config.model.dtype == "bfloat16"
-
-
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_presets_resolve_to_themselves_and_survive_a_round_trip(tmp_path: Path, preset: str) -> None:
-    config = Loaded(tmp_path, MINIMAL, objective__preset=preset).config
-    assert config.resolved_objective() == PRESETS[preset]
-    (tmp_path / "again.yaml").write_text(config.to_yaml())
-    again = load_config(tmp_path / "again.yaml")
-    assert again.as_dict() == config.as_dict()
-    assert again.resolved_objective() == PRESETS[preset]
+def test_states_of_few_bits_are_widened_at_extreme_betas(
+    tmp_path: Path, name: str, key: str, value: str, beta: float, rank: int, resolved: str
+) -> None:
+    given = {key: value, f"training__{name}": beta, "model__lora_rank": rank}
+    loaded = Loaded(tmp_path, MINIMAL, **given)
+    section, _, leaf = key.partition("__")
+    assert getattr(getattr(loaded.config, section), leaf) == resolved
+    assert any("bit states would round" in notice for notice in loaded.notices) == (value != resolved)
 
 
 @pytest.mark.parametrize("value", ["none", ["none"], []])
@@ -259,40 +238,19 @@ def test_no_tracker_in_a_file_and_as_a_flag(tmp_path: Path, value: Any) -> None:
 # -- options of a command, by every spelling (refusals: tests/golden) --------------------------------------------------
 
 
-class Example(CommandSettings):
-    COMMAND = "gtpo example"
-    ARGUMENT = "model"
-
-    model: str | None = option(None, "What is read.")
-    count: int = option(1, "How many.", ge=1, le=9)
-    share: float | None = option(None, "How much.", gt=0.0)
-    kind: Literal["plain", "other"] = option("plain", "Which.", "--kind", "-t")
-    name: Sequence[str] | None = option(None, "Of whom (repeatable).")
-    body: JsonObject | None = option(None, "Further fields.")
-    out: Path | None = option(None, "Where.")
-    quiet: bool = option(False, "Say less.")
-
-
 @pytest.mark.parametrize(
     ("words", "values"),
     [
         ("m", {"model": "m"}),
-        ("--count 3 m --quiet", {"model": "m", "count": 3, "quiet": True}),
-        ("--quiet m", {"model": "m", "quiet": True}),
-        ("--quiet false --count=2", {"count": 2, "quiet": False}),
-        ("-t other --name a --name b m", {"model": "m", "kind": "other", "name": ["a", "b"]}),
-        ("--count 2 --count 4", {"count": 4}),
-        ("--share .5 m", {"model": "m", "share": 0.5}),
-        ('--body {"a":1}', {"body": {"a": 1}}),
-        ("--out=--strange", {"out": Path("--strange")}),
-        ("--out --strange", {"out": Path("--strange")}),
+        ("--k 3 m --quiet", {"model": "m", "k": "3", "quiet": "true"}),
+        ("--quiet m", {"model": "m", "quiet": "true"}),
+        ("--quiet false --k=2", {"k": "2", "quiet": "false"}),
+        ("-b b --question a --question b m", {"model": "m", "benchmarks": "b", "questions": ["a", "b"]}),
+        ("--k 2 --k 4", {"k": "4"}),
+        ("--max_tokens 5 m", {"model": "m", "max_tokens": "5"}),
+        ("--out=--strange", {"out": "--strange"}),
+        ("--out --strange", {"out": "--strange"}),
     ],
 )
 def test_words(words: str, values: dict[str, Any]) -> None:
-    settings = Example.from_words(words.split())
-    assert {name: getattr(settings, name) for name in settings.given} == values
-
-
-def test_what_was_not_set_is_filled() -> None:
-    settings = Example.from_words(["--count", "3"]).filled({"count": 5, "kind": "other", "out": None})
-    assert (settings.count, settings.kind, settings.given) == (3, "other", {"count", "kind"})
+    assert EvalSettings.split(words.split()) == (values, {})
