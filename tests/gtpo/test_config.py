@@ -158,39 +158,17 @@ def test_a_flag_wins_over_a_file_whatever_they_call_the_key(
 # -- resolution --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("batch", "accumulation", "rounds", "processes", "resolved"),
-    [
-        (8, 1, None, 1, 8),
-        (1, 8, None, 1, 1),
-        (1, 1, None, 1, 8),
-        (4, 1, None, 2, 4),
-        (2, 1, None, 2, 8),
-        (3, 1, None, 1, 8),
-        (16, 1, None, 1, 16),
-        (4, 1, 2, 1, 4),
-        (12, 2, None, 1, 12),
-        (12, 1, None, 1, 8),
-        (127, 1, None, 1, 128),
-        (20, 3, None, 1, 16),
-    ],
-)
-def test_every_round_holds_complete_groups(
-    tmp_path: Path, batch: int, accumulation: int, rounds: int | None, processes: int, resolved: int
-) -> None:
-    loaded = Loaded(
-        tmp_path,
-        MINIMAL,
-        world_size=processes,
-        training__per_device_train_batch_size=batch,
-        training__gradient_accumulation_steps=accumulation,
-        training__steps_per_generation=rounds,
-    )
-    training = loaded.config.training
-    assert training.per_device_train_batch_size == resolved
-    per_round = resolved * (rounds or accumulation) * processes
-    assert per_round % training.num_generations == 0
-    assert any("per_device_train_batch_size" in notice for notice in loaded.notices) == (batch != resolved)
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("batch", [1, 3, 4, 8, 12, 20, 127])
+def test_every_round_holds_complete_groups(tmp_path: Path, batch: int, processes: int) -> None:
+    """A batch that does not divide into groups of eight becomes the nearest multiple, of two the smaller."""
+    nearest = min(range(8, 200, 8), key=lambda multiple: (abs(multiple - batch), multiple))
+    for accumulation, rounds in ((1, None), (2, None), (3, None), (8, None), (1, 2)):
+        steps = {"training__gradient_accumulation_steps": accumulation, "training__steps_per_generation": rounds}
+        loaded = Loaded(tmp_path, MINIMAL, processes, training__per_device_train_batch_size=batch, **steps)
+        fits = batch * (rounds or accumulation) * processes % 8 == 0
+        assert loaded.config.training.per_device_train_batch_size == (batch if fits else nearest)
+        assert any("per_device_train_batch_size" in notice for notice in loaded.notices) != fits
 
 
 @pytest.mark.parametrize(("shell", "flag", "taken"), [(None, None, "0"), ("3", None, "3"), ("3", "5", "5")])
