@@ -46,6 +46,10 @@ ARMS = {
     "dapo": ("demo/grpo", "--training.loss_type", "dapo", "--training.epsilon_high", "0.28",
              "--objective.mask_truncated", "true"),
     "dr-grpo": ("demo/grpo", "--training.loss_type", "dr_grpo", "--objective.scale_rewards", "none"),
+    # Outside the tests: README.md, "Token credit side by side".
+    "rsi": ("demo/gtpo", "--objective.preset", "rsi"),
+    "ntf": ("demo/gtpo", "--objective.preset", "ntf"),
+    "entropy-band": ("demo/gtpo", "--objective.preset", "entropy-band"),
 }  # fmt: skip
 LARGER = ("--model.build.hidden_size", "192", "--model.build.intermediate_size", "640",
           "--model.build.num_hidden_layers", "4", "--training.learning_rate", "2e-3")  # fmt: skip
