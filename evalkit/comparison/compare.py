@@ -234,10 +234,10 @@ def mean_cell(table: Table, name: str, column: Column) -> Cell:
     """A method's mean, its interval, and bounds if samples are missing; the median of a metric that is not tested."""
     if not column.metric.tested:
         medians = table.medians(name, column)
-        return Cell(MethodMean(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
+        return Cell(column, MethodMean(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
     value = method_mean(table.scores(name, column), clusters=table.clusters_at(column.k))
     checkpoints, to_mean = table.checkpoints(name, column)
-    return Cell(value, bounds=table.bounds(name, column), checkpoints=checkpoints, to_mean=to_mean)
+    return Cell(column, value, bounds=table.bounds(name, column), checkpoints=checkpoints, to_mean=to_mean)
 
 
 def _compared(table: Table, columns: list[Column], baseline: str | None, primary: Column) -> Table:

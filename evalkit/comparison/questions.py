@@ -64,6 +64,7 @@ NOT_SETTINGS = (
 class Cell:
     """One method's value of one column, and how it differs from the baseline (None for the baseline itself)."""
 
+    column: Column
     value: MethodMean
     paired: PairedDifference | None = None
     # The mean if every missing sample were wrong, and if it were right; None if none is missing.

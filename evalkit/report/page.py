@@ -43,7 +43,7 @@ from gtpo.evalkit.comparison.questions import Table
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2, bands, read_curves
 from gtpo.evalkit.report import writers
 from gtpo.evalkit.report.summary import legend, verdict_sentence
-from gtpo.evalkit.report.writers import Entry, Figure, Grid, MethodName, plain
+from gtpo.evalkit.report.writers import Entry, Grid, MethodName, plain
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_folder import read_table, sample_parts
 from gtpo.runs.train_run import TrainFolder, read_completions
@@ -203,14 +203,13 @@ def _cell(comparison: MethodComparison, versus: dict[str, Table], table: Table, 
 
 def _grid(comparison: MethodComparison, grid: Grid) -> dict[str, Any]:
     """Return a table for the page: its cells are texts, {method: name}, and of figures [benchmark, method, column]."""
+    places = {
+        id(cell): [i, name, table.columns.index(column)]
+        for i, table in enumerate(comparison.tables) for (name, column), cell in table.cells.items()
+    }  # fmt: skip
 
     def entry(one: Entry) -> Any:
-        if isinstance(one, MethodName):
-            return {"method": one.method}
-        if not isinstance(one, Figure):
-            return one
-        place = next(i for i, table in enumerate(comparison.tables) if table is one.table)
-        return [place, one.method, one.table.columns.index(one.column)]
+        return {"method": one.method} if isinstance(one, MethodName) else places.get(id(one), one)
 
     return {
         "name": grid.name, "head": grid.head, "section": grid.section,

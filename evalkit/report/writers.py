@@ -47,46 +47,30 @@ class MethodName(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """A figure as it is written: 45.2, ±0.8, [43.1, 47.3], {41.9, 43.1}, +2.1 [+0.7, +3.5] ▲.
+    """A cell as it is written: 45.2, ±0.8, [43.1, 47.3] {41.9, 43.1}, +2.1 [+0.7, +3.5] ▲.
 
-    spread: over seeds. bounds: what missing samples could make of it. What it does not have is empty.
+    spread: over seeds. {}: what missing samples could make of it. What it does not have is empty.
     """
 
     value: str
     spread: str
     interval: str
-    bounds: str
     change: str
 
 
-class Figure(NamedTuple):
-    """What was measured of a method: its cell in one column of a benchmark."""
-
-    table: Table
-    method: str
-    column: Column
-
-    @property
-    def cell(self) -> Cell:
-        """Return the numbers."""
-        return self.table.cells[self.method, self.column]
-
-    @property
-    def texts(self) -> Texts:
-        """Return how they are written."""
-        text, cell, (value, low, high, *_) = self.column.metric.text, self.cell, self.cell.value
-        sd = math.nan if cell.value.seed_sd is None else cell.value.seed_sd
-        return Texts(
-            text(value),
-            "" if math.isnan(sd) else f"±{text(sd)}",
-            "" if math.isnan(low) else f"[{text(low)}, {text(high)}]",
-            "" if cell.bounds is None else f"{{{text(cell.bounds[0])}, {text(cell.bounds[1])}}}",
-            "" if cell.paired is None else f"{difference(cell.paired)} {MARKS.get(cell.verdict or '', '')}".rstrip(),
-        )
-
-
 # None: there is no value.
-Entry = str | MethodName | Figure | None
+Entry = str | MethodName | Cell | None
+
+
+def texts_of(cell: Cell) -> Texts:
+    """Return how a cell is written."""
+    text, (value, low, high, *_), sd = cell.column.metric.text, cell.value, cell.value.seed_sd
+    interval = "" if math.isnan(low) else f"[{text(low)}, {text(high)}]"
+    if cell.bounds is not None:
+        interval = _join(interval, "{" + ", ".join(map(text, cell.bounds)) + "}")
+    mark = MARKS.get(cell.verdict or "", "")
+    change = "" if cell.paired is None else _join(difference(cell.paired), mark)
+    return Texts(text(value), "" if sd is None or math.isnan(sd) else f"±{text(sd)}", interval, change)
 
 
 class Grid(NamedTuple):
@@ -112,7 +96,7 @@ def paper_grids(comparison: MethodComparison) -> list[Grid]:
     head = ["method", *(f"{visible(table.benchmark)} ({table.questions:,})" for table in tables)]
     return [
         Grid(column.label, caption(comparison, column), head + ["average"] * several, [
-            [method_name(comparison, method.name), *(_figure(table, method.name, column) for table in tables),
+            [method_name(comparison, method.name), *(table.cells.get((method.name, column)) for table in tables),
              *[over_all(method.name, column)] * several]
             for method in comparison.methods
         ])
@@ -126,7 +110,7 @@ def section_grids(comparison: MethodComparison, table: Table) -> list[Grid]:
     for title in dict.fromkeys(metric.title for metric in METRICS):
         if columns := [column for column in table.columns if column.metric.title == title]:
             rows = [
-                [method_name(comparison, name), *(_figure(table, name, column) for column in columns)]
+                [method_name(comparison, name), *(table.cells.get((name, column)) for column in columns)]
                 for name in table.methods
             ]
             head, over = ["method", *(column.label for column in columns)], f"{header(table)}: {title}"
@@ -172,10 +156,6 @@ def detail_grids(comparison: MethodComparison, details: bool) -> list[Grid]:
     if comparison.trained and (details or not comparison.tables):
         grids.append(_training_grid(comparison))
     return grids
-
-
-def _figure(table: Table, method: str, column: Column) -> Figure | None:
-    return Figure(table, method, column) if (method, column) in table.cells else None
 
 
 def _test_grid(comparison: MethodComparison) -> Grid:
@@ -334,13 +314,15 @@ def as_terminal(
 def _draw_short(comparison: MethodComparison, column: Column, width: int) -> list[RenderableType]:
     """Draw one column of every benchmark without frames, each line as wide: method, figure, difference."""
     tables = [table for table in comparison.benchmarks if column in table.columns]
-    blocks = []
-    for figures in ([Figure(table, name, column) for name in table.methods] for table in tables):
-        blocks.append([
-            (method_name(comparison, figure.method).text, _join(of.value, of.interval, of.bounds),
-             "baseline" if figure.method == figure.table.baseline else of.change, figure.cell.verdict or "")
-            for figure in figures for of in [figure.texts]
-        ])  # fmt: skip
+    blocks: list[list[tuple[str, str, str, str]]] = []
+    for table in tables:
+        blocks.append([])
+        for name in table.methods:
+            cell = table.cells[name, column]
+            of, change = texts_of(cell), "baseline" if name == table.baseline else texts_of(cell).change
+            blocks[-1].append(
+                (method_name(comparison, name).text, _join(of.value, of.interval), change, cell.verdict or "")
+            )
     names, values, changes = (max((len(row[i]) for rows in blocks for row in rows), default=0) for i in range(3))
     room = max(12, min(names, width - values - changes - 6))
     parts: list[RenderableType] = []
@@ -357,7 +339,7 @@ def _draw_short(comparison: MethodComparison, column: Column, width: int) -> lis
 
 def draw(grid: Grid, width: int) -> Group:
     """Draw a table in frames, in pieces that fit, each with what the rows are."""
-    figures = any(isinstance(entry, Figure) for row in grid.rows for entry in row)
+    figures = any(isinstance(entry, Cell) for row in grid.rows for entry in row)
     keep = 1 if figures else 2
     drawn = Drawn(title=grid.title, title_justify="left", title_style="bold")
     for place, head in enumerate(grid.head):
@@ -365,18 +347,18 @@ def draw(grid: Grid, width: int) -> Group:
         drawn.add_column(head, overflow="fold", justify="right" if right else "left", no_wrap=right)
     for row in grid.rows:
         drawn.add_row(*(
-            _draw_figure(entry) if isinstance(entry, Figure)
+            _draw_cell(entry) if isinstance(entry, Cell)
             else Text(fill(_text(entry), max(20, width - 40)) if figures else _text(entry))
             for entry in row
         ))  # fmt: skip
     return Group(*stacked(drawn, width, keep=keep))
 
 
-def _draw_figure(figure: Figure) -> Text:
-    texts = figure.texts
-    drawn = Text.assemble(_join(texts.value, texts.spread), " ", (_join(texts.interval, texts.bounds), "dim"))
-    if texts.change:
-        drawn.append(f"\n{texts.change}", style=STYLES.get(figure.cell.verdict or "", "dim"))
+def _draw_cell(cell: Cell) -> Text:
+    value, spread, interval, change = texts_of(cell)
+    drawn = Text.assemble(_join(value, spread), " ", (interval, "dim"))
+    if change:
+        drawn.append(f"\n{change}", style=STYLES.get(cell.verdict or "", "dim"))
     return drawn
 
 
@@ -402,15 +384,15 @@ def markdown_text(text: str) -> str:
 
 
 def _markdown_table(grid: Grid) -> list[str]:
-    rows = [[_markdown_figure(e) if isinstance(e, Figure) else markdown_text(_text(e)) for e in r] for r in grid.rows]
+    rows = [[_markdown_cell(e) if isinstance(e, Cell) else markdown_text(_text(e)) for e in r] for r in grid.rows]
     head, *body = (f"| {' | '.join(row)} |" for row in (map(markdown_text, grid.head), *rows))
     return [head, f"|:--|{'--:|' * (len(grid.head) - 1)}", *body]
 
 
-def _markdown_figure(figure: Figure) -> str:
-    *parts, change = figure.texts
-    p = "" if figure.cell.p_corrected is None else f", {p_text(figure.cell.p_corrected)}"
-    bold = "**" if figure.cell.direction else ""
+def _markdown_cell(cell: Cell) -> str:
+    *parts, change = texts_of(cell)
+    p = "" if cell.p_corrected is None else f", {p_text(cell.p_corrected)}"
+    bold = "**" if cell.direction else ""
     return _join(*parts) + (f"<br>{bold}{change}{bold}{p}" if change else "")
 
 
@@ -459,11 +441,11 @@ def as_latex(comparison: MethodComparison, *, details: bool = False) -> str:
 def _latex_table(grid: Grid, text: str) -> list[str]:
     body = [_latex_line(["", *map(latex_text, grid.head[1:])]), r"\midrule"]
     for row in grid.rows:
-        body.append(_latex_line(_latex_figure(e) if isinstance(e, Figure) else latex_text(_text(e)) for e in row))
+        body.append(_latex_line(_latex_cell(e) if isinstance(e, Cell) else latex_text(_text(e)) for e in row))
         # A figure's interval and its difference go below it, small.
-        figures = [entry if isinstance(entry, Figure) else None for entry in row]
-        intervals = [f and latex_text(_join(f.texts.interval, f.texts.bounds)) for f in figures]
-        differences = [f and f.cell.paired and f"${difference(f.cell.paired)}$" for f in figures]
+        cells = [entry if isinstance(entry, Cell) else None for entry in row]
+        intervals = [cell and latex_text(texts_of(cell).interval) for cell in cells]
+        differences = [cell and cell.paired and f"${difference(cell.paired)}$" for cell in cells]
         body += [_latex_line(_small(text or "") for text in line) for line in (intervals, differences) if any(line)]
         body.append(r"\addlinespace[2pt]")
     label = "".join(c if c.isascii() and c.isalnum() else "-" for c in grid.name.replace("@", "-at-"))
@@ -490,14 +472,15 @@ def _small(text: str) -> str:
     return rf"{{\scriptsize {text}}}" if text else ""
 
 
-def _latex_figure(figure: Figure) -> str:
-    cell, marks = figure.cell, ""
+def _latex_cell(cell: Cell) -> str:
+    marks = ""
     if cell.direction and cell.p_corrected is not None:
         count = next((stars for level, stars in _STARS if cell.p_corrected <= level), 0)
         marks = f"$^{{{('*' if cell.direction > 0 else chr(92) + 'dagger ') * count}}}$"
     elif cell.verdict in (EQUIVALENT, UNDECIDED):
         marks = r"$^{\approx}$" if cell.verdict == EQUIVALENT else "$^{?}$"
-    return _join(figure.texts.value + marks, _small(latex_text(figure.texts.spread)))
+    value, spread, *_ = texts_of(cell)
+    return _join(value + marks, _small(latex_text(spread)))
 
 
 def as_csv(comparison: MethodComparison, *, details: bool = False) -> str:
