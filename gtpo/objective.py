@@ -17,7 +17,7 @@ Everything here is pure: tensors in, named tuples out, in the precision of the i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -55,6 +55,10 @@ class PolicyLoss(NamedTuple):
     """log pi(y_t) [N, L] that the loss was made of."""
     token_entropies: Float[Tensor, "N L"]
     """H_t [N, L] in nats."""
+
+
+# `policy_loss`, or a loss of the user's in its place (`gtpo.own_loss`).
+LossFunction = Callable[..., PolicyLoss]
 
 
 class Loss(NamedTuple):

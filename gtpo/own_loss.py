@@ -14,7 +14,6 @@ True`, an attribute of the function.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ from torch import Tensor
 from gtpo.common.errors import UserError
 from gtpo.common.provenance import file_hash
 from gtpo.completions import Completions, group_advantages, prepare_completions
-from gtpo.objective import Objective, PolicyLoss, policy_loss
+from gtpo.objective import LossFunction, Objective, PolicyLoss
 from gtpo.rewards.loading import import_dotted
 
-LossFunction = Callable[..., PolicyLoss]
 DECLARED = "needs_entropy_gradient"
 # Of the batch that a loss is tried on: a group of four, of which the second is cut short and has a tool's answer.
 GROUP, WIDTH = 4, 6
@@ -50,13 +48,11 @@ def needs_entropy_gradient(objective: Objective, function: LossFunction) -> bool
     return bool(objective.head_options(1.0)["entropy_gradient"] or getattr(function, DECLARED, False))
 
 
-def loss_function(objective: Objective, function: LossFunction | None = None) -> LossFunction:
-    """Return what computes an objective's loss: a function of the user's, the one that it names, or `policy_loss`.
+def user_loss(objective: Objective, function: LossFunction | None = None) -> LossFunction:
+    """Return the user's loss: the function, or else the one that the objective names.
 
-    Raises UserError in one sentence if the user's cannot be imported or called so, or returns something else.
+    Raises UserError in one sentence if it cannot be imported or called so, or returns something else.
     """
-    if function is None and objective.loss is None:
-        return policy_loss
     name = f'objective.loss "{objective.loss}"' if function is None else "loss"
     function = import_dotted(str(objective.loss), "objective.loss") if function is None else function
     for completions, tokens in _batches(objective):

@@ -41,8 +41,8 @@ from gtpo.inputs.model import (
     savable_generation_config,
     widen_adapters,
 )
-from gtpo.objective import PolicyLoss
-from gtpo.own_loss import LossFunction, loss_function, needs_entropy_gradient, with_loss
+from gtpo.objective import LossFunction, PolicyLoss, policy_loss
+from gtpo.own_loss import needs_entropy_gradient, user_loss, with_loss
 from gtpo.presets import PRESETS, Objective
 from gtpo.rewards.loading import source_hash
 from gtpo.trainer import trl_seam
@@ -146,8 +146,8 @@ class GTPOConfig(GRPOConfig):
         if isinstance(self.objective, Objective):
             self.objective = asdict(self.objective)
         objective = self.resolved_objective()
-        # Tried before a model is loaded.
-        loss_function(objective)
+        if objective.loss:
+            user_loss(objective)  # tried before a model is loaded
         defaults = {entry.name: entry.default for entry in fields(self)}
         faults = list[str]()
         for name, instead in DECIDED["objective"].items():
@@ -484,11 +484,13 @@ class GTPOTrainer(SampledTrainer):
             prompts = (args.generation_batch_size or 0) // (args.num_generations or 1)
             check_inputs(reward_funcs, train_dataset, prompts=prompts)
         self.objective: Objective = args.resolved_objective()
-        if loss is not None and self.objective.loss is not None:
-            raise ValueError(f"GTPOTrainer: loss, and objective.loss {self.objective.loss} in args: remove one of them")
-        self.loss_function = loss_function(self.objective, loss)
         if loss is not None:
+            if self.objective.loss is not None:
+                raise ValueError(f"GTPOTrainer: loss, and objective.loss {self.objective.loss} in args: remove one")
             self.objective = with_loss(self.objective, loss)
+        self.loss_function: LossFunction = policy_loss
+        if self.objective.loss is not None:
+            self.loss_function = user_loss(self.objective, loss)
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         policy: Any = self.model
         if not any(p.requires_grad for p in policy.parameters()):

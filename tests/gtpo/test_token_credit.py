@@ -20,7 +20,7 @@ from gtpo.completions import group_advantages, prepare_completions
 from gtpo.config import load_config
 from gtpo.integrations.verl.advantages import token_advantages
 from gtpo.objective import PRESETS, Objective, policy_loss, reference_loss, reference_statistics
-from gtpo.own_loss import loss_function, needs_entropy_gradient, with_loss
+from gtpo.own_loss import needs_entropy_gradient, user_loss, with_loss
 
 G, L, V = 4, 12, 9
 CREDIT = {
@@ -198,19 +198,18 @@ FAULTS = {
 def test_a_loss_that_cannot_be_one_is_refused_in_a_sentence(name: str) -> None:
     for preset in ("gtpo", "grpo"):
         with pytest.raises(UserError, match=re.escape(f'objective.loss "{__name__}:{name}"')) as fault:
-            loss_function(replace(PRESETS[preset], loss=f"{__name__}:{name}"))
+            user_loss(replace(PRESETS[preset], loss=f"{__name__}:{name}"))
         assert FAULTS[name] in str(fault.value)
         assert "\n" not in str(fault.value)
 
 
 def test_a_loss_that_differentiates_the_entropies_says_so_or_its_objective_does() -> None:
-    assert needs_entropy_gradient(PRESETS["grpo"], loss_function(PRESETS["grpo"], declared))
-    assert loss_function(PRESETS["gtpo-eq7"], own_entropy) is own_entropy
-    assert loss_function(PRESETS["gtpo"]) is policy_loss
+    assert needs_entropy_gradient(PRESETS["grpo"], user_loss(PRESETS["grpo"], declared))
+    assert user_loss(PRESETS["gtpo-eq7"], own_entropy) is own_entropy
     # A batch on which it pushes nothing refuses no loss.
     nothing = replace(PRESETS["gtpo"], entropy_threshold=1e-3, surprisal_low=99.0)
-    assert loss_function(nothing, own_rsi) is own_rsi
-    assert not needs_entropy_gradient(PRESETS["grpo"], loss_function(PRESETS["grpo"], own_rsi))
+    assert user_loss(nothing, own_rsi) is own_rsi
+    assert not needs_entropy_gradient(PRESETS["grpo"], user_loss(PRESETS["grpo"], own_rsi))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from gtpo.completions import group_advantages, keep_in_band, prepare_completions
-from gtpo.objective import filter_is_active, policy_loss
-from gtpo.own_loss import LossFunction
+from gtpo.objective import LossFunction, filter_is_active, policy_loss
 from gtpo.presets import LN2, Objective
 
 

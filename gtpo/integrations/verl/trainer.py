@@ -37,7 +37,8 @@ from gtpo.common.log import LOG, start_logging
 from gtpo.entropy import SAMPLES, Calibration, describe_gate, summarise
 from gtpo.integrations.verl.advantages import mean_entropy, token_advantages
 from gtpo.integrations.verl.settings import TRAINER_MODE, check_settings
-from gtpo.own_loss import loss_function, needs_entropy_gradient
+from gtpo.objective import LossFunction, policy_loss
+from gtpo.own_loss import needs_entropy_gradient, user_loss
 
 # H_ini, in verl's `trainer.default_local_dir`.
 CALIBRATION_FILE = "initial_entropy.json"
@@ -54,13 +55,15 @@ class GTPOTrainerSync(PPOTrainerSync):
     def __init__(self, config: DictConfig) -> None:
         start_logging()
         self.settings = check_settings(OmegaConf.to_container(config, resolve=True))
-        # Tried before anything is loaded. verl's loss has no place for a gradient of entropies but its own bonus.
-        self.loss_function = loss_function(self.settings.objective)
-        if self.settings.objective.loss and needs_entropy_gradient(self.settings.objective, self.loss_function):
-            raise UserError(
-                f"gtpo.loss {self.settings.objective.loss} differentiates the entropies, which verl's policy loss does "
-                "not; train it with gtpo train or GTPOTrainer"
-            )
+        self.loss_function: LossFunction = policy_loss
+        if name := self.settings.objective.loss:
+            # Tried before anything is loaded. verl's loss has no place for a gradient of entropies but its own bonus.
+            self.loss_function = user_loss(self.settings.objective)
+            if needs_entropy_gradient(self.settings.objective, self.loss_function):
+                raise UserError(
+                    f"gtpo.loss {name} differentiates the entropies, which verl's policy loss does not; train it with "
+                    "gtpo train or GTPOTrainer"
+                )
         self.folder = Path(config.trainer.default_local_dir).absolute()
         given = self.settings.initial_entropy
         self.calibration: Calibration | None = None if given is None else Calibration(given)
