@@ -102,18 +102,18 @@ class UntrainedKL(RunPart):
             return summed_kl(now, head, before, their_head, mask, temperature)
 
         def of_both(now: Tensor, head: LMHead) -> Any:
-            return reference(**batch, policy_loss=lambda before, theirs: divergence(now, head, before, theirs)).value
+            return reference(**batch, of_hidden=lambda before, theirs: divergence(now, head, before, theirs)).value
 
         with torch.no_grad(), trainer.accelerator.autocast():
             if reference is None:
-                now = model(**batch, policy_loss=lambda hidden, head: hidden).value
+                now = model(**batch, of_hidden=lambda hidden, head: hidden).value
                 with trainer.accelerator.unwrap_model(model).disable_adapter():
                     # Both have one head: an adapter on it is refused.
                     # accelerate gives what a forward returns in float32.
-                    output = model(**batch, policy_loss=lambda b, head: divergence(now.to(b.dtype), head, b, head))
+                    output = model(**batch, of_hidden=lambda b, head: divergence(now.to(b.dtype), head, b, head))
             else:
                 # One forward inside the other: a sharded head is whole only in its own.
-                output = model(**batch, policy_loss=of_both)
+                output = model(**batch, of_hidden=of_both)
         total = trainer.accelerator.reduce(output.value)
         trl_seam.log(trainer, KL_METRIC, float(total[0] / total[1].clamp(min=1)))
 

@@ -307,7 +307,7 @@ def batch_statistics(trainer: Any, model: Any, batch: dict[str, Tensor], **optio
         some = {name: column[start : start + size] for name, column in batch.items()}
         with torch.no_grad():
             mask = some["completion_mask"].bool()
-            parts.append(token_forward(trainer, model, some, mask, lambda *of: of[:2], **options).value)
+            parts.append(token_forward(trainer, model, some, mask, **options).value)
     if "find" in options:
         batch |= sets.take()
     logps, entropies = map(torch.cat, zip(*parts, strict=True))

@@ -579,21 +579,20 @@ class GTPOTrainer(SampledTrainer):
         mask, group = loss_mask(inputs).bool(), trl_seam.group_size(self)
         completions = Completions._make(inputs.get(BATCH_ROWS[field]) for field in Completions._fields)
         micro_batches = self.current_gradient_accumulation_steps if trl_seam.mode(self) == "train" else 1
-
-        def loss(*tokens: Tensor) -> PolicyLoss:
-            return self.loss_function(
-                self.objective,
-                completions,
-                *tokens,
-                group,
-                gate_active=self.gate.active(),
-                # The micro-batches of a step add up, the ranks are averaged: B of the step is so many groups per rank.
-                groups=len(mask) * micro_batches / group,
-                epsilon_low=self.epsilon_low,
-                epsilon_high=self.epsilon_high,
-            )
-
-        output, aux_loss = token_forward(self, model, inputs, mask, loss, **self.head_options())
+        (logps, entropies), aux_loss = token_forward(self, model, inputs, mask, **self.head_options())
+        output = self.loss_function(
+            self.objective,
+            completions,
+            logps,
+            entropies,
+            mask,
+            group,
+            gate_active=self.gate.active(),
+            # The micro-batches of a step add up, the ranks are averaged: B of the step is so many groups per rank.
+            groups=len(mask) * micro_batches / group,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+        )
         self._log(PolicyLoss._make(value.detach() for value in output), inputs)
         total: Tensor = output.loss
         if aux_loss is None:

@@ -1,7 +1,7 @@
-"""The fused loss inside a causal LM's forward, where DDP, FSDP and ZeRO have their hooks; and the kept sets it is of.
+"""The statistics of tokens inside a causal LM's forward, where DDP, FSDP and ZeRO have their hooks; their kept sets.
 
-`model(input_ids, attention_mask, policy_loss=f)` runs the backbone to the last hidden states and returns a PolicyOutput
-with what f(hidden [N, T, D], LMHead) returns; called without `policy_loss`, the model behaves as before. The logits of
+`model(input_ids, attention_mask, of_hidden=f)` runs the backbone to the last hidden states and returns a PolicyOutput
+with what f(hidden [N, T, D], LMHead) returns; called without `of_hidden`, the model behaves as before. The logits of
 the whole batch never exist, and the weights of the head are whole while `f` runs: gathered from FSDP2's shards or
 ZeRO-3's partitions. With `output_router_logits=True` a mixture of experts gives its load-balancing loss beside it.
 
@@ -60,16 +60,16 @@ class LMHead(NamedTuple):
 
 
 class PolicyOutput(NamedTuple):
-    """What the forward gives for a `policy_loss`."""
+    """What the forward gives for an `of_hidden`."""
 
-    # What `policy_loss` returned.
+    # What `of_hidden` returned.
     value: Any
     # Load-balancing loss of a mixture of experts, a scalar without its coefficient; None unless asked for.
     aux_loss: Tensor | None
 
 
 def add_policy_head(model: Any) -> None:
-    """Let `model` (a transformers causal LM, before any PEFT wrapping or sharding) take `policy_loss`.
+    """Let `model` (a transformers causal LM, before any PEFT wrapping or sharding) take `of_hidden`.
 
     A deep copy of the model takes it too, and computes with the copy's weights.
     """
@@ -78,8 +78,8 @@ def add_policy_head(model: Any) -> None:
 
     # `generate` validates its arguments against the signature, so it stays the model's own.
     @functools.wraps(type(model).forward)
-    def forward(self: Any, *args: Any, policy_loss: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
-        if policy_loss is None:
+    def forward(self: Any, *args: Any, of_hidden: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+        if of_hidden is None:
             if self is model:
                 return plain_forward(*args, **kwargs)
             # A deep copy: what `plain_forward` and TRL's patch below it are bound to is the original.
@@ -109,7 +109,7 @@ def add_policy_head(model: Any) -> None:
             whole = LMHead(
                 weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype), logit_scale, softcap
             )
-            return PolicyOutput(policy_loss(hidden, whole), aux_loss)
+            return PolicyOutput(of_hidden(hidden, whole), aux_loss)
 
     model.forward = types.MethodType(forward, model)
 
@@ -125,12 +125,11 @@ def token_forward(
     model: Any,
     batch: Mapping[str, Any],
     mask: Tensor,
-    loss: Callable[[Tensor, Tensor, Tensor], Any],
     *,
     find: Callable[[Tensor, LMHead, Tensor, Tensor], Kept] | None = None,
     **options: Any,
 ) -> PolicyOutput:
-    """Run a model's forward as its trainer does; return what `loss` makes of log-probabilities, entropies and the mask.
+    """Run a model's forward as its trainer does; return the log-probabilities and entropies [B, L] of its tokens.
 
     batch: prompt_ids, prompt_mask, completion_ids, completion_mask [B, .], and under truncated sampling the kept sets.
     mask [B, L] bool: the tokens that are wanted; others have 0. find: finds these, if the policy is still the one
@@ -140,20 +139,19 @@ def token_forward(
     """
     ids = batch["completion_ids"]
 
-    def of_hidden(hidden: Tensor, head: LMHead) -> Any:
+    def of_hidden(hidden: Tensor, head: LMHead) -> tuple[Tensor, Tensor]:
         hidden = hidden[:, -ids.size(1) - 1 : -1]
         kept = None if find is None else find(hidden, head, ids, mask)
         if "kept_ids" in batch:
             kept = Kept.of_tokens(batch["kept_counts"], batch["kept_ids"])
         logps, entropies = token_statistics(hidden, ids=ids, mask=mask, kept_set=kept, **options, **head._asdict())
-        output = loss(logps, entropies, mask)
         # Last: it waits for the GPU.
         check_finite(hidden, head.lm_head, head.bias, logps, entropies)
-        return output
+        return logps, entropies
 
     router = {"output_router_logits": True} if trainer.aux_loss_enabled else {}
     with trainer.accelerator.autocast():
-        return cast(PolicyOutput, model(**sequences(batch), policy_loss=of_hidden, **router))
+        return cast(PolicyOutput, model(**sequences(batch), of_hidden=of_hidden, **router))
 
 
 # -- kept sets ---------------------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ def sharded_heads() -> None:
         model, _ = tiny_model(tie_word_embeddings=tied)
         model.lm_head.weight.requires_grad_(not frozen)
         add_policy_head(model)
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "policy_loss": loss}
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "of_hidden": loss}
         whole = model(**inputs).value
         whole.backward()
         expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -64,7 +64,7 @@ def test_measured_once_and_reused_by_a_resumed_run(tmp_path: Path) -> None:
     first = trainer_at(tmp_path, model, tokenizer, asked)
     sizes: list[int] = []  # of the batches whose entropies are computed
     first.model.register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])) if "policy_loss" in kwargs else None,
+        lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])) if "of_hidden" in kwargs else None,
         with_kwargs=True,
     )
     state = torch.get_rng_state()

@@ -136,7 +136,7 @@ def test_deep_copy_of_the_model_computes_with_its_own_weights(folder: Path, tmp_
         for parameter in copied.parameters():
             parameter.zero_()
     assert copied(ids).logits.abs().max() == 0
-    assert copied(ids, policy_loss=lambda hidden, head: hidden).value.abs().max() == 0
+    assert copied(ids, of_hidden=lambda hidden, head: hidden).value.abs().max() == 0
     found = copied(ids, labels=ids, fused_lm_head=True).log_probs
     uniform = -torch.log(torch.tensor(float(copied.config.vocab_size)))
     torch.testing.assert_close(found, uniform.expand_as(found))
