@@ -116,7 +116,7 @@ def samples(folder: Path, query: Query) -> dict[str, Any]:
     `find`: part of a question's id or text; a whole id is that question only.
     """
     record, benchmark, word = _record(folder), query.get("benchmark", ""), query.get("find", "").strip()
-    problems = {p.id: p for name, p, _ in read_problems(folder) if name == benchmark}
+    problems = read_problems(folder, everything=True).get(benchmark, {})
     unknown = Problem("", "", "")
     rows = [row for row in _stored(folder, stamp(folder)) if row[2].benchmark == benchmark]
     ids = {sample.question_id for _, _, sample in rows}

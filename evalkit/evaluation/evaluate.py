@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,7 +51,7 @@ from gtpo.evalkit.evaluation.tasks import Benchmark
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import choose_scoring
 from gtpo.rewards.verify import Verifier, usable_cpus
-from gtpo.runs.eval_folder import OUTCOMES_SINCE, EvalFolder, Sample, read_prompts
+from gtpo.runs.eval_folder import OUTCOMES_SINCE, EvalFolder, Sample, read_problems, read_prompts
 from gtpo.runs.eval_record import (
     EVAL_SCHEMA_VERSION,
     SCORINGS,
@@ -272,7 +272,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
     # Once chosen it is kept; versions that did not say by what had chosen it too.
     if record.scoring_by is None and (old.scoring_by is not None or old.schema_version < OUTCOMES_SINCE):
         record.scoring, record.scoring_by = old.scoring, old.scoring_by or "completions"
-    stored, shown = folder.problems(everything=True), folder.problems()
+    stored, shown = read_problems(folder.path, everything=True), read_problems(folder.path)
     entries = dict(old.benchmarks)
     others: list[str] = []
     for name, entry in old.benchmarks.items():
@@ -281,7 +281,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
         anew = old.verifier.version != RULES_VERSION or old.scoring != record.scoring
         if chosen is not None and name in stored:
             others += _differences(name, stored[name], chosen)
-            if {p.id for p in shown.get(name, ())} != {p.id for p in chosen}:
+            if {*shown.get(name, ())} != {p.id for p in chosen}:
                 LOG.info("%s: %d questions, of %d that are stored", name, len(chosen), len(stored[name]))
                 anew = True
         if anew:
@@ -299,10 +299,9 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
     return record
 
 
-def _differences(name: str, stored: Sequence[Problem], asked: Sequence[Problem]) -> list[str]:
+def _differences(name: str, stored: Mapping[str, Problem], asked: Sequence[Problem]) -> list[str]:
     """Say which questions are asked for that have samples, and are others now."""
-    now = {p.id: p for p in asked}
-    pairs = [(p, now[p.id]) for p in stored if p.id in now]
+    pairs = [(stored[p.id], p) for p in asked if p.id in stored]
     golds = [p.id for p, other in pairs if p.answer != other.answer]
     texts = [p.id for p, other in pairs if p.problem and (p.problem, p.answers) != (other.problem, other.answers)]
     said = [("golds", golds), ("texts, or the ways in which answers are compared,", texts)]
@@ -434,7 +433,7 @@ def write_results(begun: EvalRecord, tally: Tally, **known: Any) -> EvalRecord:
 
     begun: the record without the metrics. known: other fields of the record that are settled now.
     """
-    folder, problems = tally.folder, tally.folder.problems()
+    folder, problems = tally.folder, {name: [*of.values()] for name, of in read_problems(tally.folder.path).items()}
     judged = VerifierRecord(version=RULES_VERSION, timeout_s=tally.verifier.timeout_s)
     record = begun.model_copy(update={**known, "verifier": judged})
     record.benchmarks = dict(record.benchmarks)
@@ -516,7 +515,7 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         by = record.scoring_by or "completions" if asked == "auto" else "command"
         stored = {name: entry.samples for name, entry in record.benchmarks.items()}
         with Verifier() as verifier, EvalProgress(headline, stored) as progress:
-            for before, after in verify_stored(folder, folder.questions(), verifier, outcomes=True):
+            for before, after in verify_stored(folder, folder.questions(), verifier):
                 for samples, scoring in itertools.product(zip(before, after, strict=True), SCORINGS):
                     old, new = (sample.verdict(scoring) or "" for sample in samples)
                     changes[f"{scoring}: {old} -> {new}"] += old != new

@@ -147,10 +147,7 @@ def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]
     UserError if there is no such run, or if it does not know how it was sampled.
     """
     path = find_run(settings.like, "--like")
-    record, problems = read_record(path), dict[str, list[Problem]]()
-    for name, problem, shown in read_problems(path):
-        if shown:
-            problems.setdefault(name, []).append(problem)
+    record, problems = read_record(path), read_problems(path)
     sampling, prompt = record.sampling, record.prompt
     if sampling.max_tokens is None and "max_tokens" not in settings.given:
         raise UserError(
@@ -167,9 +164,9 @@ def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]
         **prompt.model_dump(include={"system_role", "user", "fewshot", "api", "thoughts", "begins_in_thought"}),
     )  # fmt: skip
     return settings.filled(taken), [
-        Benchmark(**{"data": entry.source, **(entry.task or {}), "name": name, "prompt": way}).of(problems[name])
+        Benchmark(**{"data": entry.source, **(entry.task or {}), "name": name, "prompt": way}).of([*of.values()])
         for name, entry in record.benchmarks.items()
-        if name in problems
+        if (of := problems.get(name))
     ]
 
 

@@ -65,17 +65,14 @@ def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], ve
 
 
 def verify_stored(
-    folder: EvalFolder, problems: Mapping[QuestionKey, Problem], verifier: Verifier, *, outcomes: bool = False
+    folder: EvalFolder, problems: Mapping[QuestionKey, Problem], verifier: Verifier
 ) -> Iterator[tuple[list[Sample], list[Sample]]]:
-    """Verify stored completions again, part by part, and yield each part's samples before and after.
-
-    outcomes: also write how samples ended if an older version did not; they are read alike.
-    """
+    """Verify stored completions again, part by part, and yield each part's samples before and after."""
     for part in sample_parts(folder.path):
-        before, read = folder.part(part, as_written=True), folder.part(part)
-        after = [replace(sample) for sample in read]
+        before = folder.part(part)
+        after = [replace(sample) for sample in before]
         score(after, problems, verifier)
-        if read != after or (outcomes and before != after):
+        if before != after:
             folder.replace_part(part, after)
         yield before, after
 
@@ -186,8 +183,8 @@ class Tally:
     def __init__(self, folder: EvalFolder, verifier: Verifier) -> None:
         self.folder, self.verifier, self.problems = folder, verifier, folder.questions()
         self.questions = defaultdict[QuestionKey, QuestionSamples](QuestionSamples)
-        for _, table in folder.tables(_COLUMNS):
-            self.add(Sample(**row) for row in table.to_pylist())
+        for part in sample_parts(folder.path):
+            self.add(folder.part(part, _COLUMNS))
 
     def score(self, samples: Sequence[Sample]) -> None:
         """Score samples; they are not counted yet."""

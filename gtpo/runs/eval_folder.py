@@ -17,7 +17,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -204,13 +204,14 @@ def sample_parts(folder: Path) -> list[Path]:
     return sorted((folder / "samples").glob("part-*.parquet"))
 
 
-def read_problems(folder: Path) -> list[tuple[str, Problem, bool]]:
-    """Return (benchmark, problem, whether the last command asked for it) of all questions of an eval run."""
-    return [
-        (row.pop("benchmark"), Problem(**row), shown)
-        for row in _rows(folder / "problems.parquet")
-        for shown in [row.pop("asked", True)]
-    ]
+def read_problems(folder: Path, *, everything: bool = False) -> dict[str, dict[str, Problem]]:
+    """Return the problems that the last command asked for, by benchmark and id; everything: all that have samples."""
+    problems: dict[str, dict[str, Problem]] = {}
+    for row in _rows(folder / "problems.parquet"):
+        name, shown = row.pop("benchmark"), row.pop("asked")
+        if shown or everything:
+            problems.setdefault(name, {})[row["id"]] = Problem(**row)
+    return problems
 
 
 def read_prompts(folder: Path) -> dict[QuestionKey, StoredPrompt]:
@@ -276,9 +277,10 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
         Samples that failed are dropped then.
         """
         record = self.record()
-        if any(table.column("error").null_count for _, table in self.tables(["error"])):
+        parts = sample_parts(self.path)
+        if any(sample.error is None for part in parts for sample in self.part(part, ["error"])):
             return record
-        for part in sample_parts(self.path):
+        for part in parts:
             self.replace_part(part, [])
         return None
 
@@ -311,62 +313,42 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
     def replace_part(self, path: Path, samples: Sequence[Sample]) -> None:
         """Write a part again, whole and with the record it carries; without samples it goes."""
         if samples:
-            _write_part(path, samples, {**(pq.read_schema(path).metadata or {}), **SAMPLE_SCHEMA.metadata})
+            _write_part(path, samples, {**_metadata(path), **SAMPLE_SCHEMA.metadata})
         else:
             path.unlink()
 
     def drop_failed(self, keys: Set[Key]) -> None:
         """Forget those of the samples with an error: they are asked for again."""
-        for part, table in self.tables(["error"]) if keys else ():
-            if table.column("error").null_count < len(table):
-                samples = self.part(part)
-                rest = [sample for sample in samples if sample.error is None or sample.key not in keys]
-                if len(rest) < len(samples):
-                    self.replace_part(part, rest)
+        for part in sample_parts(self.path) if keys else ():
+            samples = self.part(part)
+            rest = [sample for sample in samples if sample.error is None or sample.key not in keys]
+            if len(rest) < len(samples):
+                self.replace_part(part, rest)
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[tuple[Path, pa.Table]]:
-        """Yield (part, its table) with the given columns, one part in memory at a time."""
-        for part in sample_parts(self.path):
-            if "outcome" in (columns or ()) or "error" in (columns or ()):
-                metadata = read_table(part, []).schema.metadata or {}
-                if int(metadata.get(b"gtpo_schema_version", b"0")) < OUTCOMES_SINCE:
-                    rows = [asdict(sample) for sample in self.part(part)]
-                    yield part, pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA).select(columns)
-                    continue
-            yield part, read_table(part, columns)
+    def part(self, path: Path, columns: Sequence[str] | None = None) -> list[Sample]:
+        """Return the samples of a part, with some or all columns.
 
-    def part(self, path: Path, *, as_written: bool = False) -> list[Sample]:
-        """Return the samples of a part; how they ended, if its version did not store that, by what it stored."""
-        table = read_table(path)
-        samples = [Sample(**row) for row in table.to_pylist()]
-        if "outcome" not in table.column_names and not as_written:
-            record = _header(path)
-            for sample in samples:
-                sample.settle_as_stored(record.sampling.max_tokens, own=record.engine.name in ("vllm", "transformers"))
+        How they ended, if its version did not store that, by what it stored.
+        """
+        if int(_metadata(path).get(b"gtpo_schema_version", b"0")) >= OUTCOMES_SINCE:
+            return [Sample(**row) for row in read_table(path, columns).to_pylist()]
+        record, samples = _header(path), [Sample(**row) for row in read_table(path).to_pylist()]
+        for sample in samples:
+            sample.settle_as_stored(record.sampling.max_tokens, own=record.engine.name in ("vllm", "transformers"))
         return samples
-
-    def problems(self, *, everything: bool = False) -> dict[str, list[Problem]]:
-        """Return the problems that the last command asked for, by benchmark; everything: all that have samples."""
-        problems: dict[str, list[Problem]] = {}
-        for name, problem, shown in read_problems(self.path):
-            if shown or everything:
-                problems.setdefault(name, []).append(problem)
-        return problems
 
     def questions(self) -> dict[QuestionKey, Problem]:
         """Return every problem that has samples, by benchmark and id."""
-        return {(name, problem.id): problem for name, problem, _ in read_problems(self.path)}
+        every = read_problems(self.path, everything=True)
+        return {(name, i): problem for name, problems in every.items() for i, problem in problems.items()}
 
-    def add_problems(self, problems: dict[str, list[Problem]]) -> None:
+    def add_problems(self, problems: Mapping[str, Sequence[Problem]]) -> None:
         """Write problems.parquet: these as what is asked for of their benchmarks, before the others that are there."""
+        shown = read_problems(self.path)
         rows = {(name, p.id): (p, True) for name, chosen in problems.items() for p in chosen}
-        for name, p, shown in read_problems(self.path):
-            rows.setdefault((name, p.id), (p, shown and name not in problems))
-        fields = PROBLEM_SCHEMA.names[1:-1]
-        table = [
-            {"benchmark": name, **{field: getattr(p, field) for field in fields}, "asked": shown}
-            for (name, _), (p, shown) in rows.items()
-        ]
+        for (name, i), p in self.questions().items():
+            rows.setdefault((name, i), (p, name not in problems and i in shown.get(name, ())))
+        table = [{"benchmark": name, **asdict(p), "asked": asked} for (name, _), (p, asked) in rows.items()]
         write_parquet(self.path / "problems.parquet", pa.Table.from_pylist(table, schema=PROBLEM_SCHEMA))
 
     def add_prompts(self, prompts: Mapping[QuestionKey, StoredPrompt]) -> None:
@@ -398,9 +380,12 @@ def stored_record(folder: Path, tell: Callable[..., None] = LOG.debug) -> EvalRe
     return _header(parts[-1]) if parts else None
 
 
+def _metadata(part: Path) -> Mapping[bytes, bytes]:
+    return read_table(part, []).schema.metadata or {}
+
+
 def _header(part: Path) -> EvalRecord:
-    header = (read_table(part, []).schema.metadata or {}).get(RUN)
-    if header is None:
+    if (header := _metadata(part).get(RUN)) is None:
         raise UserError(f"{part} does not say of which run it is: move it away, or choose another --out")
     return parse_record(json.loads(header), part)
 

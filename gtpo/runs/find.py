@@ -80,7 +80,7 @@ class EvalRun:
 
     def problems(self, benchmark: str) -> dict[str, Problem]:
         """Return the problems of a benchmark by id, as far as the run holds them."""
-        return {p.id: p for name, p, _ in read_problems(self.folder) if name == self.stored_name(benchmark)}
+        return read_problems(self.folder, everything=True).get(self.stored_name(benchmark), {})
 
     def prompts(self, benchmark: str) -> dict[str, tuple[str, int | None]]:
         """Return id -> (what the model read, its tokens); a conversation if a server did not show the text."""
