@@ -28,6 +28,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -389,7 +390,7 @@ def dry_run(
         json.dump(
             {
                 "config": config.as_dict(),
-                "dataset": report.as_dict() if report else None,
+                "dataset": asdict(report) if report else None,
                 "dataset_note": note,
                 "steps": steps,
                 "memory": {"items": [item._asdict() for item in items], "gib": total, "note": unknown or MEASURED},

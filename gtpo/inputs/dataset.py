@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.errors import UserError
@@ -24,15 +24,14 @@ from gtpo.inputs.tiny import damage_target
 from gtpo.rewards.data.problem import Problem, chat_messages, target_text
 from gtpo.rewards.data.problems import load_file, load_source, parse_fields, training_source
 from gtpo.rewards.golds import find_unverifiable
-from gtpo.runs.prompt import Clock, PromptRenderer, RenderedPrompt, trained_ids
+from gtpo.runs.prompt import Clock, PromptRenderer, trained_ids
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 # Rows per chunk: a small `dataset.limit` does not verify and tokenise a whole source.
 _CHUNK = 512
-# sft: rows whose labels are decoded, and compared with the target; of all others the texts are.
+# sft: rows of a chunk whose labels are decoded, and compared with the target; of all others the texts are.
 _DECODED = 8
 
 
@@ -81,10 +80,6 @@ class DatasetReport:
             lines += [f"{len(ids)} left out, {why}: {', '.join([*ids][:4])}{more}"] if ids else []
         return lines + [f"{self.held_out:,} held out for validation"] * bool(self.held_out)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the counts and ids for run.json."""
-        return asdict(self)
-
 
 def reasoning(problem: Problem) -> str:
     """Return the worked solution without GSM8K's closing `#### answer` line."""
@@ -121,8 +116,8 @@ def to_row(problem: Problem, config: TrainConfig) -> dict[str, Any]:
 
 
 def beyond_embedding(tokenizer: Any, largest: int, rows: int) -> str | None:
-    """Return what is wrong if the largest id of prompts and padding lies beyond the embedding, of so many rows."""
-    if largest < rows:
+    """Return what is wrong if the largest id of prompts, or the padding, lies beyond the embedding, of so many rows."""
+    if (largest := max(largest, tokenizer.pad_token_id or 0)) < rows:
         return None
     where = "the padding" if largest == tokenizer.pad_token_id else "a text"
     return (
@@ -134,8 +129,7 @@ def beyond_embedding(tokenizer: Any, largest: int, rows: int) -> str | None:
 
 def check_ids(report: DatasetReport, tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
     """Raise UserError if a prompt or the padding holds a token that the model's embedding, of so many rows, lacks."""
-    padding = tokenizer.pad_token_id or 0
-    if fault := beyond_embedding(tokenizer, max(report.largest_id, padding), rows):
+    if fault := beyond_embedding(tokenizer, report.largest_id, rows):
         raise UserError(fault)
 
 
@@ -151,7 +145,7 @@ class TrainingProblems:
     def __init__(self, config: TrainConfig, problems: Sequence[Problem] | None = None) -> None:
         self.config, self.source = config, training_source(config.dataset.name, config.dataset.split)
         self._order = None if problems is None else self._shuffled(problems)
-        self._unverifiable: dict[int, dict[str, str]] = {}
+        self._unverifiable: dict[tuple[Problem, ...], dict[str, str]] = {}
         self._parts: tuple[list[Problem], list[Problem]] | None = None
 
     def _shuffled(self, problems: Sequence[Problem]) -> list[Problem]:
@@ -217,25 +211,22 @@ class TrainingProblems:
 
         Raises UserError if none is usable.
         """
-        _, problems = self.split()
-        failures = {failure.id for failure in find_unverifiable((p.id, p.answer) for p in problems)}
-        problems = [problem for problem in problems if problem.id not in failures]
+        problems = self.split()[1]
+        report = DatasetReport(self.source, len(problems))
         # As in training: a prompt that is too long there is none to measure by.
-        prompts = [to_row(problem, self.config)["prompt"] for problem in problems]
-        lengths = [len(prompt.ids) for prompt in self.prompts(tokenizer).render(prompts)]
-        longest = self.config.training.max_prompt_length
-        usable = [problem for problem, length in zip(problems, lengths, strict=True) if length <= longest]
+        usable = {row["id"] for row in self._usable(problems, tokenizer, report)}
         if not usable:
-            raise UserError(
-                f"validation: none of its {len(self.split()[1])} problems is usable ({len(failures)} with a gold "
-                f"answer that cannot be verified, {len(problems)} with a prompt above {longest} tokens)"
-            )
-        return usable
+            why = "; ".join(report.left_out())
+            raise UserError(f"validation: none of its {len(problems)} problems is usable: {why}")
+        return [problem for problem in problems if problem.id in usable]
 
     def select(
         self, tokenizer: PreTrainedTokenizerBase | None, processes: int | None = None
     ) -> tuple[list[dict[str, Any]], DatasetReport]:
         """Return the rows to train on and the report. Without a tokenizer, lengths are not checked.
+
+        Of a row: id, prompt (messages), answer (bare gold); sft: also completion, and with a tokenizer input_ids and
+        completion_mask.
 
         processes: of the run, by default those that a launcher started.
         Raises UserError if no row is usable, or the usable ones do not fill one rollout.
@@ -244,7 +235,8 @@ class TrainingProblems:
         report = DatasetReport(
             self.source, available, lengths_checked=tokenizer is not None, held_out=available - len(order)
         )
-        chunks = (self._usable(start, tokenizer, report) for start in range(0, len(order), _CHUNK))
+        starts = range(0, len(order), _CHUNK)
+        chunks = (self._usable(order[start : start + _CHUNK], tokenizer, report) for start in starts)
         rows = list(itertools.islice(itertools.chain.from_iterable(chunks), self.config.dataset.limit))
         report.kept = len(rows)
         if not rows:
@@ -261,27 +253,17 @@ class TrainingProblems:
             )
         return rows, report
 
-    def dataset(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, DatasetReport]:
-        """Return `select` as the dataset for TRL.
-
-        Columns: id, prompt (messages), answer (bare gold); sft: also completion, input_ids and completion_mask.
-        """
-        from datasets import Dataset
-
-        rows, report = self.select(tokenizer)
-        return Dataset.from_list(rows), report
-
     def _usable(
-        self, start: int, tokenizer: PreTrainedTokenizerBase | None, report: DatasetReport
+        self, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase | None, report: DatasetReport
     ) -> list[dict[str, Any]]:
-        """Return the usable rows of one chunk; note the others in the report."""
-        config, problems = self.config, self.split()[0][start : start + _CHUNK]
-        if start not in self._unverifiable:
-            failures = find_unverifiable((problem.id, problem.answer) for problem in problems)
-            self._unverifiable[start] = {failure.id: failure.reason for failure in failures}
-        report.examined += len(problems)
-        report.unverifiable.update(self._unverifiable[start])
-        problems = [problem for problem in problems if problem.id not in self._unverifiable[start]]
+        """Return the rows of the usable problems, with the ids of supervised examples; note others in the report."""
+        config, chunk = self.config, tuple(problems)
+        if chunk not in self._unverifiable:
+            failures = find_unverifiable((problem.id, problem.answer) for problem in chunk)
+            self._unverifiable[chunk] = {failure.id: failure.reason for failure in failures}
+        report.examined += len(chunk)
+        report.unverifiable |= self._unverifiable[chunk]
+        problems = [problem for problem in chunk if problem.id not in self._unverifiable[chunk]]
         if config.method == "sft":
             report.without_solution += [problem.id for problem in problems if not reasoning(problem)]
             problems = [problem for problem in problems if reasoning(problem)]
@@ -290,11 +272,17 @@ class TrainingProblems:
             return rows
         renderer = self.prompts(tokenizer)
         prompts = renderer.render([row["prompt"] for row in rows])
-        sequences = [prompt.ids for prompt in prompts]
         if config.method == "sft":
-            sequences = self._examples(rows, prompts, renderer, start)
+            answered = renderer.render([row["prompt"] + row["completion"] for row in rows], answered=True)
+            by_marks = config.training.passed_on.get("assistant_only_loss")
+            for n, (row, prompt, whole) in enumerate(zip(rows, prompts, answered, strict=True)):
+                ids = trained_ids(renderer, prompt, whole, row["completion"][0]["content"], decoded=n < _DECODED)
+                row["input_ids"], mask = ids, [int(i >= len(prompt.ids)) for i in range(len(ids))]
+                # The marks of a template are this of a single turn. TRL would render again, with today's date.
+                row |= {"completion_mask": mask} | ({"assistant_masks": mask} if by_marks else {})
         usable = []
-        for row, prompt, ids in zip(rows, prompts, sequences, strict=True):
+        for row, prompt in zip(rows, prompts, strict=True):
+            ids = row.get("input_ids", prompt.ids)
             if len(prompt.ids) > config.training.max_prompt_length:
                 report.too_long[row["id"]] = len(prompt.ids)
             elif len(ids) > config.model.max_seq_length:
@@ -304,21 +292,6 @@ class TrainingProblems:
                 report.largest_id = max(report.largest_id, *ids)
                 usable.append(row)
         return usable
-
-    def _examples(
-        self, rows: list[dict[str, Any]], prompts: list[RenderedPrompt], renderer: PromptRenderer, start: int
-    ) -> list[list[int]]:
-        """Return the ids of supervised examples, and put them into their rows, which are those from `start` on."""
-        answered = renderer.render([row["prompt"] + row["completion"] for row in rows], answered=True)
-        by_marks = self.config.training.passed_on.get("assistant_only_loss")
-        examples = []
-        for n, (row, prompt, whole) in enumerate(zip(rows, prompts, answered, strict=True), start=start):
-            ids = trained_ids(renderer, prompt, whole, row["completion"][0]["content"], decoded=n < _DECODED)
-            examples.append(ids)
-            row["input_ids"], mask = ids, [int(i >= len(prompt.ids)) for i in range(len(ids))]
-            # The marks of a template are this of a single turn. TRL would render again, with today's date.
-            row |= {"completion_mask": mask} | ({"assistant_masks": mask} if by_marks else {})
-        return examples
 
 
 def held_out_benchmark(dataset: DatasetSection) -> str:

@@ -18,13 +18,14 @@ import time
 import traceback
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from datasets import Dataset
 from transformers import GenerationConfig, PrinterCallback, Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
@@ -152,12 +153,12 @@ class TrainingRun:
         clock = [Clock.of(self.folder.prompt() if self.folder.has_begun() else None)]
         broadcast_object_list(clock)
         self.inputs.problems.clock = clock[0]
-        dataset, report = self.inputs.problems.dataset(loaded.tokenizer)
+        rows, report = self.inputs.problems.select(loaded.tokenizer)
         prompt = self.inputs.problems.prompt_fields(loaded.tokenizer)
         check_ids(report, loaded.tokenizer, loaded.model.get_input_embeddings().num_embeddings)
         if self.main:
             begin(self.folder, config)
-            self.folder.write_problems(map(problem_text, dataset["prompt"]))
+            self.folder.write_problems(problem_text(row["prompt"]) for row in rows)
         processes.wait_for_everyone()
         if self.main:
             LOG.info(f"{self.folder.root}   follow it: gtpo view {shlex.quote(str(self.folder.root))}")
@@ -165,7 +166,8 @@ class TrainingRun:
             LOG.info(line)
         preset = None if config.method == "sft" else config.preset_name()
         about = {"run_name": config.run_name, "preset": preset, "base_model": loaded.base, "dtype": loaded.dtype}
-        return loaded, dataset, {**about, "prompt": prompt, "notes": loaded.notes, "dataset": report.as_dict()}
+        about |= {"prompt": prompt, "notes": loaded.notes, "dataset": asdict(report)}
+        return loaded, Dataset.from_list(rows), about
 
     def _build(self, kind: Any, loaded: LoadedModel, dataset: Any, rewards: list[Any], about: dict[str, Any]) -> None:
         config = self.config

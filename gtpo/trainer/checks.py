@@ -168,9 +168,8 @@ class SamplerCheck:
         # PEFT's wrapper of trainable tokens has the embedding within.
         within = trl_seam.policy(trainer).get_input_embeddings().modules()
         rows = next(module.num_embeddings for module in within if hasattr(module, "num_embeddings"))
-        padding = trl_seam.tokenizer(trainer).pad_token_id or 0
         largest = max((token for row in rows_of_ids for token in row), default=0)
-        if fault := beyond_embedding(trl_seam.tokenizer(trainer), max(largest, padding), rows):
+        if fault := beyond_embedding(trl_seam.tokenizer(trainer), largest, rows):
             raise OtherPolicy(fault)
 
     def prompts(self, prompt_ids: Sequence[Sequence[int]]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from datasets import Dataset
 from test_trainer import SETTINGS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
@@ -113,7 +114,7 @@ def replay(config: TrainConfig, weights: Path, results: Path, trl_arguments: dic
         model=AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32),
         reward_funcs=[lengths_reward],
         args=arguments,
-        train_dataset=TrainingProblems(config).dataset(tokenizer)[0],
+        train_dataset=Dataset.from_list(TrainingProblems(config).select(tokenizer)[0]),
         processing_class=tokenizer,
     )
     trainer.train()

@@ -125,9 +125,9 @@ def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("gtpo.inputs.dataset.find_unverifiable", verify)
     problems = TrainingProblems(config_of(tmp_path, dataset__name="arithmetic"))
     without, _ = problems.select(None)
-    dataset, report = problems.dataset(TOKENIZER)
+    rows, report = problems.select(TOKENIZER)
     assert (load.call_count, len(verified)) == (1, report.available)
-    assert len(set(verified)) == report.available == len(dataset) == len(without)
+    assert len(set(verified)) == report.available == len(rows) == len(without)
 
 
 @pytest.mark.shared
