@@ -165,8 +165,8 @@ class TrainingRun:
         for line in [*loaded.notes, *report.lines()]:
             LOG.info(line)
         preset = None if config.method == "sft" else config.preset_name()
-        about = {"run_name": config.run_name, "preset": preset, "base_model": loaded.base, "dtype": loaded.dtype}
-        about |= {"prompt": prompt, "notes": loaded.notes, "dataset": asdict(report)}
+        about: dict[str, Any] = {"run_name": config.run_name, "preset": preset, "base_model": loaded.base}
+        about |= {"dtype": loaded.dtype, "prompt": prompt, "notes": loaded.notes, "dataset": asdict(report)}
         return loaded, Dataset.from_list(rows), about
 
     def _build(self, kind: Any, loaded: LoadedModel, dataset: Any, rewards: list[Any], about: dict[str, Any]) -> None:
