@@ -298,62 +298,51 @@ def settings() -> list[Setting]:
     return found
 
 
+def promises(cell: Cell) -> Cell:
+    """Return the measures of a cell that a promise is about: marks and equivalence that are wrong, losses that pass."""
+    of_weights, apart = cell.get("of_weights", False), bool(cell["difference"])
+    names = ["marked"] * (of_weights or not apart) + ["equivalent", "passed"] * (apart and not of_weights)
+    if cell.get("judged", True) and cell["kind"] not in ("missing", "chosen"):  # the interval speaks of neither
+        names.append("coverage")
+    return {name: cell[name] for name in names if name in cell}
+
+
 def kept(cell: Cell) -> dict[str, bool]:
     """Return whether each promise holds for a cell, within two standard errors."""
-    found = {}
     if cell["kind"] == "power":
         return {"power": abs(cell["planned"] - cell["shown"]) <= CLOSE + 2 * math.sqrt(0.25 / cell["repeats"])}
-    for name, limit in LIMITS.items():
-        at_most = name != "coverage"
-        if name not in cell or not cell.get("judged", True):
-            continue
-        limit = ALLOWED.get(cell["kind"], limit) if name == "marked" else limit
-        if name == "marked" and cell["difference"] and not cell["of_weights"]:  # rightly so
-            continue
-        if name in ("equivalent", "passed") and (
-            not cell["difference"] or cell["of_weights"]
-        ):  # rightly so, or of another truth
-            continue
-        if name == "coverage" and cell["kind"] in ("missing", "chosen"):  # the interval speaks of neither
-            continue
+    held = {}
+    for name, value in promises(cell).items() if cell.get("judged", True) else ():
+        limit = ALLOWED.get(cell["kind"], LIMITS[name]) if name == "marked" else LIMITS[name]
         error = 2 * math.sqrt(limit * (1 - limit) / cell["repeats"])
-        found[name] = cell[name] <= limit + error if at_most else cell[name] >= limit - error
-    return found
+        held[name] = value >= limit - error if name == "coverage" else value <= limit + error
+    return held
 
 
 def tables(cells: list[Cell]) -> str:
     """The table of results/published/bench/coverage.md: of each kind the worst cells, in percent."""
+    groups: dict[tuple[str, bool], list[Cell]] = {}
+    for cell in cells:
+        if cell["kind"] != "power":
+            kind = cell["kind"] + ", of weights" * cell.get("of_weights", False)
+            groups.setdefault((kind, cell.get("judged", True)), []).append(cell)
     rows = []
-
-    def group(cell: Cell) -> tuple[str, bool]:
-        return cell["kind"] + ", of weights" * cell.get("of_weights", False), cell.get("judged", True)
-
-    for kind, judged in dict.fromkeys(map(group, cells)):
-        its = [cell for cell in cells if group(cell) == (kind, judged)]
+    for (kind, judged), its in groups.items():
         designs = list(dict.fromkeys(cell["design"] for cell in its))
-        of_weights = its[0].get("of_weights", False)
-        if kind == "power":
-            continue
-        marked = [100 * cell["marked"] for cell in its if "marked" in cell and (of_weights or not cell["difference"])]
-        equal = [100 * cell["equivalent"] for cell in its if cell.get("difference") and not of_weights]
-        passed = [100 * cell["passed"] for cell in its if cell.get("difference") and not of_weights]
-        covered = [100 * cell["coverage"] for cell in its]
-        rows.append((
-            kind if judged else f"{kind}, too few seeds",
-            f"{designs[0]} to {designs[-1]}" if designs[1:] else designs[0],
-            str(len(its)), f"{max(marked):.1f}" if marked else "",
-            f"{min(covered):.1f}" if judged and kind not in ("missing", "chosen") else "",
-            f"{max(equal):.1f}" if equal else "", f"{max(passed):.1f}" if passed else "",
-        ))  # fmt: skip
+        worst = []
+        for name, of in (("marked", max), ("coverage", min), ("equivalent", max), ("passed", max)):
+            values = [100 * promises(cell)[name] for cell in its if name in promises(cell)]
+            worst.append(f"{of(values):.1f}" if values else "")
+        seeds = f"{designs[0]} to {designs[-1]}" if designs[1:] else designs[0]
+        rows.append((kind if judged else f"{kind}, too few seeds", seeds, len(its), *worst))
     shown = (">equal ones marked", ">least coverage", ">wrongly equivalent", ">wrongly passed")
-    heads = ("kind", "seeds", ">cells", *shown)
     power = [
         (cell["design"], f"{cell['questions']:,} x {cell['samples']}", f"{100 * cell['effect']:.1f}",
          f"{100 * cell['planned']:.0f}", f"{100 * cell['shown']:.1f}")
         for cell in cells if cell["kind"] == "power"
     ]  # fmt: skip
     planned = table(("seeds", "questions x samples", ">points", ">planned power", ">simulated power"), power)
-    return f"{table(heads, rows)}\n\n{planned}"
+    return f"{table(('kind', 'seeds', '>cells', *shown), rows)}\n\n{planned}"
 
 
 def measure_any(one: Setting, repeats: int, seed: int) -> Cell:
