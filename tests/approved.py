@@ -49,9 +49,12 @@ NAMED = frozenset({
 })  # fmt: skip
 
 
-def check(name: str, text: str) -> None:
-    """Compare an output, without what is volatile, with the approved one; write it if `make golden` runs."""
-    text = plain(text)
+def check(name: str, text: str, *, exact: bool = False) -> None:
+    """Compare an output, without what is volatile, with the approved one; write it if `make golden` runs.
+
+    exact: nothing in it is volatile.
+    """
+    text = text if exact else plain(text)
     path = GOLDEN / name
     if os.environ.get("GTPO_GOLDEN") == "write":
         path.write_text(text, encoding="utf-8")
