@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -124,19 +123,15 @@ def count_votes(
         [p.problem for p in asked],
         answers=[p.answers for p in asked],
     )
-    sizes: list[Counter[Any]] = [*wrong]
-    for i, labels in zip(divided, classes, strict=True):
-        sizes[i] = Counter()
-        for label, count in zip(labels, wrong[i].values(), strict=True):
-            sizes[i][label] += count
-    return [
-        Votes(
-            sum(verdict == Verdict.CORRECT for verdict in verdicts),
-            sum(verdict == Verdict.NO_ANSWER for verdict in verdicts),
-            sorted(of_question.values(), reverse=True),
-        )
-        for (_, verdicts, _), of_question in zip(questions, sizes, strict=True)
-    ]
+    labels: dict[int, Sequence[Any]] = dict(zip(divided, classes, strict=True))
+    counted = []
+    for i, (_, verdicts, _) in enumerate(questions):
+        sizes = Counter[Any]()
+        for label, count in zip(labels.get(i, [*wrong[i]]), wrong[i].values(), strict=True):
+            sizes[label] += count
+        correct, abstentions = (sum(v == verdict for v in verdicts) for verdict in (Verdict.CORRECT, Verdict.NO_ANSWER))
+        counted.append(Votes(correct, abstentions, sorted(sizes.values(), reverse=True)))
+    return counted
 
 
 # What the metrics need of a sample: not the texts, which are most of a run.
@@ -245,9 +240,8 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
     ) -> None:
         self.tally, self._wanted, self._progress, self._look = tally, wanted, progress, look
         self._first: list[Sample] = []  # Completions that are to be looked at
-        self._queue: queue.SimpleQueue[list[Sample]] = queue.SimpleQueue()
-        # Characters of all that was put, and of all that was taken: each counted by one thread.
-        self._put = self._taken = 0
+        self._waiting: list[Sample] = []
+        self._lock = threading.Lock()
         self._closing = threading.Event()
         pool = ThreadPoolExecutor(1, "scoring")
         self._work_done = pool.submit(self._work)
@@ -255,18 +249,16 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
 
     def put(self, samples: list[Sample]) -> None:
         """Hand over samples; blocks while much text waits to be scored."""
-        while self._put - self._taken > WAITING_CHARACTERS and not self._work_done.done():
+        while _characters(self._waiting) > WAITING_CHARACTERS and not self._work_done.done():
             time.sleep(0.05)
         if self._work_done.done():
             self._work_done.result()
-        self._put += _characters(samples)
-        self._queue.put(samples)
+        with self._lock:
+            self._waiting += samples
 
     def close(self) -> None:
         """Score and store what is left, and stop the thread."""
         self._closing.set()
-        # Wakes it.
-        self._queue.put([])
         self._work_done.result()
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
@@ -282,8 +274,9 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
         oldest, last = 0.0, False
         try:
             while not last:
-                new = self._take()
-                last = self._closing.is_set() and self._queue.empty()
+                last = self._closing.wait(LOT_SECONDS)
+                with self._lock:
+                    new, self._waiting = self._waiting, []
                 if new:
                     self.tally.score(new)
                 oldest = oldest if rows else time.monotonic()
@@ -298,17 +291,6 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
             if rows and not isinstance(error, OSError):
                 self.tally.folder.append(rows)
             raise
-
-    def _take(self) -> list[Sample]:
-        """Wait for samples, and for more of them; return all, none after a second."""
-        lot: list[Sample] = []
-        with suppress(queue.Empty):
-            lot += self._queue.get(timeout=1.0)
-            self._closing.wait(LOT_SECONDS)
-            while not self._queue.empty():
-                lot += self._queue.get()
-        self._taken += _characters(lot)
-        return lot
 
     def _count(self, new: list[Sample]) -> None:
         """Count what is scored; after storing, since counting votes may take a while."""
