@@ -241,6 +241,7 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
         self.tally, self._wanted, self._progress, self._look = tally, wanted, progress, look
         self._first: list[Sample] = []  # Completions that are to be looked at
         self._waiting: list[Sample] = []
+        self._characters = 0  # Of those that wait
         self._lock = threading.Lock()
         self._closing = threading.Event()
         pool = ThreadPoolExecutor(1, "scoring")
@@ -249,12 +250,13 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
 
     def put(self, samples: list[Sample]) -> None:
         """Hand over samples; blocks while much text waits to be scored."""
-        while _characters(self._waiting) > WAITING_CHARACTERS and not self._work_done.done():
+        while self._characters > WAITING_CHARACTERS and not self._work_done.done():
             time.sleep(0.05)
         if self._work_done.done():
             self._work_done.result()
         with self._lock:
             self._waiting += samples
+            self._characters += _characters(samples)
 
     def close(self) -> None:
         """Score and store what is left, and stop the thread."""
@@ -276,7 +278,7 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
             while not last:
                 last = self._closing.wait(LOT_SECONDS)
                 with self._lock:
-                    new, self._waiting = self._waiting, []
+                    new, self._waiting, self._characters = self._waiting, [], 0
                 if new:
                     self.tally.score(new)
                 oldest = oldest if rows else time.monotonic()
