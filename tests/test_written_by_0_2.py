@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from commands import command_line
 from servers import Server
 
 from gtpo.evalkit.view import Runs, rollout, samples
+from gtpo.runs.eval_folder import sample_parts
 
 WRITTEN = Path(__file__).parent / "golden/0.2"
 TRAINED, EVALUATED = ("gtpo", "grpo", "sft", "within", "script"), ("gtpo", "grpo", "recorded", "server")
@@ -109,6 +111,8 @@ def test_an_eval_run_is_scored_again(name: str, home: Path) -> None:
         for scoring in ("strict", "lenient"):
             assert entry[scoring]["pass@k"] == before[benchmark][scoring]["pass@k"]
         assert sum(entry["outcomes"].values()) == entry["samples"]
+    parts = sample_parts(home / f"results/eval/{name}")
+    assert all("outcome" in pq.read_schema(part).names for part in parts), "what 0.2 did not store is written"
 
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo"])

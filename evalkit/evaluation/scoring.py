@@ -18,7 +18,7 @@ from gtpo.rewards.completions import closes_unopened, format_ok, plain, unfinish
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both, is_expression
 from gtpo.rewards.verify import Verdict, Verifier
-from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey, Sample, sample_parts
+from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey, Sample, sample_parts, stores_outcomes
 from gtpo.runs.eval_record import SCORINGS
 from gtpo.runs.outcomes import cut_prompts
 
@@ -71,7 +71,7 @@ def verify_stored(
         before = folder.part(part)
         after = [replace(sample) for sample in before]
         score(after, problems, verifier)
-        if before != after:
+        if before != after or not stores_outcomes(part):
             folder.replace_part(part, after)
         yield before, after
 

@@ -208,7 +208,7 @@ def read_problems(folder: Path, *, everything: bool = False) -> dict[str, dict[s
     """Return the problems that the last command asked for, by benchmark and id; everything: all that have samples."""
     problems: dict[str, dict[str, Problem]] = {}
     for row in _rows(folder / "problems.parquet"):
-        name, shown = row.pop("benchmark"), row.pop("asked")
+        name, shown = row.pop("benchmark"), row.pop("asked", True)
         if shown or everything:
             problems.setdefault(name, {})[row["id"]] = Problem(**row)
     return problems
@@ -330,7 +330,7 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
 
         How they ended, if its version did not store that, by what it stored.
         """
-        if int(_metadata(path).get(b"gtpo_schema_version", b"0")) >= OUTCOMES_SINCE:
+        if stores_outcomes(path):
             return [Sample(**row) for row in read_table(path, columns).to_pylist()]
         record, samples = _header(path), [Sample(**row) for row in read_table(path).to_pylist()]
         for sample in samples:
@@ -382,6 +382,11 @@ def stored_record(folder: Path, tell: Callable[..., None] = LOG.debug) -> EvalRe
 
 def _metadata(part: Path) -> Mapping[bytes, bytes]:
     return read_table(part, []).schema.metadata or {}
+
+
+def stores_outcomes(part: Path) -> bool:
+    """Return whether the version that wrote a part stored how its samples ended."""
+    return int(_metadata(part).get(b"gtpo_schema_version", b"0")) >= OUTCOMES_SINCE
 
 
 def _header(part: Path) -> EvalRecord:
