@@ -6,7 +6,7 @@ import itertools
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,9 +62,7 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
     elif settings.json_output:
         print(json.dumps(record.as_json(), indent=2))
     else:
-        # With --like the k is the other run's.
-        as_like = settings.like is not None and "k" not in settings.given
-        print_summary(folder, record, settings, None if settings.rescore or as_like else settings.k)
+        print_summary(folder, record, settings)
         sys.stdout.flush()
     # After the numbers that the warnings are about.
     warn(record)
@@ -78,44 +76,49 @@ def _cell(interval: Interval) -> str:
     return text
 
 
-def print_summary(folder: Path, record: EvalRecord, settings: EvalSettings, k: int | None = None) -> None:
+def print_summary(folder: Path, record: EvalRecord, settings: EvalSettings) -> None:
     """Print the metrics of a run on stdout: one table for all benchmarks, a line on each, what they mean.
 
-    k: the largest that is shown; None: every sample. Benchmarks that have no metrics yet are left out.
+    Up to the k that was asked for. Benchmarks that have no metrics yet are left out.
     """
     console = stdout_console(pipe=250)
     done = {name: entry for name, entry in record.benchmarks.items() if entry.pass_at_k}
+    # With --like the k is the other run's.
+    every_k = settings.rescore or (settings.like is not None and "k" not in settings.given)
     # Every k up to the fewest samples of a question is known.
-    largest = {name: min(k or len(entry.pass_at_k), len(entry.pass_at_k)) for name, entry in done.items()}
+    known = {name: len(entry.pass_at_k) for name, entry in done.items()}
+    largest = known if every_k else {name: min(settings.k, most) for name, most in known.items()}
     if done:
-        _print_overview(console, record, done, largest)
+        rows = _overview(done, largest)
+        _print_table(console, rows, f"{record.name}, {record.scoring} scoring, %")
     for name, entry in done.items():
         if settings.by is not None:
             _print_by(console, folder, record, name, largest[name], settings.by)
         if settings.details and largest[name] > 1:
-            curves = (entry.pass_at_k, entry.all_pass_at_k, entry.maj_at_k)
+            curves = {"pass@k, %": entry.pass_at_k, "pass^k, %": entry.all_pass_at_k, "maj@k, %": entry.maj_at_k}
             # The powers of two, and the largest.
             ks = sorted({largest[name], *(1 << i for i in range(largest[name].bit_length()))})
+            rows = [{"k": str(k), **{title: _cell(curve[k]) for title, curve in curves.items()}} for k in ks]
             title = f"{name}: {entry.questions} questions, {entry.samples} samples, {record.scoring} scoring"
-            rows = [[str(at), *(_cell(curve[at]) for curve in curves)] for at in ks]
-            _print_table(console, ["k", "pass@k, %", "pass^k, %", "maj@k, %"], rows, title)
+            _print_table(console, rows, title)
         console.print(_line(record.scoring, entry), markup=False)
     if prices := settings.prices():
-        read, written = (
-            sum(getattr(entry, name) or 0 for entry in done.values()) for name in ("prompt_tokens", "completion_tokens")
-        )
-        known = all(entry.prompt_tokens and entry.completion_tokens for entry in done.values())
-        cost = f"${(read * prices[0] + written * prices[1]) / 1e6:,.2f}"
-        console.print(
-            f"{cost if known else f'at least {cost}'}: {read:,} prompt and {written:,} completion tokens of the scored "
-            f"samples{'' if known else '; not all are known'}", markup=False,
-        )  # fmt: skip
+        console.print(_cost(prices, list(done.values())), markup=False)
     console.print("[a, b]: 95 % interval over questions and samples.", style="dim", markup=False)
     if any(most > 1 for most in largest.values()):
         console.print(DEFINITIONS, style="dim")
     run, page = shlex.quote(str(folder)), shlex.quote(f"{folder.name}.html")
     ways = f"page: gtpo compare {run} --html {page}   next: gtpo compare {run} OTHER_RUN..."
     console.print(f"Results: {folder}   {ways}", markup=False)
+
+
+def _cost(prices: tuple[float, float], entries: Sequence[BenchmarkRecord]) -> str:
+    """Say what the scored samples cost."""
+    read, written = (sum(e.prompt_tokens or 0 for e in entries), sum(e.completion_tokens or 0 for e in entries))
+    known = all(entry.prompt_tokens and entry.completion_tokens for entry in entries)
+    cost = f"${(read * prices[0] + written * prices[1]) / 1e6:,.2f}"
+    tokens = f"{read:,} prompt and {written:,} completion tokens of the scored samples"
+    return f"{cost}: {tokens}" if known else f"at least {cost}: {tokens}; not all are known"
 
 
 def _print_by(
@@ -137,61 +140,53 @@ def _print_by(
         asked = [problems[question] for question in part.ids]
         source = record.benchmarks[name].source
         clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
-        columns = [part.pass_at_k[:, 0], part.pass_at_k[:, k - 1], part.maj_at_k[:, k - 1]][: 3 if k > 1 else 1]
-        cells = [_cell(Interval(**mean_interval(column, clusters=clusters)._asdict())) for column in columns]
-        rows.append([str(value or "none"), str(len(asked)), *cells])
-    head = [by, "questions", "pass@1", f"pass@{k}", f"maj@{k}"][: 5 if k > 1 else 3]
-    _print_table(console, head, rows, f"{name} by {by}, {record.scoring} scoring, %")
+        row, curves = {by: str(value or "none"), "questions": str(len(asked))}, {"pass@1": part.pass_at_k[:, 0]}
+        if k > 1:
+            curves |= {f"pass@{k}": part.pass_at_k[:, k - 1], f"maj@{k}": part.maj_at_k[:, k - 1]}
+        for title, column in curves.items():
+            row[title] = _cell(Interval(**mean_interval(column, clusters=clusters)._asdict()))
+        rows.append(row)
+    _print_table(console, rows, f"{name} by {by}, {record.scoring} scoring, %")
 
 
-def _print_table(
-    console: Any, head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, **frame: Any
-) -> None:
-    """Print a table, in pieces that fit. frame: further options of rich's; without a title all columns are texts."""
+def _print_table(console: Any, rows: Sequence[Mapping[str, str]], title: str | None = None, **frame: Any) -> None:
+    """Print a table, in pieces that fit; columns in which there is nothing are left out.
+
+    frame: further options of rich's; without a title all columns are texts.
+    """
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", **frame)
+    head = [name for name in rows[0] if any(row[name] for row in rows)]
     for name in head:
         number = title is not None and name not in ("benchmark", "subject")
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(row[name] for name in head))
     for piece in stacked(table, console.width):
         console.print(piece)
 
 
-def _print_overview(
-    console: Any, record: EvalRecord, done: Mapping[str, BenchmarkRecord], largest: Mapping[str, int]
-) -> None:
-    """Print one row per benchmark; columns in which there is nothing are left out."""
+def _overview(done: Mapping[str, BenchmarkRecord], largest: Mapping[str, int]) -> list[dict[str, str]]:
+    """Return one row per benchmark."""
     most = max(largest.values())
     fewest = {len(entry.pass_at_k) for entry in done.values()}
     first = "pass@1" if fewest == {1} else f"pass@1 (avg@{fewest.pop() if len(fewest) == 1 else 'n'})"
     rows = []
     for name, entry in done.items():
-        note = "" if largest[name] == most else f" (k = {largest[name]})"
-        pass_at, maj_at = (_cell(curve[largest[name]]) + note for curve in (entry.pass_at_k, entry.maj_at_k))
-        every = entry.samples + entry.unscored
-        rows.append({
-            "benchmark": name,
-            "questions": str(entry.questions),
-            first: _cell(entry.pass_at_k[1]),
-            **({f"pass@{most}": pass_at, f"maj@{most}": maj_at} if most > 1 else {}),
-            "format": _percent(entry.format_rate),
-            "cut off": _percent(entry.truncation_rate),
-            "unfinished": _percent(entry.unfinished_rate or None),
-            "failed": _percent((entry.unscored - entry.refused) / every or None),
-            "refused": _percent(entry.refused / every or None),
-            "tokens": "" if entry.mean_tokens is None else f"{entry.mean_tokens:.0f}",
-        })  # fmt: skip
-    head = [name for name in rows[0] if any(row[name] for row in rows)]
-    _print_table(
-        console, head, [[row[name] for name in head] for row in rows], f"{record.name}, {record.scoring} scoring, %"
-    )
-
-
-def _percent(rate: float | None) -> str:
-    return "" if rate is None else f"{100 * rate:.1f}"
+        k, every = largest[name], entry.samples + entry.unscored
+        row = {"benchmark": name, "questions": str(entry.questions), first: _cell(entry.pass_at_k[1])}
+        if most > 1:
+            note = "" if k == most else f" (k = {k})"
+            row |= {f"pass@{most}": _cell(entry.pass_at_k[k]) + note, f"maj@{most}": _cell(entry.maj_at_k[k]) + note}
+        shares = {
+            "format": entry.format_rate, "cut off": entry.truncation_rate, "unfinished": entry.unfinished_rate or None,
+            "failed": (entry.unscored - entry.refused) / every or None, "refused": entry.refused / every or None,
+        }  # fmt: skip
+        row |= {title: "" if share is None else f"{100 * share:.1f}" for title, share in shares.items()}
+        row["tokens"] = "" if entry.mean_tokens is None else f"{entry.mean_tokens:.0f}"
+        rows.append(row)
+    return rows
 
 
 def warn(record: EvalRecord) -> None:
@@ -237,12 +232,14 @@ def _line(headline: Scoring, entry: BenchmarkRecord) -> str:
 def print_benchmarks() -> None:
     """Print the benchmarks and the protocols that are built in (gtpo eval --list)."""
     rows = [
-        (b.name, b.title if b.checksum else f"{b.title} (unverified)", str(b.size), b.source,
-         f"{b.local}.jsonl" if b.local else "")
+        {
+            "benchmark": b.name, "": b.title if b.checksum else f"{b.title} (unverified)", "questions": str(b.size),
+            "source": b.source, "local file": f"{b.local}.jsonl" if b.local else "",
+        }
         for b in BENCHMARKS.values()
     ]  # fmt: skip
     console = stdout_console(pipe=250)
-    _print_table(console, ("benchmark", "", "questions", "source", "local file"), rows, box=None, pad_edge=False)
+    _print_table(console, rows, box=None, pad_edge=False)
     said = "\nLocal files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file.\n\n"
     said += "".join(f"protocol {p.name}: {p.title}{f' ({p.source})' if p.source else ''}\n" for p in presets().values())
     console.print(f"{said}Your own protocol: a .yaml file, which may extend one of these.", markup=False)
