@@ -93,7 +93,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             plan = plan_recorded(settings, protocol, verifier, benchmarks)
         else:
             name = choose_engine(settings) if engine is None else engine.name
-            plan = plan_evaluation(settings, protocol, verifier, name, benchmarks)
+            plan = replace(plan_evaluation(settings, protocol, verifier, name, benchmarks), engine=engine)
         with EvalFolder(settings.out or plan.folder) as folder:
             old = folder.resume()
             plan = with_sampling(plan, settings, protocol, old)
@@ -109,7 +109,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             if plan.rendered.prompts:
                 folder.add_prompts(plan.rendered.prompts)
             tally = Tally(folder, verifier)
-            sample_missing(settings, plan, record, tally, plan.engine if engine is None else engine)
+            sample_missing(settings, plan, record, tally)
             missing = sum(len(task.missing) for task in still_missing(plan.tasks, tally))
             if missing and tally.tokens() >= settings.budget:
                 LOG.warning(
@@ -127,17 +127,13 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             return folder.path, write_results(record, tally, wall_seconds=folder.seconds())
 
 
-def sample_missing(settings: EvalSettings, plan: Plan, record: EvalRecord, tally: Tally, engine: Engine | None) -> None:
-    """Sample what the plan asks for and the folder lacks, scored and stored as it comes. Raises Incomplete.
-
-    engine: None for the one that the settings name, which is started if anything is missing.
-    """
+def sample_missing(settings: EvalSettings, plan: Plan, record: EvalRecord, tally: Tally) -> None:
+    """Sample what the plan asks for and the folder lacks, scored and stored as it comes. Raises Incomplete."""
     folder, tasks = tally.folder, still_missing(plan.tasks, tally)
     if not any(task.missing for task in tasks) or tally.tokens() >= settings.budget:
         return
     with ExitStack() as stack:
-        if engine is None:
-            engine = stack.enter_context(running_engine(settings, plan, record.engine.rows, folder.path))
+        engine = plan.engine or stack.enter_context(running_engine(settings, plan, record.engine.rows, folder.path))
         record.engine = _engine_record(folder.path, settings, engine, record.engine)
         tally.drop_failed(plan.samples)
         folder.begin(record)

@@ -81,7 +81,7 @@ class Plan:
     rendered: Rendering
     ref: ModelRef | None = None  # None for recorded completions
     sampling: Sampling | None = None  # None for recorded completions, and before the run's folder is opened
-    engine: Engine | None = None  # What gives recorded completions
+    engine: Engine | None = None  # What samples, if it is there already, as a file of completions is
     labels: dict[Key, bool] = field(default_factory=dict)  # Recorded completions: the owner's verdicts
 
     @property
