@@ -19,7 +19,6 @@ from gtpo.evalkit.engines.base import Engine, Sampling, Task, one_line, sample_s
 from gtpo.evalkit.engines.model_ref import ModelRef, check_all_loaded, load_config
 from gtpo.rewards.completions import decode_completion
 from gtpo.runs.eval_folder import Sample
-from gtpo.runs.outcomes import Reply, Tokens, check_reply
 
 if TYPE_CHECKING:
     import torch
@@ -158,11 +157,11 @@ class TransformersEngine(Engine):
         for row, tokens in enumerate(rows):
             task, index = batch.tasks[row // size], batch.first + row % size
             if index in task.missing:
-                reason = "stop" if len(tokens) < s.max_tokens or tokens[-1] in self.end_ids else "length"
+                ended = len(tokens) < s.max_tokens or tokens[-1] in self.end_ids
                 text = decode_completion(self.tokenizer, tokens, self.end_ids)
-                sample = Sample(task.benchmark, task.question_id, index, text)
-                sample.tokens, sample.seed = len(tokens), seed
-                sample.settle(check_reply(Reply(text, word=reason, tokens=Tokens(len(tokens)))), own=True)
+                sample = Sample(task.benchmark, task.question_id, index, text, tokens=len(tokens), seed=seed)
+                sample.finish_reason = "stop" if ended else "length"
+                sample.settle_as_stored(None, own=True)
                 samples.append(sample)
         return samples
 

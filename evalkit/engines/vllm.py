@@ -20,7 +20,6 @@ from gtpo.common.vllm_environment import CPU_KV_BLOCK, lora_rank_slot, quiet_vll
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Sampling, Task, one_line, sample_seed
 from gtpo.evalkit.engines.model_ref import ModelRef, adapter_rank, load_config
 from gtpo.runs.eval_folder import Sample
-from gtpo.runs.outcomes import Reply, Tokens, check_reply
 
 # Requests that vLLM knows of at a time: more than it runs at once, few enough to cost no memory.
 IN_FLIGHT = 2048
@@ -113,8 +112,8 @@ class VLLMEngine(Engine):
                         self._waiting.appendleft((task, sample.sample_index))
                         continue
                     sample.completion, sample.tokens = completion.text, len(completion.token_ids)
-                    reply = Reply(completion.text, word=completion.finish_reason or "", tokens=Tokens(sample.tokens))
-                    sample.settle(check_reply(reply), own=True)
+                    sample.finish_reason = completion.finish_reason
+                    sample.settle_as_stored(None, own=True)
                     finished.append(sample)
             return finished
         except EngineDeadError as error:

@@ -110,7 +110,7 @@ class Sample:
             self.format_ok = self.unfinished = self.tokens = None
 
     def settle_as_stored(self, max_tokens: int | None, *, own: bool) -> None:
-        """Do the same for a sample of a version that did not store how it ended."""
+        """Do the same by its own fields: of an engine of this process, or of a version that did not store it."""
         tokens = Tokens(self.tokens, self.prompt_tokens, self.tokens)
         if self.error is None:
             reply = Reply(self.completion, word=self.finish_reason or "", tokens=tokens)
