@@ -42,7 +42,7 @@ class Row(NamedTuple):
     where: str
     id: str
     samples: list[Sample]  # Without the benchmark, which the row does not know
-    labels: list[bool | None]  # The owner's verdict on each
+    labels: list[Any]  # The owner's verdict on each, true or 1 if it is right; None if there is none
     problem: Problem | None  # With the gold; None without one
     no_gold: bool  # Whether the row itself says that there is no gold
 
@@ -95,13 +95,13 @@ def _row(where: str, row: dict[str, Any], counts: Counter[str]) -> Row:
     texts = row["completions"] if "completions" in row else [row["completion"]]
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str | None) for text in texts):
         raise UserError(f'{where}: a completion is text, or null if it failed; "completions" is a list of some')
-    names = ("finish_reason", "tokens", "reasoning_content", "error", "label")
-    columns = [_each(where, row, name, len(texts)) for name in names]
-    question, samples, right = str(row["id"]), list[Sample](), list[bool | None]()
-    for text, reason, tokens, thought, error, label in zip(texts, *columns, strict=True):
-        if label is not None and (not isinstance(label, bool | int | float) or label not in (0, 1)):
+    names = ("label", "finish_reason", "tokens", "reasoning_content", "error")
+    labels, *columns = (_each(where, row, name, len(texts)) for name in names)
+    for label in labels:
+        if label not in (None, 0, 1):
             raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
-        right.append(None if label is None else bool(label))
+    question, samples = str(row["id"]), list[Sample]()
+    for text, reason, tokens, thought, error in zip(texts, *columns, strict=True):
         if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
             found = f"{reason!r:.40}, {tokens!r:.40}"
             raise UserError(f"{where}: finish_reason is text and tokens are a number, found {found}")
@@ -118,7 +118,7 @@ def _row(where: str, row: dict[str, Any], counts: Counter[str]) -> Row:
     problem, gold = None, row.get("gold", row.get("answer"))
     if gold is not None:
         problem = problem_of({**row, "problem": str(row.get("problem") or ""), "answer": gold}, 0, "", where)
-    return Row(where, question, samples, right, problem, "gold" in row and row["gold"] is None)
+    return Row(where, question, samples, labels, problem, "gold" in row and row["gold"] is None)
 
 
 def _here(row: Mapping[str, Any]) -> str:
@@ -194,7 +194,7 @@ class RecordedFile(Engine):
                 raise UserError(f'{row.where}: id "{row.id}" had the gold "{before}" before, now "{gold}"')
             self.counts[row.id] += len(row.samples)
             known = zip(row.samples, row.labels, strict=True)
-            self.labels |= {(row.id, sample.sample_index): label for sample, label in known if label is not None}
+            self.labels |= {(row.id, sample.sample_index): bool(label) for sample, label in known if label is not None}
 
     def describe(self) -> dict[str, Any]:
         """Return what is known of what sampled: nothing."""
