@@ -99,11 +99,8 @@ def content_hashes(ref: ModelRef) -> dict[str, str | None]:
     }
     # Hashing lets go of the interpreter, and large weights are many files.
     with ThreadPoolExecutor() as pool:
-        hashes = {path: pool.submit(file_hash, path) for paths in files.values() for path in paths}
-    return {
-        what: text_hash(*(f"{path.name} {hashes[path].result()}" for path in paths)) if paths else None
-        for what, paths in files.items()
-    }
+        hashes = {what: pool.map(lambda path: f"{path.name} {file_hash(path)}", paths) for what, paths in files.items()}
+    return {what: text_hash(*hashes[what]) if paths else None for what, paths in files.items()}
 
 
 def _weights(folder: Path, **known: Any) -> ModelRef:

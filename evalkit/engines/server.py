@@ -30,15 +30,7 @@ from pydantic import TypeAdapter
 from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import package_versions, text_hash
-from gtpo.evalkit.engines.base import (
-    Engine,
-    EngineStopped,
-    Sampling,
-    Task,
-    one_line,
-    same_model,
-    sample_seed,
-)
+from gtpo.evalkit.engines.base import Engine, EngineStopped, Sampling, Task, one_line, same_model, sample_seed
 from gtpo.evalkit.engines.serve import ServerProcess
 from gtpo.evalkit.engines.server_request import Server, apart, names_max_tokens
 from gtpo.runs.eval_folder import Sample
