@@ -272,13 +272,6 @@ def recommended_sampling(ref: ModelRef) -> dict[str, float]:
     return {**found, "temperature": 0.0} if config.get("do_sample") is False else found
 
 
-def context_length(config: Any) -> int | None:
-    """Return the most tokens a model takes, None if its config does not say."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    length = getattr(text, "max_position_embeddings", None)
-    return int(length) if length else None
-
-
 def safetensors_shapes(path: Path) -> dict[str, list[int]]:
     """Return tensor name -> shape of a .safetensors file, from its header alone. UserError if it is unreadable."""
     from safetensors import SafetensorError, safe_open

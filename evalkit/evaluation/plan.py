@@ -292,7 +292,7 @@ def render_prompts(
         with libraries_aside():
             model_ref.check_adapter(ref, config)
         tokenizer = model_ref.load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
-        context = model_ref.context_length(config)
+        context = getattr(config.get_text_config(), "max_position_embeddings", None) or None
         thoughts = model_ref.thought_tokens(tokenizer)
         if protocol.api == "completions":
             prompts = {key: p._replace(ids=text_ids(tokenizer, p.text or "")) for key, p in prompts.items()}
