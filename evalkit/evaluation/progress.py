@@ -1,4 +1,4 @@
-"""A live line on a terminal, log lines elsewhere, nothing with --quiet. Always on stderr."""
+"""A live table on a terminal, log lines elsewhere, nothing with --quiet. Always on stderr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gtpo.rewards.verify import Verdict
 from gtpo.runs.eval_folder import Sample
 from gtpo.runs.eval_record import SCORINGS
 
-LIVE_EVERY_S, LINE_EVERY_S = 0.5, 10.0
+LINE_EVERY_S = 10.0
 
 
 class EvalProgress:
@@ -44,7 +44,9 @@ class EvalProgress:
 
     def __enter__(self) -> EvalProgress:
         if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
-            self._live = stderr_console().status("sampling")
+            from rich.live import Live
+
+            self._live = Live(console=stderr_console(), get_renderable=self._table, transient=True)
             self._live.start()
         return self
 
@@ -60,15 +62,10 @@ class EvalProgress:
             counts["scored" if sample.error is None else "failed"] += 1
             counts["tagged"] += sample.answer_strict is not None
             counts.update(s for s in SCORINGS if sample.verdict(s) == Verdict.CORRECT)
-        if time.monotonic() - self._last_line < (LINE_EVERY_S if self._live is None else LIVE_EVERY_S):
-            return
-        self._last_line = time.monotonic()
-        lines = [self._line(name) for name, counts in self._counts.items() if counts["scored"]]
-        line = ", ".join([*lines, *self._speed()])
-        if self._live is not None:
-            self._live.update(line.replace("[", r"\["))
-        else:
-            LOG.info("%s", line)
+        if self._live is None and time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            lines = [f"{name}: {self._line(name)}" for name, counts in self._counts.items() if counts["scored"]]
+            LOG.info("%s", ", ".join([*lines, *self._speed()]))
 
     def _speed(self) -> list[str]:
         """Describe what is in flight, how fast it goes, and how long it will take."""
@@ -93,11 +90,23 @@ class EvalProgress:
                 parts.append(f"about {duration(low)} left")
         return parts
 
+    def _done(self, name: str) -> int:
+        return self._before.get(name, 0) + self._counts[name]["scored"]
+
     def _line(self, name: str) -> str:
         """Describe a benchmark."""
         counts = self._counts[name]
         scored, failed = counts["scored"], counts["failed"]
         scoring = self._scoring or ("strict" if 2 * counts["tagged"] >= scored else "lenient")
-        done = self._before.get(name, 0) + scored
-        right = f"pass@1 ({scoring}) {100 * counts[scoring] / scored:.1f} %"
-        return f"{name}: {done}/{self._wanted[name]} samples, {right}{f', {failed} failed' if failed else ''}"
+        right = f", pass@1 ({scoring}) {100 * counts[scoring] / scored:.1f} %" if scored else ""
+        return f"{self._done(name)}/{self._wanted[name]} samples{right}{f', {failed} failed' if failed else ''}"
+
+    def _table(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        for name, total in self._wanted.items():
+            table.add_row(name, ProgressBar(max(total, 1), self._done(name), width=24), self._line(name))
+        return Group(table, f"  {', '.join(self._speed())}")
