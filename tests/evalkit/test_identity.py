@@ -1,12 +1,9 @@
-"""Whose samples are in a run folder: eval.json lost or damaged, parts of another run, full disks."""
+"""Whose samples are in a run folder: eval.json lost or damaged, parts of another run."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,33 +90,3 @@ def test_a_newer_version_is_not_rebuilt(run: Path) -> None:
     (run / "eval.json").write_text(json.dumps({"schema_version": 99, "benchmarks": {}}))
     with EvalFolder(run) as folder, pytest.raises(UserError, match="schema version 99"):
         folder.record()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """A file system of 1 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("only root can mount a file system of 1 MiB")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("free", [0, 16384])
-def test_a_full_disk(gtpo, tiny_model: Path, small_disk: Path, run: Path, environment, free: int) -> None:  # type: ignore[no-untyped-def]
-    """Wherever it happens: one sentence, exit code 3, and the same command completes the run once there is room."""
-    block = os.statvfs(small_disk)
-    (small_disk / "other").write_bytes(b"x" * (block.f_bavail * block.f_frsize - free))
-    command = ["eval", str(tiny_model), "--benchmarks", BOTH, "--out", str(small_disk / "run")]
-    process = [sys.executable, "-m", "gtpo", *command, *EVAL]
-    done = subprocess.run(process, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 3, done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "incomplete: the disk is full" in done.stderr
-    assert "free some space. The same command resumes" in done.stderr
-    (small_disk / "other").unlink()
-    gtpo(*command, *EVAL)
-    assert content(small_disk / "run") == content(run)
