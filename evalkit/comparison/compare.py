@@ -15,8 +15,7 @@ family belongs to one method. Every other difference is exploratory: shown with 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,13 +28,7 @@ from gtpo.evalkit.comparison.columns import MAJ, METRICS, PASS, Array, Column
 from gtpo.evalkit.comparison.methods import Method, group, members_of
 from gtpo.evalkit.comparison.questions import ALPHA, Cell, Table
 from gtpo.evalkit.design import Design, Noise, measure_noise, parts
-from gtpo.evalkit.statistics import (
-    PAIRS_NEEDED,
-    MethodMean,
-    PairedDifference,
-    by_cluster,
-    method_mean,
-)
+from gtpo.evalkit.statistics import PAIRS_NEEDED, PairedDifference, by_cluster
 from gtpo.runs.find import EvalRun
 from gtpo.runs.train_run import TrainFolder
 
@@ -125,7 +118,7 @@ def compare(
                          scoring, allow_mismatch)
         for name in dict.fromkeys(name for run in runs for name in run.benchmarks)
     ]  # fmt: skip
-    if len(runs) > 1 and all(sum(map(len, shared.runs.values())) < 2 for shared in loaded):
+    if len(runs) > 1 and all(sum(len(side.runs) for side in shared.sides.values()) < 2 for shared in loaded):
         sets = "; ".join(f"{run.name}: {', '.join(run.benchmarks)}" for run in runs)
         raise UserError(
             f"these runs have no question in common ({sets}): evaluate them on the same benchmark. Files of recorded "
@@ -173,7 +166,7 @@ class Contrast:
 
     def __init__(self, table: Table, a: str, b: str) -> None:
         self.table, self.names = table, (a, b)
-        first, second = table.by_name[a], table.by_name[b]
+        first, second = table.sides[a].method, table.sides[b].method
         self.known = not (first.doubt or second.doubt)
         # Weights from which all runs of the other side began are as they are, whatever their own training seed.
         self.trained = first.trained and not first.is_base_of(second), second.trained and not second.is_base_of(first)
@@ -184,7 +177,7 @@ class Contrast:
 
         They do if at least PAIRS_NEEDED seeds are common, each once, and these are at least half of either method's.
         """
-        of_a, of_b = (self.table.by_name[name].seeds(self.table.runs[name]) for name in self.names)
+        of_a, of_b = (side.method.seeds(side.runs) for side in map(self.table.sides.__getitem__, self.names))
         if any(None in of or len(set(of)) < len(of) for of in (of_a, of_b)):
             return None
         # Runs of one seed saw the same problems in the same order: a difference within the pair varies less.
@@ -193,15 +186,12 @@ class Contrast:
             return None
         return [of_a.index(seed) for seed in common], [of_b.index(seed) for seed in common]
 
-    def _rows(self, values: Callable[[str, Column], Array], column: Column) -> list[Array]:
-        both = [values(name, column) for name in self.names]
-        if self.common is None or 0 in (both[0].size, both[1].size):
-            return both
-        return [of[rows] for of, rows in zip(both, self.common, strict=True)]
+    def _rows(self, a: Array, b: Array) -> tuple[Array, Array]:
+        return (a, b) if self.common is None else (a[self.common[0]], b[self.common[1]])
 
     def difference(self, column: Column) -> PairedDifference:
         """Return the difference in a column, as its own 95 % comparison."""
-        a, b = self._rows(self.table.scores, column)
+        a, b = self._rows(*(self.table.scores(name, column) for name in self.names))
         return statistics.differences(
             a[None], b[None], paired=self.common is not None, trained=self.trained, known=self.known,
             clusters=self.table.clusters_at(column.k),
@@ -214,15 +204,14 @@ class Contrast:
         are then the test's prior.
         """
         clusters, samples = self.table.clusters_at(column.k), self.table.samples
-        a, b = self._rows(self.table.scores, column)
-        sampling = self._rows(self.table.sampling, column)
+        a, b = self._rows(*(self.table.scores(name, column) for name in self.names))
+        of_a, of_b = (self.table.sampling(name, column) for name in self.names)
         d, weight = by_cluster(a.mean(axis=0) - b.mean(axis=0), clusters)
         if d.size < 2:
             return None
         noise = measure_noise(
-            a, b, sampling=None if 0 in (sampling[0].size, sampling[1].size) else (sampling[0], sampling[1]),
-            samples=samples, trained=all(self.trained) and self.known, paired=self.common is not None,
-            clusters=clusters,
+            a, b, sampling=None if of_a is None or of_b is None else self._rows(of_a, of_b), samples=samples,
+            trained=all(self.trained) and self.known, paired=self.common is not None, clusters=clusters,
         )  # fmt: skip
         design = Design(d.size, samples, min(len(a), len(b)) if noise.training else 0)
         of = parts(noise, design)
@@ -230,43 +219,32 @@ class Contrast:
         return (noise, design) if enough else None
 
 
-def mean_cell(table: Table, name: str, column: Column) -> Cell:
-    """A method's mean, its interval, and bounds if samples are missing; the median of a metric that is not tested."""
-    if not column.metric.tested:
-        medians = table.medians(name, column)
-        return Cell(column, MethodMean(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
-    value = method_mean(table.scores(name, column), clusters=table.clusters_at(column.k))
-    checkpoints, to_mean = table.checkpoints(name, column)
-    return Cell(column, value, bounds=table.bounds(name, column), checkpoints=checkpoints, to_mean=to_mean)
-
-
 def _compared(table: Table, columns: list[Column], baseline: str | None, primary: Column) -> Table:
     """Return a table with its cells."""
     names, notes = table.methods, list(table.notes)
+    cells = {key: table.cell(*key) for key in itertools.product(names, columns)}
     if baseline is not None and baseline not in names:
         notes.append(f"no differences here: the baseline {baseline} was not evaluated on {table.benchmark}")
-    baseline = baseline if baseline in names and len(names) > 1 else None
-    cells = {key: mean_cell(table, *key) for key in itertools.product(names, columns)}
-    for name in names if baseline is not None else ():
-        if baseline is None or name == baseline:
+    if baseline is None or baseline not in names or len(names) < 2:
+        return replace(table, columns=columns, cells=cells, baseline=None, notes=notes)
+    for name in names:
+        if name == baseline:
             continue
         # What a third method lacks must not change a verdict; in other columns all have the same questions.
         of_all, of_pair = Contrast(table, name, baseline), Contrast(table.pair(name, baseline), name, baseline)
         for column in (column for column in columns if column.metric.tested):
             contrast, cell = of_pair if column == primary else of_all, cells[name, column]
-            one, other = (mean_cell(contrast.table, side, column) for side in (name, baseline))
+            one, other = (contrast.table.cell(side, column) for side in (name, baseline))
             cell.paired, cell.selected = contrast.difference(column), one.to_mean - other.to_mean
             # The worst case of one side meets the best case of the other.
             cell.missing = one.unknown[0] - other.unknown[1], one.unknown[1] - other.unknown[0]
             cell.noise = of_all.noise(column) if column == primary else None
-        both, seeds = of_pair.table, of_pair.common and len(of_pair.common[0])
-        if table.group:
-            continue
-        if seeds and seeds < max(len(both.draws(side)) for side in (name, baseline)):
-            notes.append(f"{name} against {baseline}: only the {seeds} seeds that both trained are compared")
+        both, seeds, notes_of_pair = of_pair.table, of_pair.common and len(of_pair.common[0]), list[str]()
+        if seeds and seeds < max(len(both.sides[side].draws) for side in (name, baseline)):
+            notes_of_pair.append(f"only the {seeds} seeds that both trained are compared")
         if both.questions != table.questions:
-            on = f"{primary.label} on the {both.questions} questions that they share"
-            notes.append(f"{name} against {baseline}: {on}")
+            notes_of_pair.append(f"{primary.label} on the {both.questions} questions that they share")
+        notes += [f"{name} against {baseline}: {note}" for note in notes_of_pair if not table.group]
     return replace(table, columns=columns, cells=cells, baseline=baseline, notes=notes)
 
 

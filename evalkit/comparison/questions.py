@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,7 +26,7 @@ from gtpo.evalkit.comparison.columns import Column
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.design import Design, Noise
 from gtpo.evalkit.engines.model_ref import fingerprint
-from gtpo.evalkit.statistics import FAMILIES, MethodMean, PairedDifference, clusters_of, wording
+from gtpo.evalkit.statistics import FAMILIES, MethodMean, PairedDifference, clusters_of, method_mean, wording
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, Interval
 from gtpo.runs.find import EvalRun, Questions
@@ -113,16 +113,31 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Side:
+    """A method in a table: its runs there, and the questions of each."""
+
+    method: Method
+    runs: list[EvalRun]
+    parts: list[Questions]
+
+    @cached_property
+    def draws(self) -> list[list[int]]:
+        """Places of its runs, those of one draw of training together."""
+        return self.method.by_draw(self.runs)
+
+    def by_draw(self, of_runs: Sequence[Any]) -> NDArray[np.float64]:
+        """[S, ...] The mean over the runs of each draw of training."""
+        return np.stack([np.mean([of_runs[i] for i in places], axis=0) for places in self.draws])
+
+
+@dataclass(frozen=True)
 class Table:
     """One benchmark (or one subject of it): the same Q questions for every run of every method, and what they show."""
 
     benchmark: str
     # Subject or level; empty for the whole benchmark.
     group: str
-    by_name: dict[str, Method] = field(repr=False)
-    # method -> one entry per run.
-    parts: dict[str, list[Questions]] = field(repr=False)
-    runs: dict[str, list[EvalRun]] = field(repr=False)
+    sides: dict[str, Side] = field(repr=False)
     notes: list[str]
     scoring: str = "strict"
     # [Q] Questions of the same text have the same number; None if there are none.
@@ -144,12 +159,17 @@ class Table:
     @property
     def methods(self) -> list[str]:
         """Names of the methods."""
-        return list(self.parts)
+        return list(self.sides)
+
+    @property
+    def first(self) -> Questions:
+        """The questions of the first run; those of all others are the same."""
+        return next(iter(self.sides.values())).parts[0]
 
     @property
     def questions(self) -> int:
         """Q."""
-        return int(next(iter(self.parts.values()))[0].ids.size)
+        return int(self.first.ids.size)
 
     @property
     def samples(self) -> int:
@@ -158,95 +178,92 @@ class Table:
 
     def having(self, k: int) -> NDArray[np.bool_]:
         """[Q] The questions of which every run has k scored samples."""
-        return self._least >= k
+        return self._least >= max(k, 1)
 
     @cached_property
     def _least(self) -> NDArray[np.int32]:
-        least: NDArray[np.int32] = np.minimum.reduce([part.n for parts in self.parts.values() for part in parts])
+        least: NDArray[np.int32] = np.minimum.reduce([part.n for side in self.sides.values() for part in side.parts])
         return least
 
     def scores(self, method: str, column: Column) -> NDArray[np.float64]:
         """[S, Q] A method's scores in one column, one row per draw of training, of the questions with k samples."""
-        rows = self.having(max(column.k, 1))
-        scores = np.stack([column.metric.values(part, column.k)[rows] for part in self.parts[method]])
-        return np.stack([scores[places].mean(axis=0) for places in self.draws(method)])
+        side, rows = self.sides[method], self.having(column.k)
+        return side.by_draw([column.metric.values(part, column.k)[rows] for part in side.parts])
 
-    def draws(self, method: str) -> list[list[int]]:
-        """Return the places of a method's runs by draw of training."""
-        return self.by_name[method].by_draw(self.runs[method])
-
-    def sampling(self, method: str, column: Column) -> NDArray[np.float64]:
-        """[S, Q] The variance that samples give to each of `scores`; [0, Q] if it cannot be told."""
-        rows, parts = self.having(max(column.k, 1)), self.parts[method]
-        found = [one for part in parts if (one := column.metric.sampling(part, column.k)) is not None]
-        if len(found) < len(parts):
-            return np.zeros((0, int(rows.sum())))
-        each = np.stack(found)[:, rows]
-        return np.stack([each[places].mean(axis=0) / len(places) for places in self.draws(method)])
-
-    def medians(self, method: str, column: Column) -> list[float]:
-        """The median of a method's values of a metric that is not tested, of each draw; NaN without values."""
-        values = [column.metric.values(part, column.k) for part in self.parts[method]]
-        medians = np.array([np.median(of) if of.size else math.nan for of in values])
-        return [float(medians[places].mean()) for places in self.draws(method)]
+    def sampling(self, method: str, column: Column) -> NDArray[np.float64] | None:
+        """[S, Q] The variance that samples give to each of `scores`; None if it cannot be told."""
+        side, rows = self.sides[method], self.having(column.k)
+        each = [of[rows] for part in side.parts if (of := column.metric.sampling(part, column.k)) is not None]
+        runs = np.array([[len(places)] for places in side.draws])
+        return side.by_draw(each) / runs if len(each) == len(side.parts) else None
 
     def clusters_at(self, k: int) -> NDArray[np.int64] | None:
         """[Q] The cluster of each question in `scores`; None if every question is its own."""
-        return None if self.clusters is None else self.clusters[self.having(max(k, 1))]
+        return None if self.clusters is None else self.clusters[self.having(k)]
+
+    def _stored(self, record: EvalRecord, column: Column) -> Interval | None:
+        """What a record says of a column that has a k; None for a part of a benchmark."""
+        if self.group or not column.metric.by_k:
+            return None
+        entry = record.benchmarks.get(self.benchmark, BenchmarkRecord())
+        name = column.metric.name.replace("@", "_at_")
+        of_k: dict[int, Interval] = getattr(getattr(entry, self.scoring) or entry, name)
+        return of_k.get(column.k)
 
     def bounds(self, method: str, column: Column) -> tuple[float, float] | None:
         """A method's mean if every missing sample were wrong, and if it were right; None if none is missing."""
-        if self.group or not column.metric.by_k:
+        known = [at for run in self.sides[method].runs if (at := self._stored(run.record, column)) is not None]
+        if len(known) < len(self.sides[method].runs) or all(at.worst is None for at in known):
             return None
-        stored = [self._stored(run.entry(self.benchmark), column) for run in self.runs[method]]
-        known = [at for at in stored if at is not None]
-        if len(known) < len(stored) or all(at.worst is None for at in known):
-            return None
-        worst = [at.mean if at.worst is None else at.worst for at in known]
-        return float(np.mean(worst)), float(np.mean([at.mean if at.best is None else at.best for at in known]))
-
-    def _stored(self, entry: BenchmarkRecord, column: Column) -> Interval | None:
-        """What a record says of a column that has a k."""
-        of_k: dict[int, Interval] = getattr(
-            getattr(entry, self.scoring) or entry, column.metric.name.replace("@", "_at_")
-        )
-        return of_k.get(column.k)
+        ends = [(at.mean, at.mean) if at.worst is None else (at.worst, at.best) for at in known]
+        worst, best = np.array(ends, dtype=np.float64).mean(axis=0).tolist()
+        return worst, best
 
     def checkpoints(self, method: str, column: Column) -> tuple[int, float]:
         """Return how many checkpoints of a training were evaluated here, and how far their mean lies above the figure.
 
         The most of any training of the method. best/ was chosen on other questions: 1, 0.0.
         """
-        most, gaps, members = 1, list[float](), {member.name: member for member in self.by_name[method].members}
-        for run in self.runs[method]:
+        side = self.sides[method]
+        most, gaps, members = 1, list[float](), {member.name: member for member in side.method.members}
+        for run in side.runs:
             means: dict[str | None, list[float]] = {}  # of each checkpoint
-            for record in members[run.name].evaluations if column.metric.by_k and not self.group else ():
-                if at := self._stored(record.benchmarks.get(self.benchmark, BenchmarkRecord()), column):
+            for record in members[run.name].evaluations:
+                if at := self._stored(record, column):
                     means.setdefault(record.model.checkpoint, []).append(at.mean)
             own = means.get(run.record.model.checkpoint)
             most = max(most, len(means) if own else 1)
             gaps.append(float(np.mean([np.mean(of) for of in means.values()]) - np.mean(own)) if own else 0.0)
-        return most, float(np.mean([np.mean([gaps[i] for i in places]) for places in self.draws(method)]))
+        return most, float(side.by_draw(gaps).mean())
+
+    def cell(self, method: str, column: Column) -> Cell:
+        """A method's mean, its interval and bounds; the median of a metric that is not tested."""
+        if not column.metric.tested:
+            side = self.sides[method]
+            values = [column.metric.values(part, column.k) for part in side.parts]
+            medians = side.by_draw([np.median(of) if of.size else math.nan for of in values]).tolist()
+            return Cell(column, MethodMean(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
+        value = method_mean(self.scores(method, column), clusters=self.clusters_at(column.k))
+        checkpoints, to_mean = self.checkpoints(method, column)
+        return Cell(column, value, None, self.bounds(method, column), checkpoints=checkpoints, to_mean=to_mean)
 
     def cut_off(self, method: str) -> float | None:
         """Return the share of a method's samples that were cut off at the token limit; None if unknown."""
-        rates = [run.entry(self.benchmark).truncation_rate for run in self.runs[method]]
-        known = [rate for rate in rates if rate is not None]
-        return float(np.mean(known)) if len(known) == len(rates) else None
+        rates = [run.entry(self.benchmark).truncation_rate for run in self.sides[method].runs]
+        return None if None in rates else float(np.mean([rate for rate in rates if rate is not None]))
 
     def pair(self, a: str, b: str) -> Table:
         """Return the same of two methods only: what a third one lacks changes nothing between them."""
         if self.even:
             return self
-        pair = share_questions(self.benchmark, [self.by_name[a], self.by_name[b]], self.scoring, allow=True)
+        pair = share_questions(self.benchmark, [self.sides[of].method for of in (a, b)], self.scoring, allow=True)
         return next(part for part in pair.groups() if part.group == self.group) if self.group else pair
 
     def check_k(self, k: int) -> None:
         """UserError if a run has fewer than k samples."""
-        for name, parts in self.parts.items():
-            for run, part in zip(self.runs[name], parts, strict=True):
-                had = part.pass_at_k.shape[1]
-                if k > had:
+        for side in self.sides.values():
+            for run, part in zip(side.runs, side.parts, strict=True):
+                if k > (had := part.pass_at_k.shape[1]):
                     raise UserError(
                         f"k = {k} needs {k} samples per question; {run.name} has n = {had} on {self.benchmark} (gtpo "
                         f"eval --k {k} with the same --out adds the missing ones)"
@@ -254,95 +271,97 @@ class Table:
 
     def groups(self) -> Iterator[Table]:
         """One part for each subject and level."""
-        first = next(iter(self.parts.values()))[0]
-        masks = [(subject, first.subject == subject) for subject in sorted(set(first.subject)) if subject]
-        masks += [(f"level {level}", first.level == level) for level in sorted(set(first.level.tolist())) if level]
-        for name, rows in masks:
-            taken = {method: [part.take(rows) for part in parts] for method, parts in self.parts.items()}
-            kept = None if self.clusters is None else self.clusters[rows]
-            yield replace(self, group=name, parts=taken, notes=[], clusters=kept)
+        subjects, levels = self.first.subject, self.first.level
+        masks = {subject: subjects == subject for subject in sorted(set(subjects) - {""})}
+        masks |= {f"level {level}": levels == level for level in sorted(set(levels.tolist()) - {0})}
+        for name, rows in masks.items():
+            sides = {
+                of: replace(side, parts=[part.take(rows) for part in side.parts]) for of, side in self.sides.items()
+            }
+            clusters = None if self.clusters is None else self.clusters[rows]
+            yield replace(self, group=name, sides=sides, notes=[], clusters=clusters)
 
 
 def name_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
     """The runs, with one name for recorded files of the same questions and golds, which are named after their files."""
-    # Name of a benchmark -> those with most of its questions, itself first: name, (id, gold) of each question.
-    alike: dict[str, list[tuple[str, set[tuple[str, str]]]]] = {}
-    firsts: list[dict[str, str]] = []
-    for run in runs:
-        firsts.append({})
+    # Name of a benchmark -> those with most of its questions, itself first: run, name, (id, gold) of each question.
+    alike: dict[str, list[tuple[int, str, set[tuple[str, str]]]]] = {}
+    for i, run in enumerate(runs):
         for name, entry in run.record.benchmarks.items():
             if run.record.engine.name != "recorded" or entry.source != run.record.model.source:
                 continue
             mine = {(p.id, p.answer) for p in run.problems(name).values()}
             # Most of the smaller one's: a file may have lost rows, or one gold may have been corrected.
-            has_most = (n for n, [(_, of), *_] in alike.items() if 2 * len(mine & of) > min(len(mine), len(of)))
-            first = firsts[-1][name] = next(has_most, name)
-            alike.setdefault(first, []).append((name, mine))
-            if first != name and mine != alike[first][0][1]:
+            has_most = (n for n, [(*_, of), *_] in alike.items() if 2 * len(mine & of) > min(len(mine), len(of)))
+            first = next(has_most, name)
+            alike.setdefault(first, []).append((i, name, mine))
+            if first != name and mine != alike[first][0][2]:
                 notes.append(f"{name} has most of the questions and golds of {first}, and is shown as {first}")
     # Files are named after models, so their benchmarks are too: a model's name would not tell what was asked.
-    several = (first for first, found in alike.items() if len({name for name, _ in found}) > 1)
-    neutral = next((first for first in several if all(of == alike[first][0][1] for _, of in alike[first])), None)
-    out = []
-    for run, of in zip(runs, firsts, strict=True):
-        shown = {name: SAME if first == neutral else first for name, first in of.items()}
-        if any(name != other for name, other in shown.items()):
-            entries = {shown.get(name, name): entry for name, entry in run.record.benchmarks.items()}
-            stored = {other: name for name, other in shown.items()}
-            run = replace(run, record=run.record.model_copy(update={"benchmarks": entries}), stored=stored)
-        out.append(run)
+    several = (first for first, files in alike.items() if len({name for _, name, _ in files}) > 1)
+    neutral = next((first for first in several if all(of == alike[first][0][2] for *_, of in alike[first])), None)
+    out = list(runs)
+    for first, (i, name, _) in ((first, file) for first, files in alike.items() for file in files):
+        shown = SAME if first == neutral else first
+        if shown != name:
+            entries = {shown if key == name else key: entry for key, entry in out[i].record.benchmarks.items()}
+            record = out[i].record.model_copy(update={"benchmarks": entries})
+            out[i] = replace(out[i], record=record, stored=out[i].stored | {shown: name})
     return out
 
 
 def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: bool) -> Table:
     """Load a benchmark; UserError if the runs' questions or golds differ, unless `allow` takes what they share."""
-    runs = {m.name: [run for run in m.runs if benchmark in run.benchmarks] for m in methods}
-    loaded = [(name, run, run.questions(benchmark, scoring)) for name, found in runs.items() for run in found]
-    notes = [
-        f"{m.name}: only {len(runs[m.name])} of its {len(m.runs)} runs were evaluated on {benchmark}"
-        for m in methods
-        if len(runs[m.name]) < len(m.runs)
-    ]
-    notes += [note for _, run, _ in loaded for note in unscored_notes(run, benchmark)]
-    for run in (run for found in runs.values() for run in found):
-        if seen := run.entry(benchmark).trained_on:
-            notes.append(f"{run.name} was trained on {seen} of these questions: its figures say little of others")
-    same_ids = all(np.array_equal(loaded[0][2].ids, part.ids) for _, _, part in loaded)
-    even = same_ids and len({n for _, _, part in loaded for n in part.n.tolist()}) == 1
-    common = np.array(sorted(set.intersection(*(set(part.ids) for _, _, part in loaded))), dtype=object)
-    counts = "; ".join(f"{run.name}: {part.ids.size} questions" for _, run, part in loaded)
-    problem = f"the questions of {benchmark} differ ({counts})"
-    if same_ids or _only_unscored(benchmark, [(run, part) for _, run, part in loaded]):
-        other_golds = _other_golds(benchmark, [run for _, run, _ in loaded])
+    sides, notes = dict[str, Side](), list[str]()
+    for method in methods:
+        evaluated = [run for run in method.runs if benchmark in run.benchmarks]
+        sides[method.name] = Side(method, evaluated, [run.questions(benchmark, scoring) for run in evaluated])
+        if len(evaluated) < len(method.runs):
+            number = f"{len(evaluated)} of its {len(method.runs)} runs"
+            notes.append(f"{method.name}: only {number} were evaluated on {benchmark}")
+    runs = [run for side in sides.values() for run in side.runs]
+    parts = [part for side in sides.values() for part in side.parts]
+    notes += [text for run in runs if (text := _unscored(run, benchmark))]
+    notes += [
+        f"{run.name} was trained on {seen} of these questions: its figures say little of others"
+        for run in runs if (seen := run.entry(benchmark).trained_on)
+    ]  # fmt: skip
+    same_ids = all(np.array_equal(parts[0].ids, part.ids) for part in parts)
+    common = set[str].intersection(*(set(part.ids) for part in parts))
+    # What runs lack of the others' questions, if their records name it as unscored, is missing and nothing else.
+    every = {question for part in parts for question in part.ids}
+    unscored = [run.entry(benchmark).unscored_questions for run in runs]
+    counts = "; ".join(f"{run.name}: {part.ids.size} questions" for run, part in zip(runs, parts, strict=True))
+    if same_ids or all(every <= {*lost, *part.ids} for lost, part in zip(unscored, parts, strict=True)):
+        other_golds = _other_golds(benchmark, runs)
         problem = other_golds and f"the questions or golds of {benchmark} differ under the same ids ({other_golds})"
+    else:
+        problem = f"the questions of {benchmark} differ ({counts})"
     if problem and not allow:
         raise UserError(
             f"these runs cannot be compared: {problem}. --allow-mismatch compares the questions they share, with a note"
         )
-    if common.size == 0:
+    if not common:
         raise UserError(f"these runs have no question of {benchmark} in common ({counts})")
     if problem:
-        notes.append(f"not like for like: {problem}; compared on the {common.size} questions they share")
+        notes.append(f"not like for like: {problem}; compared on the {len(common)} questions they share")
     elif not same_ids:
-        notes.append(f"compared on the {common.size} questions of which every run has a scored sample")
-    parts: dict[str, list[Questions]] = {name: [] for name in runs}
-    for name, _, part in loaded:
-        parts[name].append(part if part.ids.size == common.size else part.take(np.isin(part.ids, common)))
-    known, unknown = loaded[0][1].problems(benchmark), Problem("", "", "")
-    asked = [known.get(question, unknown) for question in next(iter(parts.values()))[0].ids.tolist()]
-    source = loaded[0][1].entry(benchmark).source
-    wordings = len({wording(p.problem) for p in asked if p.problem and not source.startswith("generated")})
+        notes.append(f"compared on the {len(common)} questions of which every run has a scored sample")
+    for side in sides.values():
+        side.parts[:] = [part.take(np.isin(part.ids, list(common))) for part in side.parts]
+    known, unknown, source = runs[0].problems(benchmark), Problem("", "", ""), runs[0].entry(benchmark).source
+    asked = [known.get(question, unknown) for question in sorted(common)]
     clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
-    wordings *= clusters is None and wordings < min(FAMILIES, common.size)
-    by_name = {method.name: method for method in methods}
-    table = Table(benchmark, "", by_name, parts, runs, notes, scoring, clusters, wordings, even)
+    wordings = len({wording(p.problem) for p in asked if p.problem and not source.startswith("generated")})
+    wordings *= clusters is None and wordings < min(FAMILIES, len(common))
+    even = same_ids and len({n for part in parts for n in part.n.tolist()}) == 1
+    table = Table(benchmark, "", sides, notes, scoring, clusters, wordings, even)
     if clusters is not None:
         notes.append(
             f"{clusters.size} questions have {clusters.max() + 1} texts, apart from numbers, or clusters: those "
             "of one count as one question (a `cluster` column says otherwise)"
         )
-    short = int((~table.having(table.samples)).sum())
-    if short:
+    if short := int((~table.having(table.samples)).sum()):
         notes.append(
             f"{short} of {table.questions} questions have fewer than {table.samples} scored samples in some run: "
             f"they count up to the k that they have"
@@ -350,10 +369,17 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     return table
 
 
-def _only_unscored(benchmark: str, parts: list[tuple[EvalRun, Questions]]) -> bool:
-    """Return whether what a run lacks of the others' questions are those that its record names as unscored."""
-    every = {question for _, part in parts for question in part.ids}
-    return all(every <= {*run.entry(benchmark).unscored_questions, *part.ids} for run, part in parts)
+def _unscored(run: EvalRun, benchmark: str) -> str:
+    """`a: 6 of 24 samples are unscored (HTTP 500: 6)`: what the figures of a run on a benchmark do not count."""
+    entry = run.entry(benchmark)
+    if not entry.unscored:
+        return ""
+    why = ", ".join(f"{reason}: {count}" for reason, count in Counter(entry.unscored_reasons).most_common(3))
+    text = f"{run.name}: {entry.unscored} of {entry.unscored + entry.samples} samples are unscored"
+    text += f" ({why})" * bool(why) + " and left out of its figures"
+    if lost := len(entry.unscored_questions):
+        text += f"; {lost} question{'s' * (lost != 1)} without a scored sample {'are' if lost != 1 else 'is'} left out"
+    return f"{text}. The gtpo eval command tries them again"
 
 
 def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
@@ -361,12 +387,11 @@ def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
 
     Checksums settle it if they can. Recorded completions without the questions' text have none of the content.
     """
-    sums, contents = (
-        {run.name: getattr(run.entry(benchmark), of) for run in runs} for of in ("checksum", "content_checksum")
-    )
     rules = {run.name: (run.entry(benchmark).task or {}).get("extract", "as --scoring says") for run in runs}
     if len(set(rules.values())) > 1:
         return f"answers are read by different rules ({by_run(rules)})"
+    sums = {run.name: run.entry(benchmark).checksum for run in runs}
+    contents = {run.name: run.entry(benchmark).content_checksum for run in runs}
     same_golds = len(set(sums.values())) <= 1
     if same_golds and len(set(contents.values()) - {None}) <= 1:
         return ""
@@ -425,20 +450,26 @@ def common_scoring(runs: list[EvalRun], asked: str | None, notes: list[str]) -> 
 
 def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[str]) -> dict[str, Any]:
     """Refuse (or, allowed, note) what must agree and does not; note what else differs; return what the runs share."""
-    found = {run.name: settings(run) | {"scoring": scoring} for run in runs}
-    by_key = {key: {name: of[key] for name, of in found.items()} for key in SETTINGS}
-    names = dict.fromkeys(name for run in runs for name in run.benchmarks)
-    counts = {name: {run.name: run.entry(name).n for run in runs if name in run.benchmarks} for name in names}
-    by_key |= {f"n of {name}": values for name, values in counts.items()}
-    differing = {key: of for key, of in by_key.items() if len(set(map(str, of.values()))) > 1}
+    by_key: dict[str, dict[str, Any]] = {key: {} for key in SETTINGS}
+    for run in runs:
+        for key, value in (settings(run) | {"scoring": scoring}).items():
+            by_key[key][run.name] = value
+        for name in run.benchmarks:
+            by_key.setdefault(f"n of {name}", {})[run.name] = run.entry(name).n
+    differing = {key: values for key, values in by_key.items() if len(set(map(str, values.values()))) > 1}
     shared = {key: next(iter(by_key[key].values()), None) for key in SETTINGS if key not in differing}
-    if counts and not any(key.startswith("n of ") for key in differing):
-        shared["n"] = by_run({name: next(iter(values.values())) for name, values in counts.items()})
+    counts = {key.removeprefix("n of "): next(iter(by_key[key].values())) for key in by_key if key not in SETTINGS}
+    if counts and not differing.keys() - SETTINGS:
+        shared["n"] = by_run(counts)
     rates = [entry.truncation_rate for run in runs for entry in run.record.benchmarks.values()]
-    if "max_tokens" in differing and all(rate == 0 for rate in rates):  # None: not known
-        notes.append(f"max_tokens differs ({by_run(differing.pop('max_tokens'))}), but no completion reached it")
-    for key in [key for key, values in differing.items() if _is_off(key, values, runs)]:
-        notes.append(f"{key} differs ({by_run(differing.pop(key))}), but a server that does not take it leaves it off")
+    for key, values in list(differing.items()):
+        why, left_out = "", [run.name for run in runs if key in run.record.engine.parameters_left_out]
+        if key == "max_tokens" and all(rate == 0 for rate in rates):  # None: not known
+            why = "no completion reached it"
+        elif key in OFF and all(of is None if run in left_out else of == OFF[key] for run, of in values.items()):
+            why = "a server that does not take it leaves it off"
+        if why:
+            notes.append(f"{key} differs ({by_run(differing.pop(key))}), but {why}")
     problems = [f"{key} differs ({by_run(values)})" for key, values in differing.items()]
     if problems and not allow:
         raise UserError(
@@ -453,12 +484,6 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     if others := _other_differences(runs):
         notes.append("also different, which can move samples: " + "; and ".join(others))
     return shared
-
-
-def _is_off(key: str, values: Mapping[str, Any], runs: list[EvalRun]) -> bool:
-    """Return whether a parameter is off where it was sent, and not sent to servers that do not take it."""
-    left_out = [run.name for run in runs if key in run.record.engine.parameters_left_out]
-    return key in OFF and all(value is None if run in left_out else value == OFF[key] for run, value in values.items())
 
 
 def _mending_command(runs: list[EvalRun], problems: list[str]) -> str:
@@ -511,16 +536,3 @@ def _changed_weights(run: EvalRun) -> Iterator[str]:
 
 def _text(value: Any) -> str:
     return "unknown" if value is None else str(value)
-
-
-def unscored_notes(run: EvalRun, benchmark: str) -> list[str]:
-    """`a: 6 of 24 samples are unscored (HTTP 500: 6)`: what the figures of a run on a benchmark do not count."""
-    entry = run.entry(benchmark)
-    if not entry.unscored:
-        return []
-    why = ", ".join(f"{reason}: {count}" for reason, count in Counter(entry.unscored_reasons).most_common(3))
-    text = f"{run.name}: {entry.unscored} of {entry.unscored + entry.samples} samples are unscored"
-    text += f" ({why})" * bool(why) + " and left out of its figures"
-    if lost := len(entry.unscored_questions):
-        text += f"; {lost} question{'s' * (lost != 1)} without a scored sample {'are' if lost != 1 else 'is'} left out"
-    return [f"{text}. The gtpo eval command tries them again"]

@@ -37,7 +37,7 @@ from markdown_it import MarkdownIt
 from gtpo.common.files import write_text
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column
-from gtpo.evalkit.comparison.compare import MethodComparison, mean_cell, with_baseline
+from gtpo.evalkit.comparison.compare import MethodComparison, with_baseline
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.comparison.questions import Table
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2, bands, read_curves
@@ -235,7 +235,7 @@ def curves_over_k(table: Table) -> dict[str, dict[str, list[Sequence[float]]]]:
     return {
         name: {
             metric.name: [
-                (table.cells.get((name, column)) or mean_cell(table, name, column)).value[:3]
+                (table.cells.get((name, column)) or table.cell(name, column)).value[:3]
                 for column in (Column(metric, k) for k in curve_ks(table))
             ]
             for metric in METRICS if metric.by_k
@@ -363,9 +363,9 @@ def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, A
     problems (text, gold, formulas), prompts (as the first run's model read them, with their tokens), answers (classes
     of all samples, not only of those shown), samples.
     """
-    benchmark, first = table.benchmark, next(iter(table.parts.values()))[0]
+    benchmark, first = table.benchmark, table.first
     counts = {
-        what: {name: np.sum([getattr(part, what) for part in parts], axis=0) for name, parts in table.parts.items()}
+        what: {name: np.sum([getattr(part, what) for part in side.parts], axis=0) for name, side in table.sides.items()}
         for what in ("n", "correct", "truncated")
     }
     ids = [str(i) for i in first.ids]
@@ -373,7 +373,7 @@ def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, A
     # Ties are many (all wrong, all right): by id they would all be of one subject. Fixed, so that a page repeats.
     jitter = np.random.default_rng(0).random(len(ids))
     order = np.lexsort((jitter, np.abs(rates.mean(axis=0) - 0.5), -np.ptp(rates, axis=0))).tolist()
-    runs = [run for found in table.runs.values() for run in found]
+    runs = [run for side in table.sides.values() for run in side.runs]
     problems: dict[str, Problem] = {}
     prompts: dict[str, tuple[str, int | None]] = {}
     for run in runs:
@@ -381,7 +381,10 @@ def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, A
     tokens = [mean for run in runs if (mean := run.entry(benchmark).mean_tokens)]
     length = CHARACTERS * sum(tokens) / len(tokens) if tokens else LONGEST / 4
     of_each = len(table.methods) * (OVERHEAD + min(max(length, 40.0), LONGEST))
-    affordable, most = int(budget / (of_each * len(ids))), table.samples * max(map(len, table.runs.values()))
+    affordable, most = (
+        int(budget / (of_each * len(ids))),
+        table.samples * max(len(side.runs) for side in table.sides.values()),
+    )
     everything, each = affordable >= most, min(most, max(FEW, affordable))
     # Twice as many as fit: sizes are estimates, and what fits is settled below.
     order = order if everything else order[: 2 * max(1, int(budget / (of_each * each)))]
@@ -390,7 +393,7 @@ def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, A
     answers: dict[str, dict[str, Counter[tuple[str | None, str]]]] = {question: {} for question in wanted}
     names = ["question_id", "sample_index", f"verdict_{scoring}", f"answer_{scoring}", "format_ok", "tokens"]
     names += ["finish_reason", "completion"]
-    for method, run in ((str(m), run) for m, its_runs in enumerate(table.runs.values()) for run in its_runs):
+    for method, run in ((str(m), run) for m, side in enumerate(table.sides.values()) for run in side.runs):
         asked = (pc.field("benchmark") == run.stored_name(benchmark)) & pc.field("question_id").isin(wanted)
         for part in (read_table(path, ["benchmark", *names]).filter(asked) for path in sample_parts(run.folder)):
             for row in part.select(names).to_pylist():

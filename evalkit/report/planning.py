@@ -178,7 +178,7 @@ def _pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
             raise UserError("--samples: one sample of each question tells nothing of more; give a pilot with several")
         size = design.questions
         samples = sorted({*SAMPLES[:3], design.samples}) if noise.samples else [design.samples]
-        means = [run.entry(table.benchmark).mean_tokens for of in table.runs.values() for run in of]
+        means = [run.entry(table.benchmark).mean_tokens for side in table.sides.values() for run in side.runs]
         known = [mean for mean in means if mean is not None]
         tokens = settings.tokens or (sum(known) / len(known) if known else None)
         of_seeds = f"{design.seeds} seeds of each" if design.seeds else "what seeds add is not known"

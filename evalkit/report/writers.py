@@ -210,7 +210,7 @@ def records(comparison: MethodComparison) -> list[dict[str, Any]]:
             d, value, bounds = cell.paired, cell.value, cell.bounds or (None, None)
             record = {
                 "benchmark": table.benchmark, "group": table.group or None, "method": name,
-                "preset": presets[name] or None, "runs": len(table.parts[name]),
+                "preset": presets[name] or None, "runs": len(table.sides[name].parts),
                 "metric": column.metric.name, "k": column.k or None,
                 "unit": "fraction" if column.metric.unit == "%" else column.metric.unit,
                 "scoring": comparison.scoring, "questions": table.questions, "samples": table.samples,

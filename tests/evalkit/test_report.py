@@ -136,7 +136,7 @@ def test_figures_are_written_and_repeat(page_home: Path, monkeypatch: pytest.Mon
 def test_sample_is_bounded_and_shows_each_verdict(page_home: Path) -> None:
     runs, trains, _ = find_runs([str(page_home / "results/eval" / name) for name in ("grpo-1", "gtpo-1")])
     (table, _) = compare(runs, trains).tables
-    parts = [part for (part,) in table.parts.values()]
+    parts = [part for side in table.sides.values() for part in side.parts]
     few, held = choose_samples(table, "strict", 8_000)
     assert 1 <= len(few["shown"]) < 30
     assert not few["complete"]
