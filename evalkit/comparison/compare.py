@@ -15,7 +15,7 @@ family belongs to one method. Every other difference is exploratory: shown with 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,6 +64,13 @@ class MethodComparison:
     def benchmarks(self) -> list[Table]:
         """The tables of whole benchmarks."""
         return [table for table in self.tables if not table.group]
+
+    def primary(self) -> Iterator[tuple[Table, str, Cell, PairedDifference]]:
+        """Yield the primary comparisons: a benchmark, a method, its cell, and how it differs from the baseline."""
+        for method, table in itertools.product(self.methods, self.benchmarks):
+            cell = table.cells.get((method.name, self.metrics[0]))
+            if cell is not None and cell.paired is not None:
+                yield table, method.name, cell, cell.paired
 
     @property
     def all_notes(self) -> list[str]:

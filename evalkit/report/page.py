@@ -43,7 +43,7 @@ from gtpo.evalkit.comparison.questions import Table
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2, bands, read_curves
 from gtpo.evalkit.report import writers
 from gtpo.evalkit.report.summary import legend, verdict_sentence
-from gtpo.evalkit.report.writers import Entry, Grid, MethodName, plain
+from gtpo.evalkit.report.writers import Grid, plain
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_folder import read_table, sample_parts
 from gtpo.runs.train_run import TrainFolder, read_completions
@@ -192,7 +192,8 @@ def _cell(comparison: MethodComparison, versus: dict[str, Table], table: Table, 
             "holm": one.p_corrected, "level": _short(d.level, 4), "covers": d.covers, "verdict": one.verdict,
             "pe": one.p_equivalent, "judged": d.judged, "about": d.scope,
         }  # fmt: skip
-        if one.verdict and (sentence := verdict_sentence(comparison, other, name)):
+        if one.verdict:
+            sentence = verdict_sentence(comparison, other, name)
             differences[base]["sentence"] = [sentence.head, f"{sentence.rest}.", sentence.further]
     value = cell.value
     return {
@@ -208,13 +209,10 @@ def _grid(comparison: MethodComparison, grid: Grid) -> dict[str, Any]:
         for i, table in enumerate(comparison.tables) for (name, column), cell in table.cells.items()
     }  # fmt: skip
 
-    def entry(one: Entry) -> Any:
-        return {"method": one.method} if isinstance(one, MethodName) else places.get(id(one), one)
-
-    return {
-        "name": grid.name, "head": grid.head, "section": grid.section,
-        "rows": [[entry(one) for one in row] for row in grid.rows],
-    }  # fmt: skip
+    rows: list[list[Any]] = [[places.get(id(entry), entry) for entry in row] for row in grid.rows]
+    for row, name in zip(rows, grid.methods, strict=False):
+        row[0] = {"method": name}
+    return {"name": grid.name, "head": grid.head, "section": grid.section, "rows": rows}
 
 
 def key_columns(comparison: MethodComparison, table: Table) -> list[Column]:

@@ -13,7 +13,7 @@ from gtpo.evalkit.comparison.columns import METRICS, Column, difference, points
 from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.comparison.questions import ALPHA, EQUIVALENT, UNDECIDED, VERDICTS, Cell, Table
 from gtpo.evalkit.design import MOST, Design, Estimate, Noise, limit, needs
-from gtpo.evalkit.statistics import LEVEL, OUTPUTS, SEEDS_NEEDED, WEIGHTS
+from gtpo.evalkit.statistics import LEVEL, OUTPUTS, SEEDS_NEEDED, WEIGHTS, PairedDifference
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 # A number, or a range of numbers.
@@ -49,20 +49,20 @@ class Sentence(NamedTuple):
         return " ".join(filter(None, (*self.remarks, self.advice)))
 
 
-def verdict_sentence(comparison: MethodComparison, table: Table, method: str) -> Sentence | None:
-    """Return the verdict on a method in the primary metric of one benchmark; None if there is none."""
-    cell = table.cells.get((method, comparison.metrics[0]))
-    if cell is None or cell.paired is None or cell.verdict is None or table.baseline is None:
-        return None
-    claim = _claim(cell.verdict, table.baseline, comparison.margin)
-    rest = difference(cell.paired, " points")
+def verdict_sentence(comparison: MethodComparison, table: Table, method: str) -> Sentence:
+    """Return the verdict on a method that was compared in the primary metric of one benchmark."""
+    column, margin = comparison.metrics[0], comparison.margin
+    cell = table.cells[method, column]
+    d, verdict = cell.paired, cell.verdict
+    assert d is not None
+    assert verdict is not None
+    rest = difference(d, " points")
     rest += f", {columns.p_text(cell.p_corrected)}" if cell.p_corrected is not None else ""
-    if cell.verdict == EQUIVALENT and cell.p_equivalent is not None:
+    if verdict == EQUIVALENT and cell.p_equivalent is not None:
         rest += f", of equivalence {columns.p_text(cell.p_equivalent)}"
-    return Sentence(
-        method, table.benchmark, cell.verdict, f"{visible(method)} is {claim} on {visible(table.benchmark)}", rest,
-        _advice(cell, comparison.margin), tuple(_remarks(table, method, table.baseline, comparison.metrics[0])),
-    )  # fmt: skip
+    head = f"{visible(method)} is {_claim(verdict, table.baseline, margin)} on {visible(table.benchmark)}"
+    remarks = tuple(_remarks(table, method, column))
+    return Sentence(method, table.benchmark, verdict, head, rest, _advice(cell, d, margin), remarks)
 
 
 def _claim(verdict: str, baseline: str | None, margin: float | None) -> str:
@@ -72,9 +72,9 @@ def _claim(verdict: str, baseline: str | None, margin: float | None) -> str:
     return f"{verdict} {'against' if verdict == UNDECIDED else 'than'} {visible(str(baseline))}"
 
 
-def _remarks(table: Table, method: str, baseline: str, column: Column) -> Iterator[str]:
+def _remarks(table: Table, method: str, column: Column) -> Iterator[str]:
     """What bears on a verdict beside the figures: training, how checkpoints were chosen, what the limit cut off."""
-    where, cell = visible(table.benchmark), table.cells[method, column]
+    baseline, where, cell = str(table.baseline), visible(table.benchmark), table.cells[method, column]
     ours, base, d = cell.checkpoints, table.cells[baseline, column].checkpoints, cell.paired
     assert d is not None
     if d.scope == OUTPUTS:
@@ -99,12 +99,12 @@ def _remarks(table: Table, method: str, baseline: str, column: Column) -> Iterat
         yield f"{of_us} of its answers on {where} were cut off at the token limit, and {of_base} of the baseline's."
 
 
-def _advice(cell: Cell, margin: float | None) -> str:
+def _advice(cell: Cell, d: PairedDifference, margin: float | None) -> str:
     """What would settle an undecided comparison; empty if that is more training seeds, or nothing can be said."""
-    if cell.verdict != UNDECIDED or cell.paired is None or not cell.paired.judged:
+    if cell.verdict != UNDECIDED or not d.judged:
         return ""
-    if cell.paired.shown():
-        return "Its missing samples could reverse the difference." * (not cell.paired.shown(cell.missing))
+    if d.shown():
+        return "Its missing samples could reverse the difference." * (not d.shown(cell.missing))
     text = sees(cell, margin or TARGET, margin=margin is not None)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -183,8 +183,8 @@ def gate(comparison: MethodComparison, most: float) -> tuple[str, list[str]]:
 
 def sentences(comparison: MethodComparison) -> list[Sentence]:
     """Every verdict of the primary metric, what is shown first."""
-    every = (verdict_sentence(comparison, table, m.name) for m in comparison.methods for table in comparison.benchmarks)
-    return sorted((one for one in every if one is not None), key=lambda one: VERDICTS.index(one.verdict))
+    every = [verdict_sentence(comparison, table, name) for table, name, *_ in comparison.primary()]
+    return sorted(every, key=lambda one: VERDICTS.index(one.verdict))
 
 
 def answer(comparison: MethodComparison) -> list[tuple[str, str]]:
@@ -232,11 +232,10 @@ def _one_line_each(texts: Sequence[tuple[Sentence, str]]) -> Iterator[str]:
 
 def short_legend(comparison: MethodComparison) -> str:
     """What stands under every table."""
-    cells = [cell for table in comparison.benchmarks for cell in table.cells.values()]
-    found = [cell.paired for cell in cells if cell.primary and cell.paired is not None]
+    found = [d for *_, d in comparison.primary()]
     over = {one.covers for one in found}
     text = f"[a, b]: 95 % over {over.pop() if len(over) == 1 else 'questions and samples'}."
-    if any(cell.bounds for cell in cells):
+    if any(cell.bounds for table in comparison.benchmarks for cell in table.cells.values()):
         text += " {a, b}: if all missing samples were wrong, or right."
     if is_judged(comparison):
         looks = f" 1 of {comparison.looks} planned looks." if comparison.looks > 1 else ""
@@ -249,8 +248,7 @@ def short_legend(comparison: MethodComparison) -> str:
 
 def is_judged(comparison: MethodComparison) -> bool:
     """Return whether any primary comparison can be given a mark."""
-    cells = [cell for table in comparison.benchmarks for cell in table.cells.values() if cell.primary]
-    return any(cell.paired is not None and cell.paired.judged for cell in cells)
+    return any(d.judged for *_, d in comparison.primary())
 
 
 def legend(comparison: MethodComparison) -> list[str]:

@@ -35,17 +35,6 @@ from gtpo.evalkit.report.summary import answer, is_judged, legend, points_text, 
 MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}
 
 
-class MethodName(NamedTuple):
-    """A method at the head of its row."""
-
-    method: str
-    text: str
-    role: str
-
-    def __str__(self) -> str:
-        return self.text + self.role
-
-
 class Texts(NamedTuple):
     """A cell as it is written: 45.2, ±0.8, [43.1, 47.3] {41.9, 43.1}, +2.1 [+0.7, +3.5] ▲.
 
@@ -59,7 +48,7 @@ class Texts(NamedTuple):
 
 
 # None: there is no value.
-Entry = str | MethodName | Cell | None
+Entry = str | Cell | None
 
 
 def texts_of(cell: Cell) -> Texts:
@@ -82,26 +71,26 @@ class Grid(NamedTuple):
     rows: Sequence[Sequence[Entry]]
     # What its columns are, if it is one of several tables of a benchmark.
     section: str = ""
+    # The methods at the heads of its rows, if it holds figures.
+    methods: Sequence[str] = ()
 
 
 def paper_grids(comparison: MethodComparison) -> list[Grid]:
     """Return the tables for a paper: one a metric, methods by benchmarks."""
-    tables = comparison.benchmarks
+    tables, methods = comparison.benchmarks, [method.name for method in comparison.methods]
     several = len(tables) > 1
-
-    def over_all(method: str, column: Column) -> str | None:
-        found = average(comparison, method, column)
-        return found and " ±".join(column.metric.text(one) for one in found if one is not None)
-
-    head = ["method", *(f"{visible(table.benchmark)} ({table.questions:,})" for table in tables)]
-    return [
-        Grid(column.label, caption(comparison, column), head + ["average"] * several, [
-            [method_name(comparison, method.name), *(table.cells.get((method.name, column)) for table in tables),
-             *[over_all(method.name, column)] * several]
-            for method in comparison.methods
-        ])
-        for column in comparison.metrics if comparison.tables
-    ]  # fmt: skip
+    grids = []
+    for column in comparison.metrics if comparison.tables else ():
+        head = ["method", *(f"{visible(table.benchmark)} ({table.questions:,})" for table in tables)]
+        rows: list[list[Entry]] = []
+        for name in methods:
+            rows.append([_head(comparison, name), *(table.cells.get((name, column)) for table in tables)])
+            if several:
+                means = average(comparison, name, column)
+                rows[-1].append(means and " ±".join(column.metric.text(one) for one in means if one is not None))
+        title = caption(comparison, column)
+        grids.append(Grid(column.label, title, head + ["average"] * several, rows, methods=methods))
+    return grids
 
 
 def section_grids(comparison: MethodComparison, table: Table) -> list[Grid]:
@@ -109,12 +98,11 @@ def section_grids(comparison: MethodComparison, table: Table) -> list[Grid]:
     grids = []
     for title in dict.fromkeys(metric.title for metric in METRICS):
         if columns := [column for column in table.columns if column.metric.title == title]:
-            rows = [
-                [method_name(comparison, name), *(table.cells.get((name, column)) for column in columns)]
-                for name in table.methods
+            rows: list[list[Entry]] = [
+                [_head(comparison, name), *(table.cells[name, column] for column in columns)] for name in table.methods
             ]
             head, over = ["method", *(column.label for column in columns)], f"{header(table)}: {title}"
-            grids.append(Grid(f"{table.title} {title}", over, head, rows, title))
+            grids.append(Grid(f"{table.title} {title}", over, head, rows, title, table.methods))
     noise = None if table.group else _noise_grid(comparison, table)
     return [*grids, noise] if noise and noise.rows else grids
 
@@ -124,16 +112,15 @@ def _noise_grid(comparison: MethodComparison, table: Table) -> Grid:
     column, rows = comparison.metrics[0], list[list[str]]()
     head = ["method", "noise", "points (80 % range)", "of the variance", "seen with 80 %", "with twice as many"]
     for name in table.methods:
-        cell = table.cells.get((name, column))
-        if cell is None or cell.noise is None:
+        if (measured := table.cells[name, column].noise) is None:
             continue
-        noise, design = cell.noise
+        noise, design = measured
         every = [parts(noise, design, end) for end in range(3)]
         total, planned = sum(max(part, 0.0) for part in every[0]) or 1.0, noise.at_least_zero(design)
-        names = {"questions": "questions" if noise.samples else "questions and samples"}
-        names |= {"samples": "samples"} if noise.samples else {}
-        names |= {"seeds": "seeds"} if noise.training else {}
-        for source, what in names.items():
+        for source, has in zip(Parts._fields, (True, noise.samples, noise.training), strict=True):
+            if not has:
+                continue
+            what = source if noise.samples or source == "seeds" else "questions and samples"
             twice = design._replace(**{source: 2 * getattr(design, source)})
             mean, low, high = (max(getattr(each, source), 0.0) for each in every)
             rows.append([
@@ -161,20 +148,15 @@ def detail_grids(comparison: MethodComparison, details: bool) -> list[Grid]:
 def _test_grid(comparison: MethodComparison) -> Grid:
     head = ["method", "benchmark", "verdict", "difference", "p, Holm", "p", "p, equivalent", "covers", "t, df", "seeds"]
     rows: list[list[Entry]] = []
-    for method in comparison.methods:
-        for table in comparison.benchmarks:
-            cell = table.cells.get((method.name, comparison.metrics[0]))
-            if cell is None or cell.paired is None or cell.verdict is None:
-                continue
-            d = cell.paired
-            a, b = (str(count) if count else "given" for count in d.seeds)
-            rows.append([
-                visible(method.name), visible(table.benchmark), cell.verdict, difference(d),
-                *(None if p is None else p_text(p).removeprefix("p ").removeprefix("= ")
-                  for p in (cell.p_corrected, float(d.p_value), cell.p_equivalent)),
-                d.covers, f"{d.freedom:.1f}",
-                f"{a} against {b}{', paired' * d.seeds_paired}" if d.known else "not known",
-            ])  # fmt: skip
+    for table, name, cell, d in comparison.primary():
+        a, b = (str(count) if count else "given" for count in d.seeds)
+        rows.append([
+            visible(name), visible(table.benchmark), cell.verdict, difference(d),
+            *(None if p is None else p_text(p).removeprefix("p ").removeprefix("= ")
+              for p in (cell.p_corrected, float(d.p_value), cell.p_equivalent)),
+            d.covers, f"{d.freedom:.1f}",
+            f"{a} against {b}{', paired' * d.seeds_paired}" if d.known else "not known",
+        ])  # fmt: skip
     return Grid("tests", "Primary comparisons: what each test covers", head, rows)
 
 
@@ -247,7 +229,7 @@ def average(comparison: MethodComparison, method: str, column: Column) -> tuple[
     return mean, float(by_seed.std(ddof=1)) if by_seed.size > 1 else None
 
 
-def method_name(comparison: MethodComparison, name: str) -> MethodName:
+def method_name(comparison: MethodComparison, name: str) -> str:
     """Return `gtpo · 5 seeds`: a method, and how many seeds it has."""
     method = next(m for m in comparison.methods if m.name == name)
     text = visible(name)
@@ -255,8 +237,12 @@ def method_name(comparison: MethodComparison, name: str) -> MethodName:
         text += f" ({visible(method.preset)})"
     text += f" · {method.counted}" * bool(method.counted)
     lost = sum(train.collapsed for train in method.trains)
-    text += f" · {lost} collapsed" * bool(lost)
-    return MethodName(name, text, "  (baseline)" * (name == comparison.baseline))
+    return text + f" · {lost} collapsed" * bool(lost)
+
+
+def _head(comparison: MethodComparison, name: str) -> str:
+    """Return what stands at the head of a method's row."""
+    return method_name(comparison, name) + "  (baseline)" * (name == comparison.baseline)
 
 
 def caption(comparison: MethodComparison, column: Column) -> str:
@@ -269,21 +255,15 @@ def caption(comparison: MethodComparison, column: Column) -> str:
 
 def header(table: Table) -> str:
     """Return `gsm8k: 1,319 questions, 64 samples each`."""
-    questions, samples = (
-        f"{n:,} {what}{'s' * (n != 1)}" for n, what in ((table.questions, "question"), (table.samples, "sample"))
-    )
-    return f"{visible(table.title)}: {questions}, {samples} each"
+    several, each = table.questions != 1, table.samples != 1
+    text = f"{table.questions:,} question{'s' * several}, {table.samples:,} sample{'s' * each} each"
+    return f"{visible(table.title)}: {text}"
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------
 
 STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
 JSON_SCHEMA_VERSION = 8
-
-
-def _text(entry: Entry) -> str:
-    """Return what is no figure as text."""
-    return str(entry or "–")
 
 
 def _join(*texts: str) -> str:
@@ -313,33 +293,33 @@ def as_terminal(
 
 def _draw_short(comparison: MethodComparison, column: Column, width: int) -> list[RenderableType]:
     """Draw one column of every benchmark without frames, each line as wide: method, figure, difference."""
-    tables = [table for table in comparison.benchmarks if column in table.columns]
-    blocks: list[list[tuple[str, str, str, str]]] = []
-    for table in tables:
-        blocks.append([])
+    lines: list[Text | tuple[str, str, Text]] = []
+    for table in comparison.benchmarks:
+        title = f"{column.label}, {column.metric.unit}   {header(table)}, {comparison.scoring}"
+        lines.append(Text(title, style="bold"))
         for name in table.methods:
             cell = table.cells[name, column]
-            of, change = texts_of(cell), "baseline" if name == table.baseline else texts_of(cell).change
-            blocks[-1].append(
-                (method_name(comparison, name).text, _join(of.value, of.interval), change, cell.verdict or "")
-            )
-    names, values, changes = (max((len(row[i]) for rows in blocks for row in rows), default=0) for i in range(3))
+            value, _, interval, change = texts_of(cell)
+            change = "baseline" if name == table.baseline else change
+            styled = Text(change, style=STYLES.get(cell.verdict or "", ""))
+            lines.append((method_name(comparison, name), _join(value, interval), styled))
+    rows = [line for line in lines if isinstance(line, tuple)]
+    names, values, changes = (max((len(row[i]) for row in rows), default=0) for i in range(3))
     room = max(12, min(names, width - values - changes - 6))
     parts: list[RenderableType] = []
-    for table, rows in zip(tables, blocks, strict=True):
-        title = f"{column.label}, {column.metric.unit}   {header(table)}, {comparison.scoring}"
-        parts.append(Text(title, style="bold"))
-        for name, value, change, verdict in rows:
-            first, *more = wrap(name, room)
-            line = f"  {set_cell_size(first, room)}  {set_cell_size(value, values)}  "
-            parts.append(Text.assemble(line, (change, STYLES.get(verdict, ""))))
-            parts += [Text(f"  {rest}") for rest in more]
+    for line in lines:
+        if isinstance(line, Text):
+            parts.append(line)
+            continue
+        first, *more = wrap(line[0], room)
+        parts.append(Text.assemble(f"  {set_cell_size(first, room)}  {set_cell_size(line[1], values)}  ", line[2]))
+        parts += [Text(f"  {rest}") for rest in more]
     return parts
 
 
 def draw(grid: Grid, width: int) -> Group:
     """Draw a table in frames, in pieces that fit, each with what the rows are."""
-    figures = any(isinstance(entry, Cell) for row in grid.rows for entry in row)
+    figures = bool(grid.methods)
     keep = 1 if figures else 2
     drawn = Drawn(title=grid.title, title_justify="left", title_style="bold")
     for place, head in enumerate(grid.head):
@@ -348,7 +328,7 @@ def draw(grid: Grid, width: int) -> Group:
     for row in grid.rows:
         drawn.add_row(*(
             _draw_cell(entry) if isinstance(entry, Cell)
-            else Text(fill(_text(entry), max(20, width - 40)) if figures else _text(entry))
+            else Text(fill(entry or "–", max(20, width - 40)) if figures else entry or "–")
             for entry in row
         ))  # fmt: skip
     return Group(*stacked(drawn, width, keep=keep))
@@ -384,7 +364,7 @@ def markdown_text(text: str) -> str:
 
 
 def _markdown_table(grid: Grid) -> list[str]:
-    rows = [[_markdown_cell(e) if isinstance(e, Cell) else markdown_text(_text(e)) for e in r] for r in grid.rows]
+    rows = [[_markdown_cell(e) if isinstance(e, Cell) else markdown_text(e or "–") for e in r] for r in grid.rows]
     head, *body = (f"| {' | '.join(row)} |" for row in (map(markdown_text, grid.head), *rows))
     return [head, f"|:--|{'--:|' * (len(grid.head) - 1)}", *body]
 
@@ -441,7 +421,7 @@ def as_latex(comparison: MethodComparison, *, details: bool = False) -> str:
 def _latex_table(grid: Grid, text: str) -> list[str]:
     body = [_latex_line(["", *map(latex_text, grid.head[1:])]), r"\midrule"]
     for row in grid.rows:
-        body.append(_latex_line(_latex_cell(e) if isinstance(e, Cell) else latex_text(_text(e)) for e in row))
+        body.append(_latex_line(_latex_cell(e) if isinstance(e, Cell) else latex_text(e or "–") for e in row))
         # A figure's interval and its difference go below it, small.
         cells = [entry if isinstance(entry, Cell) else None for entry in row]
         intervals = [cell and latex_text(texts_of(cell).interval) for cell in cells]
