@@ -293,25 +293,23 @@ def padded_batch(
     return batch
 
 
-def batch_statistics(trainer: Any, model: Any, batch: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies [B, L] of a batch's completions under the policy, without gradients.
+def batch_statistics(trainer: Any, model: Any, batch: Mapping[str, Any], **options: Any) -> dict[str, Tensor]:
+    """Return `logps` and `entropies` [B, L] of a batch's completions under the policy, without gradients.
 
     A forward takes as many rows as a step's, which needs more memory. Under truncated sampling a batch without kept
-    sets is of the policy as it is now: they are found, and put into the batch. options: of
+    sets is of the policy as it is now: they are found, and returned too. options: of
     `gtpo.trainer.policy_head.token_forward`.
     """
-    size, parts, sets = trainer.args.per_device_train_batch_size, [], trainer.kept_sets
-    if sets is not None and "kept_ids" not in batch:
-        options["find"] = sets.find
+    size, parts = trainer.args.per_device_train_batch_size, []
+    columns = {name: column for name, column in batch.items() if isinstance(column, Tensor) and column.dim()}
+    if trainer.kept_sets is not None and "kept_ids" not in batch:
+        options["find"] = trainer.kept_sets.find
     for start in range(0, len(batch["completion_ids"]), size):
-        some = {name: column[start : start + size] for name, column in batch.items()}
+        some = {name: column[start : start + size] for name, column in columns.items()}
         with torch.no_grad():
             mask = some["completion_mask"].bool()
             parts.append(token_forward(trainer, model, some, mask, **options).value)
-    if "find" in options:
-        batch |= sets.take()
-    logps, entropies = map(torch.cat, zip(*parts, strict=True))
-    return logps, entropies
+    return {name: pad([row for part in parts for row in part[name]]) for name in parts[0]}
 
 
 # -- H_ini -------------------------------------------------------------------------------------------------------------
@@ -407,8 +405,8 @@ class GateCalibration(TrainerCallback, ExportableState):
             prompt_ids, completion_ids, written, _, sampled, *_ = trl_seam.sample(trainer, rows)
             batch = padded_batch(trainer, prompt_ids, completion_ids, written, sampled)
             # Of the distribution that was sampled, whatever the objective takes.
-            logps, entropies = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
-            trainer.sampler.observe(logps, batch)
-        gathered: Tensor = accelerator.gather(completion_means(entropies, batch))[: len(rows)]
+            tokens = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
+            trainer.sampler.observe(tokens["logps"], batch)
+        gathered: Tensor = accelerator.gather(completion_means(tokens["entropies"], batch))[: len(rows)]
         # A completion of an environment alone has no <H>_i, and does not move the mean.
         return torch.where(gathered.isnan(), gathered.nanmean(), gathered)

@@ -510,7 +510,8 @@ class GTPOTrainer(SampledTrainer):
         self.groups = GroupStatistics(self, self.objective)
         self.gate = GateCalibration(self, self.objective)
         self.set_resampling(args.resample_equal_groups)
-        self._scored_entropies: Tensor | None = None
+        # `logps` and `entropies` of the round by the policy that sampled, and its kept sets; None if not taken yet.
+        self._round: dict[str, Tensor] | None = None
         self.add_callback(self.gate)
 
     @property
@@ -526,20 +527,17 @@ class GTPOTrainer(SampledTrainer):
     # -- a round of sampling -------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self._scored_entropies = None
-        self._found = dict[str, Tensor]()
+        self._round = None
         batch = super()._generate_and_score_completions(inputs)
+        # The gate and the entropy term are of the policy that sampled; a later step of the round has another one.
+        if self._round is not None:
+            batch["behaviour_entropy"] = completion_means(self._round["entropies"], batch).nan_to_num()
         if self.kept_sets is not None:
-            if not self._found:
-                self._found = {name: batch[name] for name in batch if name.endswith(("_ids", "_mask"))}
-                batch_statistics(self, self.model_wrapped, self._found)
-            batch |= {name: self._found[name] for name in KEPT_ROWS}
+            statistics = self._statistics(batch)
+            batch |= {name: statistics[name] for name in KEPT_ROWS}
             refused = (batch.pop("kept_outside") & loss_mask(batch).bool()).any(dim=1)
             batch["excluded"] = batch["excluded"] | refused
             trl_seam.log(self, "sampling/refused", self.accelerator.gather(refused.float()).mean().item())
-        # The gate and the entropy term are of the policy that sampled; a later step of the round has another one.
-        if self._scored_entropies is not None:
-            batch["behaviour_entropy"] = completion_means(self._scored_entropies, batch).nan_to_num()
         return batch
 
     def _get_per_token_logps_and_entropies(
@@ -550,26 +548,28 @@ class GTPOTrainer(SampledTrainer):
         parts = {"ids": ids, "mask": mask}
         batch = {f"prompt_{name}": whole[:, :-length] for name, whole in parts.items()}
         batch |= {f"completion_{name}": whole[:, -length:] for name, whole in parts.items()}
-        logps, self._scored_entropies = batch_statistics(self, model, batch, **self.head_options())
-        self._found = batch
-        return logps, self._scored_entropies, None
+        self._round = batch_statistics(self, model, batch, **self.head_options())
+        return self._round["logps"], self._round["entropies"], None
 
     def head_options(self) -> dict[str, Any]:
         """Return what the head is told of the loss."""
         differentiated = needs_entropy_gradient(self.objective, self.loss_function)
         return self.objective.head_options(self.temperature) | {"entropy_gradient": differentiated}
 
+    def _statistics(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the statistics of a round of sampling: a forward, unless TRL has made one."""
+        if self._round is None:
+            self._round = batch_statistics(self, self.model_wrapped, batch, **self.head_options())
+        return self._round
+
     def round_entropy(self, batch: dict[str, Any]) -> Tensor:
-        """Return the mean `<H>_i` in nats of a round of sampling over all ranks; a forward, unless TRL has made one."""
-        if self._scored_entropies is None:
-            self._found = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
-            self._scored_entropies = batch_statistics(self, self.model_wrapped, self._found, **self.head_options())[1]
-        means: Tensor = self.accelerator.gather(completion_means(self._scored_entropies, batch))
+        """Return the mean `<H>_i` in nats of a round of sampling over all ranks."""
+        means: Tensor = self.accelerator.gather(completion_means(self._statistics(batch)["entropies"], batch))
         return means.nanmean()
 
     def logps_of(self, batch: dict[str, Tensor]) -> Tensor:
         """Return log-probabilities [B, L] of a batch's completions by the loss's head, at the sampling temperature."""
-        return batch_statistics(self, self.model_wrapped, batch, temperature=self.temperature)[0]
+        return batch_statistics(self, self.model_wrapped, batch, temperature=self.temperature)["logps"]
 
     # -- the loss ------------------------------------------------------------------------------------------------------
 
@@ -579,12 +579,12 @@ class GTPOTrainer(SampledTrainer):
         mask, group = loss_mask(inputs).bool(), trl_seam.group_size(self)
         completions = Completions._make(inputs.get(BATCH_ROWS[field]) for field in Completions._fields)
         micro_batches = self.current_gradient_accumulation_steps if trl_seam.mode(self) == "train" else 1
-        (logps, entropies), aux_loss = token_forward(self, model, inputs, mask, **self.head_options())
+        tokens, aux_loss = token_forward(self, model, inputs, mask, **self.head_options())
         output = self.loss_function(
             self.objective,
             completions,
-            logps,
-            entropies,
+            tokens["logps"],
+            tokens["entropies"],
             mask,
             group,
             gate_active=self.gate.active(),

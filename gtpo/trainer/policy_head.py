@@ -35,7 +35,7 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
-from trl.trainer.utils import maybe_gather_lm_head_ctx
+from trl.trainer.utils import maybe_gather_lm_head_ctx, pad
 
 from gtpo.completions import Kept, check_finite
 from gtpo.head import token_statistics
@@ -126,28 +126,29 @@ def token_forward(
     batch: Mapping[str, Any],
     mask: Tensor,
     *,
-    find: Callable[[Tensor, LMHead, Tensor, Tensor], Kept] | None = None,
+    find: Callable[[Tensor, LMHead, Tensor, Tensor], dict[str, Tensor]] | None = None,
     **options: Any,
 ) -> PolicyOutput:
-    """Run a model's forward as its trainer does; return the log-probabilities and entropies [B, L] of its tokens.
+    """Run a model's forward as its trainer does; return the `logps` and `entropies` [B, L] of tokens.
 
     batch: prompt_ids, prompt_mask, completion_ids, completion_mask [B, .], and under truncated sampling the kept sets.
-    mask [B, L] bool: the tokens that are wanted; others have 0. find: finds these, if the policy is still the one
-    that sampled (`KeptSets.find`). options: temperature, log_clamp and entropy_gradient of `gtpo.head.head_statistics`.
+    mask [B, L] bool: the tokens that are wanted; others have 0. find: finds the kept sets, if the policy is still the
+    one that sampled (`KeptSets.find`); they are returned too. options: temperature, log_clamp and entropy_gradient of
+    `gtpo.head.head_statistics`.
 
     Raises ValueError if a statistic is not finite.
     """
     ids = batch["completion_ids"]
 
-    def of_hidden(hidden: Tensor, head: LMHead) -> tuple[Tensor, Tensor]:
+    def of_hidden(hidden: Tensor, head: LMHead) -> dict[str, Tensor]:
         hidden = hidden[:, -ids.size(1) - 1 : -1]
-        kept = None if find is None else find(hidden, head, ids, mask)
-        if "kept_ids" in batch:
-            kept = Kept.of_tokens(batch["kept_counts"], batch["kept_ids"])
+        found = {} if find is None else find(hidden, head, ids, mask)
+        sets = {**batch, **found}
+        kept = Kept.of_tokens(sets["kept_counts"], sets["kept_ids"]) if "kept_ids" in sets else None
         logps, entropies = token_statistics(hidden, ids=ids, mask=mask, kept_set=kept, **options, **head._asdict())
         # Last: it waits for the GPU.
         check_finite(hidden, head.lm_head, head.bias, logps, entropies)
-        return logps, entropies
+        return {"logps": logps, "entropies": entropies, **found}
 
     router = {"output_router_logits": True} if trainer.aux_loss_enabled else {}
     with trainer.accelerator.autocast():
@@ -209,7 +210,6 @@ class KeptSets:
 
     def __init__(self, rule: list[LogitsProcessor], tolerance: Any) -> None:
         self.rule, self.tolerance = rule, tolerance
-        self._found: list[tuple[Tensor, Tensor, Tensor]] = []
 
     @classmethod
     def of_trainer(cls, trainer: Any) -> KeptSets | None:
@@ -242,8 +242,8 @@ class KeptSets:
             logits = processor(None, logits)
         return logits > -torch.inf
 
-    def find(self, hidden: Tensor, head: Any, ids: Tensor, mask: Tensor) -> Kept:
-        """Return the kept sets of the tokens that the mask marks, and keep them for `take`.
+    def find(self, hidden: Tensor, head: Any, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Return the kept sets of the tokens that the mask marks, as rows of the batch dict (`KEPT_ROWS`).
 
         hidden [B, L, D]: states that predict ids [B, L]; head: an LMHead.
         """
@@ -265,15 +265,6 @@ class KeptSets:
                 shift *= self.tolerance(float(drawn.abs().mean()))
                 lowered = torch.where(logits < drawn, logits, logits - shift).scatter(1, own, drawn)
                 outside[some[out]] = ~self.inside(lowered).gather(1, own)[:, 0]
-        found = counts.view(ids.shape), torch.cat(parts), outside.view(ids.shape)
-        self._found.append(found)
-        return Kept(torch.arange(ids.numel(), device=ids.device).repeat_interleave(counts), found[1])
-
-    def take(self) -> dict[str, Tensor]:
-        """Return what was found since the last call, as rows of the batch dict (`KEPT_ROWS`)."""
-        parts, self._found = self._found, []
-        counts, outside = (torch.cat([part[which] for part in parts]) for which in (0, 2))
-        totals = counts.sum(dim=1)
-        ids = torch.zeros(len(totals), int(totals.max()), dtype=torch.int32, device=totals.device)
-        ids[torch.arange(ids.size(1), device=ids.device) < totals[:, None]] = torch.cat([part[1] for part in parts])
-        return dict(zip(KEPT_ROWS, (counts, ids, outside), strict=True))
+        counts, outside = counts.view(ids.shape), outside.view(ids.shape)
+        kept = pad(torch.cat(parts).split(counts.sum(dim=1).tolist()))
+        return dict(zip(KEPT_ROWS, (counts, kept, outside), strict=True))

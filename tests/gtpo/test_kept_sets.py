@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_sampler_check import TOKENIZER, built, check, sampled_by_vllm, small, under_vllm, vllm_cut
 
+from gtpo.trainer.group_statistics import batch_statistics
 from gtpo.trainer.policy_head import KeptSets
 
 CUTS: list[dict[str, Any]] = [
@@ -89,7 +90,7 @@ def test_the_rule_of_vllm_is_the_one_by_hand(tmp_path: Path) -> None:
         assert sets is not None
         head = type("Head", (), {"lm_head": logits[0, 0], "logits": lambda self, states: states})()
         found = sets.find(logits, head, logits.argmax(-1), torch.ones((1, 1), dtype=torch.bool))
-        assert found.ids.tolist() == left.isfinite().nonzero()[:, 0].tolist(), kept
+        assert found["kept_ids"][0].tolist() == left.isfinite().nonzero()[:, 0].tolist(), kept
 
 
 @pytest.mark.parametrize(
@@ -98,9 +99,10 @@ def test_the_rule_of_vllm_is_the_one_by_hand(tmp_path: Path) -> None:
 def test_log_probabilities_of_vllm_are_those_of_the_loss(kept: dict[str, Any], tmp_path: Path) -> None:
     trainer = under_vllm(tmp_path, 1e-4, **kept)
     batch = sampled_by_vllm(trainer, kept)
-    logps = trainer.logps_of(batch)
+    found = batch_statistics(trainer, trainer.model_wrapped, batch, temperature=trainer.temperature)
+    logps = found["logps"]
     assert (logps - batch["sampling_per_token_logps"]).abs().max() < 1e-4
-    assert not batch["kept_outside"].any()
+    assert not found["kept_outside"].any()
     trainer.sampler.observe(logps, batch)
 
 
@@ -137,8 +139,8 @@ def test_what_a_sampler_draws_of_equal_logits_is_not_refused(cut: dict[str, floa
         inside = sets.inside(logits[:, order])[:, order.argsort()]
         ids = torch.multinomial(inside.float(), 4, replacement=True, generator=draw)
         head = type("Head", (), {"lm_head": logits[0], "logits": lambda self, states: states})()
-        sets.find(logits.repeat_interleave(4, dim=0).view(64, 4, -1), head, ids, torch.ones_like(ids, dtype=torch.bool))
-        assert not sets.take()["kept_outside"].any()
+        four = logits.repeat_interleave(4, dim=0).view(64, 4, -1)
+        assert not sets.find(four, head, ids, torch.ones_like(ids, dtype=torch.bool))["kept_outside"].any()
 
 
 def test_what_cannot_be_had_is_refused(tmp_path: Path) -> None:
