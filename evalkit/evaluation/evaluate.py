@@ -94,7 +94,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
         else:
             name = choose_engine(settings) if engine is None else engine.name
             plan = replace(plan_evaluation(settings, protocol, verifier, name, benchmarks), engine=engine)
-        with EvalFolder(settings.out or plan.folder) as folder:
+        with EvalFolder(settings.out or plan.folder, started) as folder:
             old = folder.resume()
             plan = with_sampling(plan, settings, protocol, old)
             record = begin_record(folder, settings, plan, old)
@@ -104,7 +104,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 LOG.warning("the rules of scoring have changed: the stored completions are verified again")
                 deque(verify_stored(folder, stored | plan.questions, verifier), maxlen=0)
             check_prompts(folder, plan.rendered)
-            folder.begin(record, started, old.wall_seconds if old is not None else None)
+            folder.begin(record)
             folder.add_problems(plan.problems)
             if plan.rendered.prompts:
                 folder.add_prompts(plan.rendered.prompts)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, fields
@@ -227,17 +226,18 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
-    """An eval run on disk, locked for this process until `close`. Raises UserError if another process holds it."""
+    """An eval run on disk, locked for this process until `close`. Raises UserError if another process holds it.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    since: when this session began, by the monotonic clock.
+    """
+
+    def __init__(self, path: Path, since: float | None = None) -> None:
+        self.path, self._since, self._earlier = path, time.monotonic() if since is None else since, 0.0
         existing = {entry.name for entry in path.iterdir()} - LOCK_FILES if path.is_dir() else path.exists()
         if existing and not (path / "eval.json").is_file() and not (path / "samples").is_dir():
             raise UserError(f"{path} exists and is not an eval run; choose another --out")
         self._lock = lock_folder(path)
-        self._writing = threading.Lock()
         self._header = EvalRecord()
-        self._begun: float | None = None
         self.samples = path / "samples"
         # A writer that was killed; its part was never renamed.
         for leftover in self.samples.glob(".*.tmp"):
@@ -279,25 +279,21 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
         record = self.record()
         parts = sample_parts(self.path)
         if any(sample.error is None for part in parts for sample in self.part(part, ["error"])):
+            self._earlier = (record and record.wall_seconds) or 0.0
             return record
         for part in parts:
             self.replace_part(part, [])
         return None
 
-    def begin(self, record: EvalRecord, since: float | None = None, earlier: float | None = None) -> None:
-        """Write eval.json of a run that goes on; parts written from now on carry it, and the wall time of the run.
-
-        since: when this session began, by the monotonic clock; None for as it was. earlier: seconds of other sessions.
-        """
-        if since is not None:
-            self._begun = since - (earlier or 0.0)
+    def begin(self, record: EvalRecord) -> None:
+        """Write eval.json of a run that goes on; parts written from now on carry it, and the wall time of the run."""
         benchmarks = {name: entry.before_samples() for name, entry in record.benchmarks.items()}
         self._header = record.model_copy(update={"status": "incomplete", "benchmarks": benchmarks})
         record.write(self.path)
 
-    def seconds(self) -> float | None:
-        """Return the wall time of the run, all sessions; None if none has begun here."""
-        return None if self._begun is None else round(time.monotonic() - self._begun, 2)
+    def seconds(self) -> float:
+        """Return the wall time of the run, all sessions."""
+        return round(self._earlier + time.monotonic() - self._since, 2)
 
     def append(self, samples: Sequence[Sample]) -> None:
         """Write samples as one more part."""
@@ -305,10 +301,9 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
             return
         header = self._header.model_copy(update={"wall_seconds": self.seconds()}).as_json()
         metadata = {**SAMPLE_SCHEMA.metadata, RUN: json.dumps(header).encode()}
-        with self._writing:
-            _write_part(self.samples / f"part-{self._next:06d}.parquet", samples, metadata)
-            # After the rename: a write that failed leaves no gap.
-            self._next += 1
+        _write_part(self.samples / f"part-{self._next:06d}.parquet", samples, metadata)
+        # After the rename: a write that failed leaves no gap.
+        self._next += 1
 
     def replace_part(self, path: Path, samples: Sequence[Sample]) -> None:
         """Write a part again, whole and with the record it carries; without samples it goes."""
