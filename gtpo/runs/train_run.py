@@ -82,15 +82,9 @@ def checkpoint_step(checkpoint: Path | None) -> int:
     return int(number) if word == "checkpoint" and number.isdigit() else 0
 
 
-def every_checkpoint(checkpoints: Path, before: float = math.inf) -> list[Path]:
-    """Return the whole checkpoints in a folder of steps below `before`, the highest step first."""
-    paths = (path for path in checkpoints.glob("checkpoint-*") if 0 < checkpoint_step(path) < before)
-    return sorted(paths, key=checkpoint_step, reverse=True)
-
-
 def last_checkpoint(checkpoints: Path) -> Path | None:
     """Return the whole checkpoint of the highest step in a folder, or None."""
-    return next(iter(every_checkpoint(checkpoints)), None)
+    return max(filter(checkpoint_step, checkpoints.glob("checkpoint-*")), key=checkpoint_step, default=None)
 
 
 class TrainFolder:
@@ -164,14 +158,14 @@ class TrainFolder:
 
     def weights(self, checkpoint: str | None = None) -> Path:
         """Return the folder of its weights: best/, else final/; or a checkpoint by name or path. Raises UserError."""
-        names = ["best", "final"] if checkpoint is None else [checkpoint, f"checkpoints/{checkpoint}"]
-        places = [self.root / name for name in names]
-        named = checkpoint not in (None, "best", "final")
-        if (output := self.output) is not None:
+        names, output = ["best", "final"] if checkpoint is None else [checkpoint], self.output
+        homes = [self.root, *filter(None, [output])]
+        if named := checkpoint not in (None, "best", "final"):
+            homes += [self.checkpoints, Path()]
+        places = [home / name for name in names for home in homes]
+        if output is not None and "final" in names:
             saved = any((output / name).is_file() for name in ("config.json", "adapter_config.json"))
-            last = output if saved else last_checkpoint(output)
-            places += [output / str(checkpoint)] if checkpoint not in (None, "final") else [last] if last else []
-        places += [Path(str(checkpoint))] * named
+            places += filter(None, [output if saved else last_checkpoint(output)])
         if folder := next(filter(Path.is_dir, places), None):
             return folder
         if named:
