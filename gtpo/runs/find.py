@@ -12,7 +12,8 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache, partial
-from itertools import zip_longest
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -133,24 +134,19 @@ def _questions(path: Path, changed: int) -> dict[tuple[str, str], Questions]:
     Without filters, scalars and `to_numpy` of Arrow, which import pandas: a quarter of a second.
     """
     columns = ["benchmark", "scoring", "question_id", "subject", *_COUNTS, *_BY_K]
-    table = read_table(path, columns, remedy=rescore(path.parent))
-    values = {name: table[name].to_pylist() for name in columns}
-    groups: dict[tuple[str, str], list[int]] = {}
-    for row in sorted(range(len(table)), key=values["question_id"].__getitem__):
-        groups.setdefault((values["benchmark"][row], values["scoring"][row]), []).append(row)
+    rows = sorted(read_table(path, columns, remedy=rescore(path.parent)).to_pylist(), key=itemgetter(*columns[:3]))
     questions = {}
-    for key, rows in groups.items():
-        counts: dict[str, Any] = {name: np.array([values[name][row] or 0 for row in rows]) for name in _COUNTS}
-        n = counts["n"]
+    for key, group in groupby(rows, itemgetter(*columns[:2])):
+        of = [*group]
+        values: dict[str, Any] = {name: np.array([row[name] or 0 for row in of]) for name in _COUNTS}
         for name in _BY_K:
-            by_k = [(values[name][row] or [])[:k] for row, k in zip(rows, n, strict=True)]
-            if any(len(each) < k for each, k in zip(by_k, n, strict=True)):
+            by_k = [(row[name] or [])[: row["n"] or 0] for row in of]
+            if any(len(each) < (row["n"] or 0) for each, row in zip(by_k, of, strict=True)):
                 raise UserError(f"{path}: {name} is shorter than n; {rescore(path.parent)}")
-            counts[name] = np.array([*zip_longest(*by_k, fillvalue=np.nan)]).T.reshape(len(rows), -1)
-        ids, subject = (
-            np.array([values[name][row] or "" for row in rows], dtype=object) for name in ("question_id", "subject")
-        )
-        questions[key] = Questions(ids=ids, subject=subject, **counts)
+            values[name] = np.array([*zip_longest(*by_k, fillvalue=np.nan)]).T.reshape(len(of), -1)
+        for name, column in (("ids", "question_id"), ("subject", "subject")):
+            values[name] = np.array([row[column] or "" for row in of], dtype=object)
+        questions[key] = Questions(**values)
     return questions
 
 
