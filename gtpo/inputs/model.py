@@ -189,21 +189,11 @@ def lora_config(config: TrainConfig, model: Any) -> Any:
         return None
     from peft import LoraConfig
 
-    everywhere = section.target_modules == [ALL_LINEAR]
-    targets = [] if everywhere else section.target_modules
+    targets, absent = section.target_modules, list[str]()
     layers = {name: module for name, module in model.named_modules() if not any(module.children())}
-    named = {
-        target: {name: layer for name, layer in layers.items() if f".{name}".endswith(f".{target}")}
-        for target in targets
-    }
-    if absent := [target for target, matches in named.items() if not matches]:
-        linear = {name.rpartition(".")[2] for name, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
-        line = f"model.target_modules {', '.join(absent)}: no layer of this name; the model has "
-        line += ", ".join(sorted(linear))
-        if len(absent) == len(named):
-            raise UserError(line)
-        LOG.warning(line)
-    for target, matches in named.items():
+    for target in targets if targets != [ALL_LINEAR] else ():
+        matches = {name: layer for name, layer in layers.items() if f".{name}".endswith(f".{target}")}
+        absent += [target] if not matches else []
         for name, layer in matches.items():
             if layer is model.get_output_embeddings():
                 why = "the loss reads its weight, so an adapter on it would not be trained"
@@ -211,10 +201,16 @@ def lora_config(config: TrainConfig, model: Any) -> Any:
             if (weight := getattr(layer, "weight", None)) is None or weight.dim() < 2:
                 why = f"{name} is a {type(layer).__name__}, which takes no adapter; name linear layers"
                 raise UserError(f"model.target_modules {target}: {why}")
+    if absent:
+        linear = sorted({name.rpartition(".")[2] for name, layer in layers.items() if isinstance(layer, nn.Linear)})
+        line = f"model.target_modules {', '.join(absent)}: no layer of this name; the model has {', '.join(linear)}"
+        if absent == targets:
+            raise UserError(line)
+        LOG.warning(line)
     return LoraConfig(
         r=section.lora_rank,
         lora_alpha=section.lora_alpha or section.lora_rank,
-        target_modules=ALL_LINEAR if everywhere else list(targets),
+        target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else list(targets),
         task_type="CAUSAL_LM",
         **lora_settings(config, "task_type"),
     )
