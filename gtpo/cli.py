@@ -237,9 +237,7 @@ def demo() -> None:
     """
     from gtpo.demo import run_demo
 
-    code = run_demo([sys.executable, "-m", "gtpo"])
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(run_demo([sys.executable, "-m", "gtpo"]))
 
 
 @app.command()
@@ -258,8 +256,7 @@ def doctor(
     from gtpo.doctor import run_doctor
 
     start_logging()
-    if not run_doctor(out=out, json_output=json_output, gpu=gpu):
-        raise typer.Exit(1)
+    raise typer.Exit(0 if run_doctor(out=out, json_output=json_output, gpu=gpu) else 1)
 
 
 @app.command()
