@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.common.files import read_json, read_jsonl, write_json
+from gtpo.common.files import read_jsonl, write_json
 
 SEED = 20250819
 SHARED = Path(os.environ.get("GTPO_SHARED_DIR", "../shared"))
@@ -120,13 +120,6 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     texts = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
     lines = [" | ".join(cells) for cells in ((name.removeprefix(">") for name in columns), *texts)]
     return "\n".join([f"| {lines[0]} |", f"|{marks}|", *(f"| {line} |" for line in lines[1:])])
-
-
-def merged(path: Path, part: str, new: Sequence[Any], key: Callable[[Any], Any]) -> list[Any]:
-    """Return the rows that a file holds under `part`, without those measured anew (with the same key), and these."""
-    before = read_json(path)[part] if path.exists() else []
-    keys = [key(row) for row in new]
-    return [row for row in before if key(row) not in keys] + list(new)
 
 
 def save(path: Path, document: Any) -> None:

@@ -11,8 +11,7 @@ which does not see the BLAS library's own workspace).
 What was expected of it is in results/published/bench/head_expected.md.
 
 On a machine with a CUDA device the same command measures there, in bfloat16. A FILE that exists keeps its other rows.
---shapes: NxDxV or N@MODEL; --gate off: no completion is dropped; --completions: of N / this many tokens, in groups of
-8; --table FILE: print this file's table and stop.
+--shapes: NxDxV or N@MODEL; --gate off: no completion is dropped; --table FILE: print this file's table and stop.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from typing import Any
 
 import torch
 
-from bench.common import bytes_of, command, in_turns, merged, parser, seconds, table, with_temporaries
-from bench.loss_contenders import CONTENDERS, GROUP, Case, Contender, Result, errors, float64_result, make_case
+from bench.common import bytes_of, command, in_turns, parser, seconds, table, with_temporaries
+from bench.loss_contenders import CONTENDERS, Case, Contender, Result, errors, float64_result, make_case
 from gtpo.common.files import read_json, write_json
 from gtpo.common.packages import installed
 from gtpo.common.provenance import cpu_model, package_versions
@@ -55,8 +54,7 @@ TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 5e-2}
 """Relative L2 error of a gradient against float64, above which a contender is not timed. torch's float32 log_softmax
 over 151936 columns is off by 6e-3 on CPU, bfloat16 logits by 2e-2; another gate decision or weight by more than 0.1."""
 BASES = {"trl": "trl fused lm_head", "liger": "liger grpo", "full": "full logits", "bare": "bare matmuls"}
-KEY = {"shape": "", "head": "", "threads": 1, "device": "cpu", "dtype": "float32", "gate": "on", "busy": 0,
-       "completions": GROUP}  # fmt: skip
+KEY = {"shape": "", "head": "", "threads": 1, "device": "cpu", "dtype": "float32", "gate": "on"}
 """What makes two blocks measurements of the same thing; published blocks without a field have its value here."""
 
 
@@ -134,16 +132,19 @@ def measure(shape: str, device: str, arguments: argparse.Namespace) -> list[dict
     dtype = getattr(torch, arguments.dtype)
     torch.set_num_threads(max(arguments.threads))
     torch._dynamo.reset()  # what was compiled for other shapes
-    case = make_case(tokens, features, vocabulary, False, dtype, device, arguments.completions)
+    case = make_case(tokens, features, vocabulary, False, dtype, device)
     if arguments.gate == "off":
         case = case._replace(objective=replace(case.objective, entropy_threshold=1e3))
     note(f"{shape}: float64 reference")
     case, exact = float64_result(case)
-    given = {"device": device, **{name: getattr(arguments, name) for name in ("gate", "completions", "dtype", "clock")}}
-    gpu = torch.cuda.get_device_name() if device == "cuda" else None
     versions = package_versions("torch", "trl", "triton", "liger-kernel")
-    given |= {"environment": {"versions": versions, "cpu": cpu_model(), "gpu": gpu}, "command": command()}
-    model = next((name for name, size in MODELS.items() if shape.endswith(f"x{size}")), None)
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    about = {
+        "model": next((name for name, size in MODELS.items() if shape.endswith(f"x{size}")), None), "device": device,
+        "gate": arguments.gate, "dtype": arguments.dtype, "clock": arguments.clock, "command": command(),
+        "environment": {"versions": versions, "cpu": cpu_model(), "gpu": gpu},
+        "completions_kept": int((case.shaped != 0).sum()),
+    }  # fmt: skip
     blocks = []
     for head in arguments.heads:
         case.lm_head.requires_grad_(head == "trainable")
@@ -151,8 +152,7 @@ def measure(shape: str, device: str, arguments: argparse.Namespace) -> list[dict
         for threads in arguments.threads:
             torch.set_num_threads(threads)
             note(f"{shape} {head}, {threads} thread(s)")
-            block = {"shape": shape, "model": model, "head": head, "threads": threads, **given}
-            block |= {"load_average": os.getloadavg()[0], "completions_kept": int((case.shaped != 0).sum())}
+            block = {"shape": shape, "head": head, "threads": threads, **about, "load_average": os.getloadavg()[0]}
             blocks.append(block | {"contenders": timed(rows, case, device, arguments)})
     return blocks
 
@@ -173,8 +173,7 @@ def page(report: dict[str, Any]) -> str:
 
     def place(block: dict[str, Any]) -> tuple[Any, ...]:
         tokens, features, vocabulary = map(int, block["shape"].split("x"))
-        rest = (block["head"], block["gate"] == "off", block["completions"], block["threads"])
-        return (block["busy"], features, vocabulary, tokens, *rest)
+        return features, vocabulary, tokens, block["head"], block["gate"] == "off", block["threads"]
 
     def worst(block: dict[str, Any], names: tuple[str, str]) -> str:
         both = [block["contenders"].get(who, {}).get("error_to_float64", {}) for who in ("ours", "full logits")]
@@ -185,13 +184,11 @@ def page(report: dict[str, Any]) -> str:
     for block in sorted((KEY | block for block in report["blocks"]), key=place):
         ours = block["contenders"]["ours"]
         extra = ratio(block, "full logits", "extra_bytes")
-        what = block["head"] + (", gate off" if block["gate"] == "off" else "")
-        what += f", {block['completions']} completions" if block["completions"] != GROUP else ""
-        what += f", {block['threads']}" + (f" beside {block['busy']} busy" if block["busy"] else "")
+        gate = ", gate off" if block["gate"] == "off" else ""
         model = f" ({block['model']})" if block.get("model") else ""
         rows.append((
             f"{block['shape'].replace('x', ' x ')}{model}",
-            what,
+            f"{block['head']}{gate}, {block['threads']}",
             *("-" if (found := ratio(block, name)) is None else f"{found:.2f}" for name in BASES.values()),
             f"{ours['extra_bytes'] / 2**20:.0f}",
             "-" if extra is None else f"{extra:.2f}",
@@ -222,7 +219,7 @@ def main() -> None:
     names = [contender.name for contender in CONTENDERS]
     made = parser(
         __doc__, shapes=SHAPES[device], dtype=("float32", "bfloat16")[:: -1 if on_gpu else 1],
-        threads=[1] if on_gpu else [1, 2], heads=["frozen", "trainable"], gate=("on", "off"), completions=GROUP,
+        threads=[1] if on_gpu else [1, 2], heads=["frozen", "trainable"], gate=("on", "off"),
         contenders=names, repeats=7, clock=("wall", "processor"), out=Path("results/bench/loss.json"), table=Path,
     )  # fmt: skip
     arguments = made.parse_args()
@@ -237,8 +234,12 @@ def main() -> None:
             contender.run(warm)
     for shape in arguments.shapes:
         tokens, _, model = shape.partition("@")
-        blocks = measure(f"{tokens}x{MODELS[model]}" if model else shape, device, arguments)
-        report = {"blocks": merged(arguments.out, "blocks", blocks, lambda block: [(KEY | block)[key] for key in KEY])}
+        before = read_json(arguments.out)["blocks"] if arguments.out.exists() else []
+        blocks = {
+            tuple((KEY | block)[key] for key in KEY): block
+            for block in before + measure(f"{tokens}x{MODELS[model]}" if model else shape, device, arguments)
+        }
+        report = {"blocks": [*blocks.values()]}
         write_json(arguments.out, report)
     print(summary(report))
     note(f"wrote {arguments.out}; python -m bench.loss --table {arguments.out} prints it again")

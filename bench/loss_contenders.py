@@ -17,7 +17,7 @@ from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, entropy_from_logits, 
 
 from bench.common import SEED
 from gtpo.completions import Completions
-from gtpo.conflict import ConflictWeights, conflict_weights
+from gtpo.conflict import conflict_weights
 from gtpo.head import token_statistics
 from gtpo.objective import PRESETS, Objective, policy_loss, reference_loss, token_entropy
 
@@ -36,17 +36,10 @@ class Case(NamedTuple):
     """[V, D]; requires grad iff trainable."""
     ids: Tensor
     """[N, L]."""
-    advantages: Tensor
-    """[N]."""
-    spans: ConflictWeights
-    group: int
+    completions: Completions
+    """What the objective is told of them."""
     shaped: Tensor
     """A' [N] from the float64 reference, for contenders without an entropy."""
-
-    @property
-    def completions(self) -> Completions:
-        """What the objective is told of them."""
-        return Completions(self.advantages, **self.spans._asdict())
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -71,8 +64,7 @@ class Result(NamedTuple):
 def policy_result(case: Case, logps: Tensor, entropies: Tensor) -> Result:
     """Return the statistics [N, L] with the gradients of the objective's loss."""
     mask = torch.ones_like(case.ids, dtype=torch.bool)
-    given = (case.objective, case.completions, logps, entropies, mask, case.group)
-    loss = policy_loss(*given, gate_active=True).loss
+    loss = policy_loss(case.objective, case.completions, logps, entropies, mask, GROUP, gate_active=True).loss
     return Result(torch.autograd.grad(loss, case.leaves), logps.detach(), entropies.detach())
 
 
@@ -120,7 +112,7 @@ def liger(case: Case) -> Result:
     )
     value, _ = loss(
         _input=case.hidden, lin_weight=case.lm_head, selected_token_ids=case.ids,
-        attention_mask=torch.ones_like(case.ids), advantages=case.shaped, vllm_is_ratio=case.spans.weights,
+        attention_mask=torch.ones_like(case.ids), advantages=case.shaped, vllm_is_ratio=case.completions.weights,
     )  # fmt: skip
     return Result(torch.autograd.grad(value, case.leaves))
 
@@ -158,31 +150,26 @@ CONTENDERS = [
 ]
 
 
-def make_case(
-    tokens: int, features: int, vocabulary: int, trainable: bool, dtype: torch.dtype, device: str, count: int = GROUP
-) -> Case:
-    """Return inputs as a trained policy has them: the sampled token likely, more so in some completions.
-
-    count: completions, in groups of 8.
-    """
+def make_case(tokens: int, features: int, vocabulary: int, trainable: bool, dtype: torch.dtype, device: str) -> Case:
+    """Return inputs as a trained policy has them: the sampled token likely, more so in some completions."""
     draw = torch.Generator(device).manual_seed(SEED)
-    length = tokens // count
+    length = tokens // GROUP
     lm_head = torch.randn(vocabulary, features, generator=draw, device=device) * 0.05
-    ids = torch.randint(0, vocabulary, (count, length), generator=draw, device=device)
+    ids = torch.randint(0, vocabulary, (GROUP, length), generator=draw, device=device)
     shared = min(4, length // 4)
     ids[:, :shared] = ids[0, :shared]
     ids[:, length - shared :] = ids[0, length - shared :]
-    noise = torch.randn(count, length, features, generator=draw, device=device)
+    noise = torch.randn(GROUP, length, features, generator=draw, device=device)
     # Scores of other tokens have deviation 1, the sampled token's about 12 to 18.
     noise = noise / (0.05 * features**0.5)
     aim = lm_head[ids]
-    boost = torch.linspace(12, 18, GROUP, device=device).repeat(count // GROUP)[:, None, None]
+    boost = torch.linspace(12, 18, GROUP, device=device)[:, None, None]
     hidden = (noise + aim * boost / aim.square().sum(dim=-1, keepdim=True)).to(dtype).requires_grad_()
-    advantages = torch.tensor([1.0, -1.0, 0.6, -0.4, 1.2, -0.7, 0.3, -1.0], device=device).repeat(count // GROUP)
+    advantages = torch.tensor([1.0, -1.0, 0.6, -0.4, 1.2, -0.7, 0.3, -1.0], device=device)
     spans = conflict_weights(ids, torch.ones_like(ids, dtype=torch.bool), advantages, GROUP)
     objective = replace(PRESETS["gtpo"], filter="always")
     weight = lm_head.to(dtype).requires_grad_(trainable)
-    return Case(objective, hidden, weight, ids, advantages, spans, GROUP, advantages)
+    return Case(objective, hidden, weight, ids, Completions(advantages, **spans._asdict()), advantages)
 
 
 def float64_result(case: Case) -> tuple[Case, Result]:
@@ -190,7 +177,7 @@ def float64_result(case: Case) -> tuple[Case, Result]:
     hidden, weight = (leaf.detach().double().requires_grad_() for leaf in (case.hidden, case.lm_head))
     # Rewards whose centred values are the advantages: they sum to 0, and the scale is off.
     objective = replace(case.objective, scale_rewards="none")
-    rewards = case.advantages.double()
+    rewards = case.completions.advantages.double()
     assert float(rewards.sum().abs()) < 1e-5, "the advantages of make_case must sum to 0"
     logits = hidden @ weight.t()
     mask = torch.ones_like(case.ids, dtype=torch.bool)
@@ -201,7 +188,7 @@ def float64_result(case: Case) -> tuple[Case, Result]:
         log_probabilities = logits.log_softmax(dim=-1)
         logps = log_probabilities.gather(-1, case.ids[..., None]).squeeze(-1)
         exact = Result(gradients, logps, token_entropy(log_probabilities))
-    return case._replace(shaped=found.shaped_advantages.to(case.advantages.dtype)), exact
+    return case._replace(shaped=found.shaped_advantages.to(case.shaped.dtype)), exact
 
 
 def errors(result: Result, exact: Result) -> dict[str, float]:
