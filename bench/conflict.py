@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,24 +76,21 @@ def batch(prompts: int, completions: int, length: int, vocabulary: int) -> tuple
 def measure(prompts: int, completions: int, length: int, vocabulary: int, rounds: int) -> dict[str, Any]:
     """Return one row of the table."""
     ids, mask, advantages = batch(prompts, completions, length, vocabulary)
-    contenders: dict[str, Callable[[], Any]] = {
-        "conflict_weights": lambda: conflict_weights(ids, mask, advantages, completions),
-        "presence_maps": lambda: presence_map_weights(ids, mask, advantages, completions, vocabulary),
-    }
-    expected, map_bytes = with_temporaries(contenders["presence_maps"], lambda weights: [weights])
-    contenders["conflict_weights"]()
-    found, our_bytes = with_temporaries(contenders["conflict_weights"], list)
-    different = int((found.weights != expected).sum())
-    if different:
+    ours = partial(conflict_weights, ids, mask, advantages, completions)
+    maps = partial(presence_map_weights, ids, mask, advantages, completions, vocabulary)
+    expected, map_bytes = with_temporaries(maps, lambda weights: [weights])
+    ours()
+    found, our_bytes = with_temporaries(ours, list)
+    if different := int((found.weights != expected).sum()):
         raise SystemExit(
             f"bench.conflict: the contenders differ in {different} weights at B {prompts}, G {completions}, L {length}"
             "; nothing was timed"
         )
-    calls = {"presence_maps": 1, "conflict_weights": 1}
-    calls["conflict_weights"] = max(1, min(200, int(0.05 / max(1e-6, seconds(contenders["conflict_weights"], 3)))))
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _, name in in_turns(contenders, rounds):
-        times[name].append(seconds(contenders[name], calls[name]))
+    calls = max(1, min(200, int(0.05 / max(1e-6, seconds(ours, 3)))))
+    turns = {"conflict_weights": partial(seconds, ours, calls), "presence_maps": partial(seconds, maps)}
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for _, name in in_turns(turns, rounds):
+        times[name].append(turns[name]())
     row: dict[str, Any] = {"B": prompts, "G": completions, "L": length, "V": vocabulary}
     row |= {"conflict_tokens": int(found.union.sum()), "tokens": int(mask.sum()), "weights_equal": True}
     for name, held in (("conflict_weights", our_bytes), ("presence_maps", map_bytes)):

@@ -170,7 +170,7 @@ def turns(contenders: dict[str, list[str]], rounds: int) -> tuple[dict[str, Any]
     """
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     found: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
-    for _, name in in_turns(contenders, rounds):
+    for _, name in in_turns(contenders, rounds or 1):  # older commands have --rounds 0
         command = [sys.executable, "-m", "bench.step", *contenders[name]]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         for key, values in json.loads(done.stdout.splitlines()[-1]).items():
