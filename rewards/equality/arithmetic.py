@@ -8,6 +8,11 @@ A value is a `Fraction` as long as that is exact, else an mpmath number of 60 di
 outgrow the machine is refused (TooBig). What has no value of its own (an unknown function, an integral) gets a
 pseudo-random one, drawn from its name and the values of its arguments: equal terms then have equal values, and unequal
 ones do not by chance. Nothing is evaluated that has not been bounded here: SymPy plays no part.
+
+Terms are equal if they have the same values at points drawn for their variables, wherever both are real: exact if all
+is rational, else to 40 of 60 digits, relative to the larger value. If numbers on the way differ so much in size that 60
+digits could hide one behind another (1 + e^-1000), all is done again with as many digits as it takes. Equal terms never
+disagree; for unequal ones to agree, random numbers would have to coincide.
 """
 
 from __future__ import annotations
@@ -15,17 +20,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from fractions import Fraction
 from functools import reduce
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import mpmath
 from mpmath import mp
 
-from gtpo.rewards.limits import DIGITS, MAX_EXACT_BITS, MAX_FACTORIAL, MAX_MAGNITUDE_BITS
+from gtpo.rewards.limits import COMPARISON_DIGITS, DIGITS, MAX_EXACT_BITS, MAX_FACTORIAL, MAX_MAGNITUDE_BITS
 
 # -- terms ------------------------------------------------------------------------------------------------------------
 Term = tuple[Any, ...]
@@ -389,12 +394,9 @@ def _determinant(matrix: Matrix) -> Value:
         raise NoValue
     if size == 1:
         return matrix[0][0]
-    total: Value = Fraction(0)
-    for column in range(size):
-        minor = Matrix(tuple(row[:column] + row[column + 1 :]) for row in matrix[1:])
-        signed = multiply(Fraction((-1) ** column), multiply(matrix[0][column], _determinant(minor)))
-        total = add(total, signed)
-    return total
+    minors = (Matrix(tuple(row[:at] + row[at + 1 :]) for row in matrix[1:]) for at in range(size))
+    signed = (multiply(Fraction((-1) ** at), multiply(matrix[0][at], _determinant(m))) for at, m in enumerate(minors))
+    return reduce(add, signed)
 
 
 def _floor(value: Value) -> Value:
@@ -551,3 +553,181 @@ def _bound(term: Term, point: Mapping[str, Value]) -> Value:
         return total
     hidden = evaluate(body, {**point, variable: noise("bound", head)})
     return noise(head, fingerprint(hidden), *("" if end is None else fingerprint(end) for end in ends))
+
+
+# -- equality of terms -----------------------------------------------------------------------------------------------
+# A logarithm or a root leaves the reals at half of the points, hence more are tried than are needed.
+POINTS_NEEDED, POINTS_TRIED = 4, 24
+GUARD_DIGITS = 20
+# Sizes of the integers at which terms with steps are compared too.
+_WHOLE = (7, 7, 40, 40, 300, 300, 3_000, 3_000)
+_STEPS, _EXTREMES = frozenset(("floor", "ceil", "mod", "gcd", "lcm")), frozenset(("max", "min"))
+
+
+def close(a: Value, b: Value) -> bool:
+    """Return whether two values agree: exactly if both are rational, else relative to the larger or up to rounding."""
+    if isinstance(a, Matrix) or isinstance(b, Matrix):
+        if not (isinstance(a, Matrix) and isinstance(b, Matrix)) or [len(r) for r in a] != [len(r) for r in b]:
+            return False
+        return all(close(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a == b
+    x, y = number_of(a), number_of(b)
+    if not (mpmath.isfinite(x) and mpmath.isfinite(y)):
+        return bool(x == y)
+    larger = max(abs(x), abs(y))
+    # What a difference leaves that cancels is as small as the rounding of what went into it.
+    return bool(abs(x - y) <= larger * mp.mpf(10) ** (GUARD_DIGITS - mp.dps)) or larger < _rounding()
+
+
+def _rounding() -> mpmath.mpf:
+    """Return the size below which a value may be what rounding left of 0."""
+    return mp.mpf(2) ** Magnitudes.high * mp.mpf(10) ** (GUARD_DIGITS - mp.dps)
+
+
+def _is_zero(value: Value) -> bool:
+    return bool(value == 0) if isinstance(value, Fraction) else bool(abs(value) < _rounding())
+
+
+def stable(decide: Callable[[], bool], literal_digits: int = 0) -> bool:
+    """Return whether a comparison finds its sides equal, with digits enough for all its numbers too.
+
+    `literal_digits`: of its longest number, which no irrational one equals however many they share.
+
+    Raises TooBig if that would take too many.
+    """
+    Magnitudes.reset()
+    if not decide():
+        return False
+    spread = max(int((Magnitudes.high - Magnitudes.low) * 0.302), literal_digits)
+    # Nearly every comparison ends here: hardly any has numbers of such different sizes.
+    if spread < GUARD_DIGITS or mp.dps > 60:
+        return True
+    digits = 60 + 2 * spread + GUARD_DIGITS
+    if digits > COMPARISON_DIGITS:
+        raise TooBig
+    Magnitudes.reset()
+    Budget.price = digits // 60
+    try:
+        with mp.workdps(digits):
+            return decide()
+    finally:
+        Budget.price = 1
+
+
+def is_real_value(value: Value) -> bool:
+    """Return whether a value, or each entry of a matrix, is real up to rounding."""
+    if isinstance(value, Matrix):
+        return all(is_real_value(cell) for row in value for cell in row)
+    tolerance = mp.mpf(10) ** (GUARD_DIGITS - mp.dps)
+    return not isinstance(value, mpmath.mpc) or bool(abs(value.imag) <= tolerance * (1 + abs(value.real)))
+
+
+def point_for(names: set[str], index: int) -> dict[str, Value]:
+    """Return the index-th point: positive first, then of mixed signs, then smaller and larger numbers."""
+    scale = [Fraction(1), Fraction(1), Fraction(1, 4), Fraction(9)][index // 2 % 4]
+    signs = [1 if index % 2 == 0 else (-1 if noise("sign", name, index) > Fraction(8, 5) else 1) for name in names]
+    return {name: sign * scale * noise("point", name, index) for name, sign in zip(names, signs, strict=True)}
+
+
+def equal_terms(a: Term, b: Term) -> bool:
+    """Return whether two terms have the same values wherever both are real. Raises TooBig."""
+    if a == b:
+        return True
+    longest = max((bits(part[1]) for term in (a, b) for part in subterms(term) if part[0] == "num"), default=0)
+    return stable(lambda: _same_values(a, b), int(longest * 0.302))
+
+
+def _same_values(a: Term, b: Term) -> bool:
+    names = symbols(a) | symbols(b)
+    if names and _steps_of_one(a, b):
+        return False  # max(x, -10^9) is x as far as one looks, and a step can lie anywhere
+    complex_meant = contains(a, "const", "i") or contains(b, "const", "i")
+    agreed = undecided = 0
+    # A term may hold unknowns that are no symbols (calls of unknown functions): those need one point only.
+    points: Iterable[dict[str, Value]] = (point_for(names, index) for index in range(POINTS_TRIED if names else 1))
+    needed = POINTS_NEEDED if names else 1
+    if any(part[:1] == ("fn",) and part[1] in _STEPS and symbols(part) for t in (a, b) for part in subterms(t)):
+        # Integers of several sizes, as within a few units nearly all integer parts are 0 or 1, and many in a row, as
+        # those of n/11 and (n + 1)/11 differ at every eleventh.
+        whole = [{n: Fraction(int(s * noise("whole", n, i))) for n in names} for i, s in enumerate(_WHOLE)]
+        whole += [{n: whole[2][n] + i for n in names} for i in range(1, 41)]
+        points, needed = chain(whole, points), needed + len(whole)
+    for x, y in _values(a, b, points):
+        if close(x, y):
+            agreed += 1
+        elif complex_meant or (is_real_value(x) and is_real_value(y)) or not names:
+            return False
+        else:
+            undecided += 1  # outside the common real domain
+        if agreed >= needed:
+            break
+    if not agreed or undecided > agreed:
+        return False
+    if not names or complex_meant:
+        return True
+    between = _values(a, b, _between_kinks(a, b, names))
+    return all(close(x, y) or not (is_real_value(x) and is_real_value(y)) for x, y in between)
+
+
+def equal_as_matrices(a: Term, b: Term) -> bool:
+    """Return whether terms are equal if their capital letters are matrices; what has no value then, is."""
+    names = sorted(symbols(a) | symbols(b))
+    cells = {name: [[noise("cell", name, i, j) for j in range(2)] for i in range(2)] for name in names}
+    point = {n: Matrix(map(tuple, cells[n])) if n.isupper() else noise("point", n) for n in names}
+    try:
+        return close(evaluate(a, point), evaluate(b, point))
+    except NoValue:
+        return True
+
+
+def _values(a: Term, b: Term, points: Iterable[dict[str, Value]]) -> Iterator[tuple[Value, Value]]:
+    """Yield the values of two terms at each point where both have one."""
+    for point in points:
+        with suppress(NoValue):
+            yield evaluate(a, point), evaluate(b, point)
+
+
+def _steps_of_one(a: Term, b: Term) -> bool:
+    """Return whether a function with steps is taken of variables in one term and none of its kind in the other."""
+    first, second = ({part[1] for part in subterms(term) if part[0] == "fn" and symbols(part)} for term in (a, b))
+    return any(
+        (own & first and not others & second) or (own & second and not others & first)
+        for own, others in ((_STEPS, _STEPS), (_EXTREMES, _EXTREMES | {"abs"}))
+    )
+
+
+def _between_kinks(a: Term, b: Term, names: set[str]) -> Iterator[dict[str, Value]]:
+    """Yield points between the places where a term may have kinks: |x - 3| + |x - 4| is 1 between 3 and 4."""
+    terms = [*subterms(a), *subterms(b)]
+    if not any(p[0] == "fn" and p[1] in ("abs", "sqrt", "root", "max", "min") for p in terms):
+        return
+    base = point_for(names, 0)
+    # Where a number of the terms is another one's multiple or square; the bound keeps small what this may cost.
+    written = {abs(p[1]) for p in terms if p[0] == "num" and p[1]}
+    numbers = sorted(written | {Fraction(1), *(abs(base[name]) for name in sorted(names)[:2])})[:6]
+    places = {number_of(p / q) for p in numbers for q in numbers}
+    kinks = sorted({sign * place for value in places for place in (value, mpmath.sqrt(value)) for sign in (1, -1)})
+    between = [(low + high) / 2 for low, high in pairwise(kinks) if high - low > mp.mpf(10) ** -20]
+    for name in sorted(names)[:2]:
+        yield from (base | {name: value} for value in (kinks[0] - 1, *between, kinks[-1] + 1))
+
+
+def proportional(a: Term, b: Term, positive: bool) -> bool:
+    """Return whether a = c b for a constant c != 0 (c > 0 if `positive`): then a = 0 and b = 0 say the same."""
+    if symbols(a) != symbols(b) and not (contains(a, "opaque") or contains(b, "opaque")):
+        return equal_terms(a, b)
+    return stable(lambda: _proportional(a, b, positive))
+
+
+def _proportional(a: Term, b: Term, positive: bool) -> bool:
+    names = symbols(a) | symbols(b)
+    for x, y in _values(a, b, (point_for(names, index) for index in range(POINTS_TRIED))):
+        if not (is_real_value(x) and is_real_value(y)) or isinstance(x, Matrix) or isinstance(y, Matrix):
+            continue
+        if _is_zero(x) != _is_zero(y):
+            return False
+        if not _is_zero(x):
+            ratio = divide(x, y)
+            return (not positive or mpmath.re(number_of(ratio)) > 0) and _same_values(a, ("mul", ("num", ratio), b))
+    return False

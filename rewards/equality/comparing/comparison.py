@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import permutations
+from itertools import pairwise, permutations
+from typing import Any
 
 import mpmath
+from mpmath import mp
 
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.answers import (
@@ -28,30 +30,29 @@ from gtpo.rewards.equality.answers import (
 )
 from gtpo.rewards.equality.arithmetic import (
     ZERO,
+    Matrix,
     NoValue,
     Term,
+    Value,
     canonical,
+    close,
     contains,
-    evaluate,
-    number_of,
-    substitute,
-    symbols,
-)
-from gtpo.rewards.equality.comparing.numeric import (
-    FLIPPED,
-    RealSets,
-    agree_as_decimals,
     equal_as_matrices,
     equal_terms,
-    hundredth,
+    evaluate,
+    integer,
+    is_real_value,
+    number_of,
     point_for,
     proportional,
     stable,
+    substitute,
+    symbols,
 )
 from gtpo.rewards.equality.reading import WORDS
 from gtpo.rewards.equality.reading.clean import same_time, same_words, time_of_day
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
-from gtpo.rewards.equality.reading.problem import ProblemText, plain_name
+from gtpo.rewards.equality.reading.problem import Contract, ProblemText, plain_name
 from gtpo.rewards.equality.reading.units import is_noun, singular
 
 
@@ -126,6 +127,143 @@ def distinct_names(items: Sequence[Answer]) -> list[str] | None:
 def indexed(names: Sequence[str]) -> bool:
     """Return whether names are one letter with different indices: `x_1, x_2`, whose order says nothing."""
     return len({re.sub(r"_.*|\d+$", "", name) for name in names}) == 1
+
+
+# -- decimals, which may be rounded, and percentages ----------------------------------------------------------------
+def terminates(value: Value) -> bool:
+    """Return whether a value is a fraction whose decimals end."""
+    # 10^k is a multiple of a denominator of k binary digits if that has no factors but 2 and 5.
+    return isinstance(value, Fraction) and 10 ** value.denominator.bit_length() % value.denominator == 0
+
+
+def _hundredth(answer: Scalar) -> Scalar:
+    """Return the value of a percentage."""
+    term = ("div", answer.term, ("num", Fraction(100)))
+    return replace(answer, term=term, places=answer.places and answer.places + 2, percent=False)
+
+
+def _agree_as_decimals(p: Scalar, g: Scalar, contract: Contract | None) -> bool:
+    """Return whether a decimal stands for the other number: the fewer digits it has, the more exact it must be.
+
+    `contract` is that of a known problem: one that speaks of no rounding has an exact answer.
+    """
+    x, y = evaluate(p.term, {}), evaluate(g.term, {})
+    if isinstance(x, Matrix) or isinstance(y, Matrix) or not (is_real_value(x) and is_real_value(y)):
+        return False
+    gap = abs(number_of(x) - number_of(y))
+    rounded, places = (contract.rounded, contract.places) if contract is not None else (False, None)
+    half = mp.mpf(5) * mp.mpf(10) ** (-(g if g.digits else p).places - 1)
+    if g.digits and p.digits:  # both decimals: the prediction only says more digits of the gold
+        return (contract is None or rounded) and g.digits >= 4 and p.places > g.places and bool(gap <= half)
+    if g.digits:
+        if rounded and places is None and terminates(x) and len(str(x)) >= 3:
+            return integer(x) is not None and bool(gap <= 0.5)  # `118` for 117.95, which is about as much
+        return g.digits >= 3 and not terminates(x) and bool(gap <= half)
+    if g.term[0] == "num":
+        return False  # `0.4545` for a gold that repeats for ever
+    # An exact gold: a decimal with 5 digits, 4 of them after the point, may stand for a fraction without an end.
+    if rounded and p.places == places:
+        return bool(gap <= half)
+    endless = isinstance(y, Fraction) and not terminates(y)
+    return endless and p.digits >= 5 and p.places >= 4 and bool(gap < mp.mpf(10) ** -p.places)
+
+
+# -- sets of reals, compared by what belongs to them: at each of their ends, between two ends, and beyond all ---------
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
+Has = Callable[[Any], bool]  # Whether a number, or an infinity, belongs to a set
+
+
+def _same_sets(p: Answer, g: Answer, point: Mapping[str, Value]) -> bool | None:
+    """Return whether two answers are one set of reals at a point of their symbols, None if one of them is no set."""
+    ends: list[Any] = []
+    try:
+        first, second = _set_of(p, point, ends), _set_of(g, point, ends)
+    except (NoValue, TypeError):
+        return None
+    return all(first(x) == second(x) for x in _places(ends))
+
+
+def _places(ends: Sequence[Any]) -> Iterator[Any]:
+    """Yield where sets with these ends may differ."""
+    finite = sorted(end for end in ends if mp.isfinite(end))
+    # 0 and the infinities too, for a set may have no end at all.
+    yield from (-mp.inf, mp.mpf(0), mp.inf, *finite)
+    yield from (sign * (1 + 2 * abs(end)) for sign in (1, -1) for end in finite)
+    yield from ((a + b) / 2 for a, b in pairwise(finite) if not close(a, b))
+
+
+def _end(term: Term, point: Mapping[str, Value], ends: list[Any]) -> Any:
+    value = number_of(evaluate(term, point))
+    if not isinstance(value, mp.mpf):
+        raise NoValue
+    ends += [value, -value]  # of |x| < 3 both
+    return value
+
+
+def _set_of(answer: Answer, point: Mapping[str, Value], ends: list[Any]) -> Has:
+    """Return the set that an answer is, and add its ends to those of others. Raises NoValue if it is none."""
+    if isinstance(answer, Named):
+        return _set_of(answer.value, point, ends)
+    if isinstance(answer, Scalar):
+        value = _end(answer.term, point, ends)
+        return lambda x: _holds("=", x, value)
+    if isinstance(answer, Listing) and answer.kind == "tuple" and len(answer.items) == 2:
+        pair = [_end(item.term, point, ends) for item in answer.items if isinstance(item, Scalar)]
+        if len(pair) != 2 or pair[0] > pair[1]:
+            raise NoValue
+        above, below = (">=" if answer.brackets[0] == "[" else ">"), ("<=" if answer.brackets[1] == "]" else "<")
+        return lambda x: _holds(above, x, pair[0]) and _holds(below, x, pair[1])
+    if isinstance(answer, Listing) and answer.kind in ("set", "list"):
+        parts = [_set_of(item, point, ends) for item in answer.items]
+        if not parts or not all(isinstance(item, Relation) for item in answer.items) or answer.joint == "or":
+            return lambda x: any(part(x) for part in parts)
+        both = answer.joint == "and" or any(all(part(x) for part in parts) for x in _places(ends))
+        # A comma between inequalities means both of them, unless nothing fulfills both.
+        return lambda x: (all if both else any)(part(x) for part in parts)
+    if isinstance(answer, Relation):
+        return _fulfilling(answer, point, ends)
+    if not isinstance(answer, Union):
+        raise NoValue
+    joined = [(operation, _set_of(part, point, ends)) for operation, part in answer.parts]
+
+    def has(x: Any) -> bool:
+        held = False
+        for operation, part in joined:
+            if operation == "cup":
+                held = held or part(x)
+            else:
+                held = held and (part(x) if operation == "cap" else mp.isfinite(x) and not part(x))
+        return held
+
+    return has
+
+
+def _fulfilling(answer: Relation, point: Mapping[str, Value], ends: list[Any]) -> Has:
+    at, *others = [i for i, term in enumerate(answer.terms) if symbols(term) or contains(term, "opaque")] or [-1]
+    term = answer.terms[at]
+    absolute = term[:2] == ("fn", "abs")
+    if others or at < 0 or (term[2] if absolute else term)[0] not in ("sym", "opaque"):
+        raise NoValue
+    bounds: list[tuple[str, Any]] = []
+    for index, op in enumerate(answer.ops):
+        if at not in (index, index + 1):
+            raise NoValue
+        bound = _end(answer.terms[index + 1 if at == index else index], point, ends)
+        bounds.append((op if at == index else FLIPPED[op], bound))
+
+    def fulfills(x: Any, op: str, bound: Any) -> bool:
+        if not absolute:
+            return _holds(op, x, bound)
+        both = (_holds(op, x, bound), _holds(FLIPPED[op], x, -bound))
+        return all(both) if op[0] in "<!" else any(both)
+
+    return lambda x: mp.isfinite(x) and all(fulfills(x, *each) for each in bounds)
+
+
+def _holds(op: str, x: Any, bound: Any) -> bool:
+    if x == bound or (mp.isfinite(x) and mp.isfinite(bound) and close(x, bound)):
+        return op in ("=", "<=", ">=")
+    return op == "!=" or (op[0] == "<" and x < bound) or (op[0] == ">" and x > bound)
 
 
 # -- the policy -------------------------------------------------------------------------------------------------------
@@ -287,8 +425,8 @@ class Comparison:
             return self._values(p, g)
         asked = self.problem.asks_percent
         if p.percent:  # 60 % and 60 are one answer if a percentage is asked for; 0.6 is never 60
-            return self._values(p if asked else hundredth(p), g)
-        return self._values(p, hundredth(g)) or ((asked or not self.problem.is_known) and self._values(p, g))
+            return self._values(p if asked else _hundredth(p), g)
+        return self._values(p, _hundredth(g)) or ((asked or not self.problem.is_known) and self._values(p, g))
 
     def _units_agree(self, p: Unit, g: Unit) -> bool:
         """Return whether the units fit: a measure that only one side names is left out, a word needs a reason."""
@@ -341,7 +479,7 @@ class Comparison:
         if not (p.digits or g.digits) or symbols(p.term) or symbols(g.term):
             return False
         try:
-            return agree_as_decimals(p, g, self.contract if self.problem.is_known else None)
+            return _agree_as_decimals(p, g, self.contract if self.problem.is_known else None)
         except NoValue:
             return False
 
@@ -472,14 +610,13 @@ class Comparison:
         if self.contract.point and isinstance(p, Relation) and isinstance(g, Listing) and g.kind == "tuple":
             return False  # 2 < x < 5 is no point
         point = point_for(symbols_of(p) | symbols_of(g), 0)
-        sets = RealSets(point)
-        same = sets.same(p, g)
+        same = _same_sets(p, g, point)
         if isinstance(p, Scalar) or isinstance(g, Scalar):
             return False
         if isinstance(p, Relation) and isinstance(g, Relation) and symbols_of(p) != symbols_of(g):
             return False  # x > 3 is not y > 3
         if same is not None:
-            return stable(lambda: bool(sets.same(p, g)))
+            return stable(lambda: bool(_same_sets(p, g, point)))
         if isinstance(p, Union) and isinstance(g, Union) and len(p.parts) == len(g.parts):
             return all(a[0] == b[0] and self.equal(a[1], b[1]) for a, b in zip(p.parts, g.parts, strict=True))
         return False

@@ -17,14 +17,7 @@ from gtpo.rewards.equality.arithmetic import Budget, NoValue, Term, TooBig, cano
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.work import finding, work_left
 from gtpo.rewards.equality.reading import SAYS
-from gtpo.rewards.equality.reading.clean import (
-    PRICE,
-    clean,
-    cores,
-    same_name,
-    same_words,
-    unwrap_answer,
-)
+from gtpo.rewards.equality.reading.clean import PRICE, clean, cores, same_name, same_words, unwrap_answer
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
 from gtpo.rewards.extract import extract_answer, last_boxes, together

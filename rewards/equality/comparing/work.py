@@ -36,6 +36,7 @@ from gtpo.rewards.equality.arithmetic import (
     Term,
     addends,
     canonical,
+    close,
     constant_value,
     contains,
     evaluate,
@@ -50,7 +51,6 @@ from gtpo.rewards.equality.arithmetic import (
     whole_root,
 )
 from gtpo.rewards.equality.comparing.comparison import rename
-from gtpo.rewards.equality.comparing.numeric import close
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
 from gtpo.rewards.equality.reading.problem import ProblemText
 

@@ -16,15 +16,7 @@ from gtpo.rewards.equality.arithmetic import Term, TooBig, canonical, is_literal
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse, tokens_of
-from gtpo.rewards.equality.reading.units import (
-    NUMBER_WORDS,
-    is_noun,
-    is_unit_word,
-    is_verb,
-    read_symbols,
-    read_unit,
-    singular,
-)
+from gtpo.rewards.equality.reading.units import is_noun, is_unit_word, is_verb, read_symbols, read_unit, singular
 from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 
 # -- what it asks its answer to be; what it does not say asks for nothing ---------------------------------------------
@@ -107,7 +99,7 @@ def _places(text: str) -> int | None:
         return _PLACES_OF.get(nearest[1].lower(), 4 if nearest[1].lower().startswith("ten") else 0)
     places = SAYS.decimal_places.search(text)
     if places:
-        return int(places[1]) if places[1].isdigit() else NUMBER_WORDS[places[1].lower()]
+        return int(places[1]) if places[1].isdigit() else TABLES["numbers"][places[1].lower()]
     return None
 
 
@@ -281,7 +273,7 @@ class ProblemText:
             forms=_named(_FORMS, self._question),
             # `find a number` does not ask for the value of a.
             unknowns=frozenset(SAYS.unknown.findall(asking)) - set("aI"),
-            count=NUMBER_WORDS[several[1].lower()] if several else None,
+            count=TABLES["numbers"][several[1].lower()] if several else None,
             currencies=_named(_CURRENCIES, self._text),
             counts=counts,
             point=SAYS.points.search(asking) is not None and not SAYS.intervals.search(asking),
