@@ -94,8 +94,7 @@ class _Worker:
                 raise EOFError
             self._buffer += part
         line, self._buffer = self._buffer.split(b"\n", 1)
-        message = json.loads(line)
-        assert isinstance(message, list)
+        message: list[Any] = json.loads(line)
         if message[0] == "lacks":
             raise NotStarted(message[1])
         return message
@@ -266,38 +265,29 @@ class WorkerPool:
 
     def _run_chunk(self, chunk: _Chunk, worker: _Worker | None) -> _Worker | None:
         outcomes = chunk.outcomes
-        suspect = False  # the first task without an outcome has ended a worker already
-        replaced = stalled = False
+        failed: set[type] = set()  # how workers have failed at the first task without an outcome
         while len(outcomes) < len(chunk.tasks):
             worker = worker or self._start()
             try:
                 for outcome, fit in worker.run(chunk.tasks[len(outcomes) :], self.timeout_s):
                     outcomes.append(outcome)
-                    suspect = False
+                    failed.clear()
                     if not fit:
                         break
                 else:
                     return worker
-            except TimeoutError:
-                outcomes.append("TIMEOUT")
-                suspect = False
-            except NotStarted:
-                # It may have been killed from outside before its first task: another one is tried, once.
-                if replaced:
+            except (TimeoutError, NotStarted, Stalled, EOFError) as error:
+                # Stopped or killed from outside, or by this task: one more try on a fresh worker tells them apart,
+                # unless the task has used up its time or its processor time, which is its own doing.
+                spent = isinstance(error, EOFError) and worker.process.wait() == -signal.SIGPROF
+                if not spent and not isinstance(error, TimeoutError) and type(error) not in failed:
+                    failed.add(type(error))
+                elif isinstance(error, NotStarted):
                     self._discard(worker)
                     raise
-                replaced = True
-            except Stalled:  # the task is not to blame: it gets a second worker
-                if stalled:
-                    outcomes.append("TIMEOUT")
-                stalled = not stalled
-            except EOFError:
-                # Killed from outside, or by this task: one more try on a fresh worker tells them apart, unless the task
-                # has used up its processor time, which is its own doing.
-                to_blame = suspect or worker.process.wait() == -signal.SIGPROF
-                if to_blame:
-                    outcomes.append("REJECTED")
-                suspect = not to_blame
+                else:
+                    outcomes.append("REJECTED" if isinstance(error, EOFError) else "TIMEOUT")
+                    failed.clear()
             self._discard(worker)
             worker = None
         with contextlib.suppress(RuntimeError):  # closed meanwhile
