@@ -299,37 +299,33 @@ class Verifier:
         """Group one question's answers: integers by their value, other answers by verdicts on pairs of them."""
         given, gold = question
         verdicts = self.verify_many([(each, gold) for each in given], [problem] * len(given), answers=answers)
-
-        def whole(answer: str) -> Fraction | None:
-            return None if answers == "text" or "." in answer else plain_number(answer)
-
         labels: list[int | None] = []
-        # Class of each text, of the value of an integer, and of what equals the gold with the same verdict.
+        # Class of a wrong integer, by its value, of any other wrong text, and of what equals the gold, by its verdict.
         known: dict[str | Fraction | tuple[Verdict], int] = {}
-        representatives: list[tuple[int, str]] = []
+        firsts: list[
+            tuple[int, str, bool]
+        ] = []  # of wrong answers: class, its first member, whether that is an integer
         numbers = count()
         for answer, verdict in zip(given, verdicts, strict=True):
             if answer is None or verdict is Verdict.NO_ANSWER:
                 labels.append(None)
                 continue
-            value = whole(answer) if verdict is Verdict.INCORRECT else None
-            key = (verdict,) if verdict in _EQUAL else value
-            label = known.get(answer, None if key is None else known.get(key))
-            if label is None and verdict is Verdict.INCORRECT:
+            wrong = verdict is Verdict.INCORRECT
+            whole = plain_number(answer) if wrong and answers != "text" and "." not in answer else None
+            key = (verdict,) if verdict in _EQUAL else answer if whole is None else whole
+            if key not in known and wrong:
                 # Integers that differ need no verifier, and most wrong answers are integers.
-                others = [(at, other) for at, other in representatives if value is None or whole(other) is None]
+                others = [(at, other) for at, other, is_whole in firsts if whole is None or not is_whole]
                 pairs = [(answer, other) for _, other in others] + [(other, answer) for _, other in others]
                 same = [v in _EQUAL for v in self.verify_many(pairs, [problem] * len(pairs), answers=answers)]
                 both = zip(others, same, same[len(others) :], strict=False)
                 label = next((at for (at, _), ahead, back in both if ahead or back), None)
-            if label is None:
-                label = next(numbers)
-                if verdict is Verdict.INCORRECT:
-                    representatives.append((label, answer))
-            known[answer] = label
-            if key is not None:
-                known[key] = label
-            labels.append(label)
+                known[key] = next(numbers) if label is None else label
+                if label is None:
+                    firsts.append((known[key], answer, whole is not None))
+            if key not in known:
+                known[key] = next(numbers)
+            labels.append(known[key])
         return labels
 
     def close(self) -> None:
