@@ -121,12 +121,12 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
     rows = problems.select(None)[0] if local else []
     row = rows[0] if rows else to_row(Problem(id="1", problem="1 + 1", answer="2"), config)
     for (path, _), function in zip(calls, functions, strict=False):
-        probe = probe_reward(path, function, row)
-        if probe.fault:
-            raise UserError(f"{config.setting('trainer.reward_funcs')}: {probe.fault}")
+        fault, raised = probe_reward(path, function, row)
+        if fault:
+            raise UserError(f"{config.setting('trainer.reward_funcs')}: {fault}")
         # It may dislike only an empty completion.
-        if probe.raised:
-            LOG.warning(f"{probe.raised}; completions on which it raises are unscored")
+        if raised:
+            LOG.warning(f"{raised}; completions on which it raises are unscored")
     return problems
 
 

@@ -194,20 +194,12 @@ def score_fault(name: str, scores: Any, count: int) -> str | None:
     return None
 
 
-class Probe(NamedTuple):
-    """What `probe_reward` found."""
+def probe_reward(name: str, function: Callable[..., Any], row: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return why nothing can be trained with a reward function, and what it raised for two empty completions of a row.
 
-    # Why nothing can be trained with this function.
-    fault: str | None = None
-    # The exception that it raised. Perhaps no wonder: no model wrote these completions.
-    raised: str | None = None
-
-
-def probe_reward(name: str, function: Callable[..., Any], row: Mapping[str, Any]) -> Probe:
-    """Call a reward function with two empty completions of a dataset row, and return what that shows.
-
-    The call is TRL's: prompts, completions, completion_ids, the columns of the row, trainer_state, log_extra,
-    log_metric. An async function runs in a loop of its own, as the caller may be in one (a notebook).
+    That may be no wonder, as no model wrote these. The call is TRL's: prompts, completions, completion_ids, the columns
+    of the row, trainer_state, log_extra, log_metric. An async function runs in a loop of its own, as the caller may be
+    in one (a notebook).
     """
     chat = not isinstance(row["prompt"], str)
     completion: Any = [{"role": "assistant", "content": ""}] if chat else ""
@@ -222,12 +214,12 @@ def probe_reward(name: str, function: Callable[..., Any], row: Mapping[str, Any]
     }
     fault = _call_fault(name, function, arguments)
     if fault is not None:
-        return Probe(fault)
+        return fault, None
     try:
         scores = function(**arguments)
         if is_async(function):
             with ThreadPoolExecutor(1) as pool:
                 scores = pool.submit(asyncio.run, scores).result()
     except Exception as error:
-        return Probe(raised=f"reward {name} raised {type(error).__name__}: {error} for an empty completion")
-    return Probe(score_fault(name, scores, _PROBES))
+        return None, f"reward {name} raised {type(error).__name__}: {error} for an empty completion"
+    return score_fault(name, scores, _PROBES), None

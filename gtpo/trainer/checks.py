@@ -70,11 +70,11 @@ def check_inputs(reward_funcs: Any, train_dataset: Any, *, prompts: int) -> None
         # A reward model, or one that TRL refuses itself.
         if isinstance(function, str | Module) or not callable(function) or getattr(function, "probed", False):
             continue
-        probe = probe_reward(getattr(function, "__name__", type(function).__name__), function, row)
-        if probe.fault:
-            raise ValueError(f"GTPOTrainer: {probe.fault}")
-        if probe.raised:
-            LOG.warning(f"{probe.raised}; training stops where it raises (return None to leave one unscored)")
+        fault, raised = probe_reward(getattr(function, "__name__", type(function).__name__), function, row)
+        if fault:
+            raise ValueError(f"GTPOTrainer: {fault}")
+        if raised:
+            LOG.warning(f"{raised}; training stops where it raises (return None to leave one unscored)")
 
 
 def written(rollout_func: Any) -> Any:

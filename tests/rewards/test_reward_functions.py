@@ -20,7 +20,7 @@ from gtpo.rewards import (
     format_reward_filled,
     published_final_reward,
 )
-from gtpo.rewards.loading import Probe, load_reward, load_rewards, probe_reward, score_fault
+from gtpo.rewards.loading import load_reward, load_rewards, probe_reward, score_fault
 
 GOOD = "<reasoning>r</reasoning>\n<answer>12</answer>"
 
@@ -208,14 +208,14 @@ def test_a_coroutine_is_no_score_and_is_closed() -> None:
 @pytest.mark.parametrize("reward", [final_reward, accuracy_reward, format_reward])
 @pytest.mark.parametrize("prompt", [ROW["prompt"], "1 + 1?"])
 def test_our_own_rewards_pass(reward: Any, prompt: Any) -> None:
-    assert probe_reward("ours", reward, {**ROW, "prompt": prompt}) == Probe()
+    assert probe_reward("ours", reward, {**ROW, "prompt": prompt}) == (None, None)
 
 
 def test_arguments_that_do_not_fit_are_named_before_the_first_completion() -> None:
     def needs_gold(completions: list[Any], gold: list[str], **columns: Any) -> list[float]:
         raise AssertionError("not called")
 
-    fault = probe_reward("needs_gold", needs_gold, ROW).fault
+    fault = probe_reward("needs_gold", needs_gold, ROW)[0]
     assert fault is not None
     assert "missing a required argument: 'gold'" in fault
     assert "answer" in fault, "what it is called with is listed"
@@ -228,7 +228,8 @@ def test_an_exception_on_a_made_up_completion_is_no_fault_and_a_coroutine_is_awa
     async def judge(completions: list[Any], **columns: Any) -> None:
         await asyncio.sleep(0)
 
-    assert probe_reward("parses", parses, ROW) == Probe(
-        raised="reward parses raised KeyError: 'label' for an empty completion"
+    assert probe_reward("parses", parses, ROW) == (
+        None,
+        "reward parses raised KeyError: 'label' for an empty completion",
     )
-    assert "reward judge returned NoneType for 2 completions" in str(probe_reward("judge", judge, ROW).fault)
+    assert "reward judge returned NoneType for 2 completions" in str(probe_reward("judge", judge, ROW)[0])
