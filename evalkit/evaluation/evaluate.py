@@ -511,7 +511,7 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         by = record.scoring_by or "completions" if asked == "auto" else "command"
         stored = {name: entry.samples for name, entry in record.benchmarks.items()}
         with Verifier() as verifier, EvalProgress(headline, stored) as progress:
-            for before, after in verify_stored(folder, folder.questions(), verifier):
+            for before, after in verify_stored(folder, folder.questions(), verifier, outcomes=True):
                 for samples, scoring in itertools.product(zip(before, after, strict=True), SCORINGS):
                     old, new = (sample.verdict(scoring) or "" for sample in samples)
                     changes[f"{scoring}: {old} -> {new}"] += old != new

@@ -64,14 +64,17 @@ def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], ve
 
 
 def verify_stored(
-    folder: EvalFolder, problems: Mapping[QuestionKey, Problem], verifier: Verifier
+    folder: EvalFolder, problems: Mapping[QuestionKey, Problem], verifier: Verifier, *, outcomes: bool = False
 ) -> Iterator[tuple[list[Sample], list[Sample]]]:
-    """Verify stored completions again, part by part, and yield each part's samples before and after."""
+    """Verify stored completions again, part by part, and yield each part's samples before and after.
+
+    outcomes: also write how samples ended if an older version did not; they are read alike.
+    """
     for part in sample_parts(folder.path):
         before = folder.part(part)
         after = [replace(sample) for sample in before]
         score(after, problems, verifier)
-        if before != after or not stores_outcomes(part):
+        if before != after or (outcomes and not stores_outcomes(part)):
             folder.replace_part(part, after)
         yield before, after
 
