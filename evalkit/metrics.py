@@ -129,25 +129,16 @@ def _maj_block(
         # Classes that cannot reach j votes are all of one kind: together (1+x)^(their votes), as are abstentions.
         free = (v * ~big).sum(1) + abstentions[able]
         y, w = _quadrature(classes // 2 + 1)
-        # Each class adds at most j to the degree, however many votes it has: the polynomials grow as they must.
-        most = size - j
-        degree = min(most, int(free.max()))
-        product = w[None, :, None] * binomial[free][:, None, : degree + 1]  # [able, nodes, degree + 1]
+        most = size - j  # the degree that the right votes leave
+        product = w[None, :, None] * binomial[free][:, None, : most + 1]  # [able, nodes, most + 1]
         for i in range(classes):
-            sizes = np.where(big[:, i], v[:, i], 0)  # size 0: the factor 1
-            rows = binomial[sizes]
-            grown = min(most, degree + j)
-            following = np.zeros((len(able), len(y), grown + 1))
-            following[:, :, : degree + 1] = rows[:, 0, None, None] * product
-            for power in range(1, min(j, grown + 1)):
-                taken = min(degree, grown - power) + 1
-                following[:, :, power : power + taken] += rows[:, power, None, None] * product[:, :, :taken]
-            if j <= grown:
-                last = rows[:, j, None, None] * y[None, :, None]
-                taken = min(degree, grown - j) + 1
-                following[:, :, j : j + taken] += last * product[:, :, :taken]
-            product, degree = following, grown
-        total[able, j : j + degree + 1] += binomial[correct[able], j][:, None] * product.sum(1)
+            rows = binomial[np.where(big[:, i], v[:, i], 0)]  # size 0: the factor 1
+            following = np.zeros_like(product)
+            for power in range(min(j, most) + 1):
+                factor = rows[:, power, None, None] * (y[None, :, None] if power == j else 1.0)
+                following[:, :, power:] += factor * product[:, :, : most + 1 - power]
+            product = following
+        total[able, j:] += binomial[correct[able], j][:, None] * product.sum(1)
     return total
 
 
