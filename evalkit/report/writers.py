@@ -2,8 +2,8 @@ r"""A comparison in tables, and as text: for the terminal, as Markdown, LaTeX, C
 
 Each table is one grid of typed cells, which the writers and the page draw. LaTeX is one booktabs table* a grid, for
 pdfLaTeX, XeLaTeX and LuaLaTeX: it spans the text width of a one-column article and both columns of a two-column one,
-and what is still wider is scaled down to it. Names in scripts other than Latin and Greek need XeLaTeX or LuaLaTeX, and
-a font that has them.
+and what is still wider is scaled down to it. Names in scripts other than Latin need XeLaTeX or LuaLaTeX, and a font
+that has them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from textwrap import fill, wrap
 from typing import Any, NamedTuple
 
@@ -35,31 +35,21 @@ from gtpo.evalkit.report.summary import answer, is_judged, legend, points_text, 
 MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}
 
 
-class Texts(NamedTuple):
-    """A cell as it is written: 45.2, ±0.8, [43.1, 47.3] {41.9, 43.1}, +2.1 [+0.7, +3.5] ▲.
-
-    spread: over seeds. {}: what missing samples could make of it. What it does not have is empty.
-    """
-
-    value: str
-    spread: str
-    interval: str
-    change: str
-
-
 # None: there is no value.
 Entry = str | Cell | None
 
 
-def texts_of(cell: Cell) -> Texts:
-    """Return how a cell is written."""
+def texts_of(cell: Cell) -> tuple[str, str, str, str]:
+    """Return a cell as it is written: 45.2, ±0.8, [43.1, 47.3] {41.9, 43.1}, +2.1 [+0.7, +3.5] ▲.
+
+    ±: over seeds. {}: what missing samples could make of it. What it does not have is empty.
+    """
     text, (value, low, high, *_), sd = cell.column.metric.text, cell.value, cell.value.seed_sd
     interval = "" if math.isnan(low) else f"[{text(low)}, {text(high)}]"
     if cell.bounds is not None:
         interval = _join(interval, "{" + ", ".join(map(text, cell.bounds)) + "}")
-    mark = MARKS.get(cell.verdict or "", "")
-    change = "" if cell.paired is None else _join(difference(cell.paired), mark)
-    return Texts(text(value), "" if sd is None or math.isnan(sd) else f"±{text(sd)}", interval, change)
+    change = "" if cell.paired is None else _join(difference(cell.paired), MARKS.get(cell.verdict or "", ""))
+    return text(value), "" if sd is None or math.isnan(sd) else f"±{text(sd)}", interval, change
 
 
 class Grid(NamedTuple):
@@ -185,14 +175,13 @@ def _training_grid(comparison: MethodComparison) -> Grid:
 
 def records(comparison: MethodComparison) -> list[dict[str, Any]]:
     """Return one flat record for each figure, for programs; None if there is no value."""
-    presets = {method.name: method.preset for method in comparison.methods}
     out = []
     for table in comparison.tables:
         for (name, column), cell in table.cells.items():
-            d, value, bounds = cell.paired, cell.value, cell.bounds or (None, None)
+            d, value, bounds, side = cell.paired, cell.value, cell.bounds or (None, None), table.sides[name]
             record = {
                 "benchmark": table.benchmark, "group": table.group or None, "method": name,
-                "preset": presets[name] or None, "runs": len(table.sides[name].parts),
+                "preset": side.method.preset or None, "runs": len(side.runs),
                 "metric": column.metric.name, "k": column.k or None,
                 "unit": "fraction" if column.metric.unit == "%" else column.metric.unit,
                 "scoring": comparison.scoring, "questions": table.questions, "samples": table.samples,
@@ -376,23 +365,14 @@ def _markdown_cell(cell: Cell) -> str:
     return _join(*parts) + (f"<br>{bold}{change}{bold}{p}" if change else "")
 
 
-# A corrected p up to which a shown difference has so many marks.
-_STARS = ((0.001, 3), (0.01, 2), (0.05, 1))
+# A shown difference has a mark for each of these that its corrected p does not exceed.
+_STARS = (0.05, 0.01, 0.001)
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}",
     "'": r"\textquotesingle{}", "·": r"$\cdot$", "±": r"$\pm$", "×": r"$\times$", "–": "--", "-": "{-}",
     "▲": r"$\uparrow$", "≈": r"$\approx$", "▼": r"$\downarrow$", "†": r"$\dagger$",
 }  # fmt: skip
-_GREEK = (
-    "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon varphi chi "
-    "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
-)
-# As mathematics, which every engine sets.
-_LATEX |= {
-    letter: rf"\ensuremath{{\{name}}}"
-    for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ", _GREEK.split(), strict=True)
-}
 
 
 def latex_text(text: str) -> str:
@@ -419,22 +399,22 @@ def as_latex(comparison: MethodComparison, *, details: bool = False) -> str:
 
 
 def _latex_table(grid: Grid, text: str) -> list[str]:
-    body = [_latex_line(["", *map(latex_text, grid.head[1:])]), r"\midrule"]
+    lines = [["", *map(latex_text, grid.head[1:])], [r"\midrule"]]
     for row in grid.rows:
-        body.append(_latex_line(_latex_cell(e) if isinstance(e, Cell) else latex_text(e or "–") for e in row))
+        lines.append([_latex_cell(e) if isinstance(e, Cell) else latex_text(e or "–") for e in row])
         # A figure's interval and its difference go below it, small.
         cells = [entry if isinstance(entry, Cell) else None for entry in row]
-        intervals = [cell and latex_text(texts_of(cell).interval) for cell in cells]
+        intervals = [cell and latex_text(texts_of(cell)[2]) for cell in cells]
         differences = [cell and cell.paired and f"${difference(cell.paired)}$" for cell in cells]
-        body += [_latex_line(_small(text or "") for text in line) for line in (intervals, differences) if any(line)]
-        body.append(r"\addlinespace[2pt]")
+        lines += [[_small(text or "") for text in line] for line in (intervals, differences) if any(line)]
+        lines.append([r"\addlinespace[2pt]"])
     label = "".join(c if c.isascii() and c.isalnum() else "-" for c in grid.name.replace("@", "-at-"))
     return [
         r"\begin{table*}",
         r"\centering\small\setlength{\tabcolsep}{4pt}",
         rf"\sbox0{{\begin{{tabular}}{{@{{}}l{'r' * (len(grid.head) - 1)}@{{}}}}",
         r"\toprule",
-        *body[:-1],
+        *(" & ".join(line) + r" \\" * (len(line) > 1) for line in lines[:-1]),
         r"\bottomrule",
         r"\end{tabular}}",
         r"\ifdim\wd0>\textwidth\resizebox{\textwidth}{!}{\usebox0}\else\usebox0\fi",
@@ -444,22 +424,16 @@ def _latex_table(grid: Grid, text: str) -> list[str]:
     ]
 
 
-def _latex_line(cells: Iterable[str]) -> str:
-    return f"{' & '.join(cells)} \\\\"
-
-
 def _small(text: str) -> str:
     return rf"{{\scriptsize {text}}}" if text else ""
 
 
 def _latex_cell(cell: Cell) -> str:
-    marks = ""
-    if cell.direction and cell.p_corrected is not None:
-        count = next((stars for level, stars in _STARS if cell.p_corrected <= level), 0)
-        marks = f"$^{{{('*' if cell.direction > 0 else chr(92) + 'dagger ') * count}}}$"
-    elif cell.verdict in (EQUIVALENT, UNDECIDED):
-        marks = r"$^{\approx}$" if cell.verdict == EQUIVALENT else "$^{?}$"
     value, spread, *_ = texts_of(cell)
+    marks = {EQUIVALENT: r"$^{\approx}$", UNDECIDED: "$^{?}$"}.get(cell.verdict or "", "")
+    if cell.direction and cell.p_corrected is not None:
+        count = sum(cell.p_corrected <= level for level in _STARS)
+        marks = f"$^{{{('*' if cell.direction > 0 else chr(92) + 'dagger ') * count}}}$"
     return _join(value + marks, _small(latex_text(spread)))
 
 
