@@ -10,8 +10,8 @@ travels as a tree of plain lists, of which the page builds elements one by one: 
 parsed by the browser. What cannot be converted stays as it is written.
 
 Eight runs of 5,000 questions with 64 completions are gigabytes. The page holds all per-question counts, and the
-completions of as many questions as fit: those on which the runs disagree most first, then those that are half solved.
-Of a question and run it holds all completions if everything fits, and otherwise a few: one of each verdict first.
+completions of as many questions as fit: those on which the runs disagree most first, then those that are half solved;
+of a question and run all if everything fits, and otherwise a few: one of each verdict first.
 """
 
 from __future__ import annotations
@@ -73,11 +73,8 @@ Node = str | list[Any]
 _MATHS = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?!\s)([^$\n]+?)(?<![\s\\])\$(?!\d)", re.DOTALL
 )
-_TAG_NAMES = (
-    "math mrow mi mn mo ms mtext mspace mfrac msqrt mroot msub msup msubsup munder mover munderover mmultiscripts "
-    "mtable mtr mtd mstyle mpadded mphantom menclose mfenced merror mprescripts none"
-)
-_TAGS = frozenset(_TAG_NAMES.split())
+# Those that open nothing and load nothing: maction and mglyph lose what they act by with their attributes.
+_TAG = re.compile("m[a-z]+|none")
 _ATTRIBUTE_NAMES = (
     "display displaystyle scriptlevel mathvariant stretchy fence form separator lspace rspace width height depth "
     "linethickness columnalign rowalign columnlines rowlines rowspacing columnspacing notation accent accentunder "
@@ -162,7 +159,7 @@ def _tree_of(formula: str, *, block: bool) -> Node | None:
         element = convert_to_element(formula, display="block" if block else "inline")
     except Exception:  # whatever a formula does to the converter, the page shows its source
         return None
-    known = all(one.tag.rpartition("}")[2] in _TAGS for one in element.iter())
+    known = all(_TAG.fullmatch(one.tag.rpartition("}")[2]) for one in element.iter())
     return _tree(element) if known and "\\" not in "".join(element.itertext()) else None
 
 
@@ -187,14 +184,13 @@ def _cell(comparison: MethodComparison, versus: dict[str, Table], table: Table, 
         one = other.cells.get((name, column))
         if one is None or (d := one.paired) is None:
             continue
+        sentence = verdict_sentence(comparison, other, name) if one.verdict else None
         differences[base] = {
             "d": float(d.difference), "low": float(d.low), "high": float(d.high), "p": float(d.p_value),
             "holm": one.p_corrected, "level": _short(d.level, 4), "covers": d.covers, "verdict": one.verdict,
             "pe": one.p_equivalent, "judged": d.judged, "about": d.scope,
+            **({"sentence": [sentence.head, f"{sentence.rest}.", sentence.further]} if sentence else {}),
         }  # fmt: skip
-        if one.verdict:
-            sentence = verdict_sentence(comparison, other, name)
-            differences[base]["sentence"] = [sentence.head, f"{sentence.rest}.", sentence.further]
     value = cell.value
     return {
         "mean": plain(value.mean), "low": plain(value.low), "high": plain(value.high), "sd": plain(value.seed_sd),
@@ -228,18 +224,16 @@ def curve_ks(table: Table) -> list[int]:
     return [int(k) for k in np.unique(np.round(spaced))]
 
 
-def curves_over_k(table: Table) -> dict[str, dict[str, list[Sequence[float]]]]:
-    """method -> metric -> (mean, low, high) at each of `curve_ks`; the band is that of the tables."""
+def curves_over_k(table: Table) -> dict[str, dict[str, list[list[float | None]]]]:
+    """method -> metric -> [mean, low, high] at each of `curve_ks`; the band is that of the tables."""
+
+    def point(name: str, column: Column) -> list[float | None]:
+        return [_short(end) for end in (table.cells.get((name, column)) or table.cell(name, column)).value[:3]]
+
+    by_k, ks = [metric for metric in METRICS if metric.by_k], curve_ks(table)
     return {
-        name: {
-            metric.name: [
-                (table.cells.get((name, column)) or table.cell(name, column)).value[:3]
-                for column in (Column(metric, k) for k in curve_ks(table))
-            ]
-            for metric in METRICS if metric.by_k
-        }
-        for name in table.methods
-    }  # fmt: skip
+        name: {metric.name: [point(name, Column(metric, k)) for k in ks] for metric in by_k} for name in table.methods
+    }
 
 
 def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -269,22 +263,19 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
         }  # fmt: skip
         if not table.group:
             explorer, blocks[f"samples-{i}"] = choose_samples(table, comparison.scoring, int(room * table.questions))
-            lines = curves_over_k(table).items()
             entry |= {
-                "ks": curve_ks(table), "explorer": explorer, "block": f"samples-{i}",
-                "curves": {name: {metric: [list(map(_short, point)) for point in line] for metric, line in of.items()}
-                           for name, of in lines},
+                "ks": curve_ks(table), "explorer": explorer, "block": f"samples-{i}", "curves": curves_over_k(table),
             }  # fmt: skip
         benchmarks.append(entry)
     groups = []
     for i, (member, files) in enumerate(with_weights):
         chosen = choose_groups(files, int(samples_bytes * WEIGHTS_SHARE / len(with_weights)))
         blocks[f"groups-{i}"] = sorted(chosen, key=lambda group: (group["step"], group["group"]))
+        number = f"{len(chosen)} group{'s' * (len(chosen) != 1)} of {len(files)} logged rollouts"
         groups.append({
             "name": visible(member.name), "method": member.preset, "block": f"groups-{i}", "groups": len(chosen),
             "weighted": any(c["values"] != [1.0] for g in chosen for c in g["completions"]),
-            "said": f"{len(chosen)} group{'s' * (len(chosen) != 1)} of {len(files)} logged rollouts, spread over the "
-            "steps, the most telling of each",
+            "said": f"{number}, spread over the steps, the most telling of each",
         })  # fmt: skip
     papers = zip(comparison.metrics, writers.paper_grids(comparison), strict=False)
     core = {
@@ -330,16 +321,11 @@ def training_payload(trains: list[TrainFolder], more: Iterable[str] = ()) -> dic
 
     low, high of a curve are there if it is not a line: see `Band`.
     """
-    found = bands(list(map(read_curves, trains)), POINTS)
-    lines = {"x": "steps", "y": "mean", "low": "low", "high": "high"}
-    curves = {
-        key: {name: [float(f"{v:.6g}") for v in getattr(found[key], of).tolist()] for name, of in lines.items()}
-        for key in (*more, *(curve.key for curve in CURVES))
-        if key in found
-    }
-    for curve in curves.values():
-        if curve["low"] == curve["high"]:
-            del curve["low"], curve["high"]
+    curves: dict[str, dict[str, list[float]]] = {}
+    by_key = bands(list(map(read_curves, trains)), POINTS)
+    for key in (key for key in (*more, *(curve.key for curve in CURVES)) if key in by_key):
+        x, y, low, high = ([float(f"{v:.6g}") for v in of.tolist()] for of in by_key[key][:4])
+        curves[key] = {"x": x, "y": y} | ({} if low == high else {"low": low, "high": high})
     abouts = [train.run() for train in trains]
     gates = [of for about in abouts if (of := about.get("gate"))]
     return {
@@ -459,6 +445,7 @@ def choose_groups(files: list[Path], budget: int) -> list[dict[str, Any]]:
     Of every step first the group in which most tokens have a conflict weight, then a second of each.
     """
     picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, num=min(len(files), LOGS))})
+    # (its place among those of its step, the group).
     ranked: list[tuple[int, dict[str, Any]]] = []
     for path in (files[i] for i in picked):
         members: dict[tuple[int, int], list[dict[str, Any]]] = {}
@@ -466,9 +453,8 @@ def choose_groups(files: list[Path], budget: int) -> list[dict[str, Any]]:
             members.setdefault((int(row["step"]), int(row["group"])), []).append(row)
         # Where all advantages are alike, no weight differs from 1.
         changed = {key: sum(w != 1.0 for row in rows for w in row["weight"]) for key, rows in members.items()}
-        ranked += enumerate(
-            _group(*key, members[key]) for key in sorted(members, key=changed.__getitem__, reverse=True)
-        )
+        order = sorted(members, key=changed.__getitem__, reverse=True)
+        ranked += enumerate(_group(*key, members[key]) for key in order)
     chosen: list[dict[str, Any]] = []
     for _, group in sorted(ranked, key=lambda entry: entry[0]):
         if not chosen or sum(one["bytes"] for one in chosen) + group["bytes"] <= budget:
