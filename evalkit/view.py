@@ -124,13 +124,12 @@ def samples(folder: Path, query: Query) -> dict[str, Any]:
     ids = {word} if word in ids else {i for i in ids if word.casefold() in texts[i]}
     found: list[tuple[str, Path, int, Sample]] = []
     counts = Counter({"any": 0})
-    for path, place, sample in rows:
-        if sample.question_id in ids:
-            judged = sample.verdict(record.scoring) or "UNSCORED"
-            kinds = ["any", judged] + ["format"] * (not sample.format_ok)
-            kinds += ["truncated"] * bool(sample.cut_off)
-            counts.update(kinds)
-            found += [(judged, path, place, sample)] * (query.get("verdict", "any") in kinds)
+    for path, place, sample in (row for row in rows if row[2].question_id in ids):
+        judged = sample.verdict(record.scoring) or "UNSCORED"
+        kinds = ["any", judged] + ["format"] * (not sample.format_ok) + ["truncated"] * bool(sample.cut_off)
+        counts.update(kinds)
+        if query.get("verdict", "any") in kinds:
+            found.append((judged, path, place, sample))
     # The first sample of each question before a second of any.
     order = {verdict: place for place, verdict in enumerate(_RIGHT_LAST)}
     found.sort(key=lambda row: (order.get(row[0], 0), row[3].sample_index))

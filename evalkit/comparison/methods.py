@@ -320,8 +320,6 @@ def _config_differences(members: Sequence[Member], ignored: Sequence[str] = ()) 
 
 def _notes_inside(method: Method) -> Iterator[str]:
     """Say what differs between the runs of one method, beside the seed, and which of them are seeds."""
-    if len(method.members) < 2:
-        return
     name, members = method.name, method.members
     if differing := _config_differences(members):
         listed = "; ".join(f"{key}: {', '.join(map(str, values))}" for key, values in differing.items())

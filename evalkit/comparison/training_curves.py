@@ -68,18 +68,21 @@ class Band(NamedTuple):
 
 def read_curves(train: TrainFolder) -> dict[str, Band]:
     """The curves of one train run by key; values that are missing, null or not finite leave a gap. Raises UserError."""
-    points: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, dict[float, float]] = {}
     for step, row in sorted(train.metrics().items()):
         for key, value in row.items():
             if key != "step" and type(value) in (int, float) and math.isfinite(value):
-                points.setdefault(key, []).append((float(step), float(value)))
-    return {key: Band(steps, values, values, values) for key, (steps, values) in
-            ((key, np.array(found).T) for key, found in points.items())}  # fmt: skip
+                points.setdefault(key, {})[step] = value
+    curves = {}
+    for key, of in points.items():
+        values = np.array([*of.values()], dtype=np.float64)
+        curves[key] = Band(np.array([*of], dtype=np.float64), values, values, values)
+    return curves
 
 
 def bands(curves: list[dict[str, Band]], points: int) -> dict[str, Band]:
     """The curves of a method's train runs by key, at most `points` steps each: those that every seed reached."""
-    found = {}
+    joined = {}
     for key in dict.fromkeys(key for one in curves for key in one):
         own = [one[key] for one in curves if key in one]
         first, last = max(curve.steps[0] for curve in own), min(curve.steps[-1] for curve in own)
@@ -90,16 +93,16 @@ def bands(curves: list[dict[str, Band]], points: int) -> dict[str, Band]:
             continue
         values = [np.interp(steps, curve.steps, curve.mean) for curve in own]
         thin = [Band(steps, of, of, of).thin(points) for of in values]
-        means = np.stack([band.mean for band in thin])
-        of_seeds = Band(thin[0].steps, means.mean(axis=0), means.min(axis=0), means.max(axis=0), len(own))
-        found[key] = of_seeds if len(own) > 1 else thin[0]
-    return found
+        joined[key] = thin[0]
+        if len(own) > 1:
+            means = np.stack([band.mean for band in thin])
+            joined[key] = Band(thin[0].steps, means.mean(axis=0), means.min(axis=0), means.max(axis=0), len(own))
+    return joined
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """Running mean over at most `window` values up to each step. [S]"""
-    total = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, values.size + 1)
+    total, ends = np.cumsum(np.concatenate([[0.0], values])), np.arange(1, values.size + 1)
     starts = np.maximum(ends - window, 0)
     means: NDArray[np.float64] = (total[ends] - total[starts]) / (ends - starts)
     return means

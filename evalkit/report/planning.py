@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from rich.text import Text
+
 from gtpo.common.errors import UserError
 from gtpo.common.terminal import stdout_console, visible
 from gtpo.evalkit import design as power
@@ -28,6 +30,7 @@ SEEDS, SAMPLES = (3, 5, 10, 20), (1, 4, 16, 64)
 QUESTIONS = (30, 100, 500, 1319)
 
 
+# Name in the JSON -> title, chance.
 Goals = dict[str, tuple[str, Chance]]
 
 
@@ -57,16 +60,15 @@ class BenchmarkPlan:
         """Return the design that is enough with the fewest seeds, then the fewest completions; and its seeds' range."""
         designs = [Design(questions, samples, 0) for questions in self.questions for samples in self.samples]
         if self.seeds[0]:
-            counts = {design: fewest(self.noise, design, "seeds", chance) for design in designs}
-            enough = [design._replace(seeds=int(count)) for design, count in counts.items() if math.isfinite(count)]
+            counts = [(design, fewest(self.noise, design, "seeds", chance)) for design in designs]
+            enough = [design._replace(seeds=int(count)) for design, count in counts if math.isfinite(count)]
         else:
             enough = [design for design in designs if chance(strength(self.noise, design)) >= power.ENOUGH]
         if not enough:
             return None
         best = min(enough, key=lambda design: (design.seeds, self.completions(design)))
-        if not best.seeds:
-            return best, Estimate.exactly(0)
-        return best, over_range(lambda end: fewest(self.noise, best, "seeds", chance, end=end))
+        seeds = over_range(lambda end: fewest(self.noise, best, "seeds", chance, end=end) if best.seeds else 0)
+        return best, seeds
 
 
 def run_plan(settings: PlanSettings) -> int:
@@ -75,7 +77,6 @@ def run_plan(settings: PlanSettings) -> int:
     if not plans:
         raise UserError("nothing to plan by: a pilot needs more questions on which the two differ")
     effect, margin = settings.effect, settings.margin or 0.0
-    # Name in the JSON -> title, chance.
     goals: Goals = {"power": (f"to see a difference of {effect:g} points", lambda of: of.power(effect / 100))}
     if margin:
         within = f"to show equal methods to be equivalent within ±{margin:g} points"
@@ -85,18 +86,14 @@ def run_plan(settings: PlanSettings) -> int:
         print(json.dumps({"schema_version": PLAN_SCHEMA_VERSION, "plans": documents}, indent=2))
         return 0
     console = stdout_console(pipe=160)
-
-    def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, markup=False, highlight=False)
-
     for plan in plans:
-        say(f"{plan.about}.", "bold")
+        console.print(Text(f"{plan.about}.", style="bold"))
         for title, chance in goals.values():
             console.print(draw(_grid(plan, title, chance), console.width))
-            say(_cost(plan, chance))
+            console.print(Text(_cost(plan, chance)))
         for questions in plan.questions:
             if text := limit_text(plan.noise, Design(questions, 1, plan.seeds[0]), effect / 100):
-                say(f"{text}.")
+                console.print(Text(f"{text}."))
     return 0
 
 
@@ -129,15 +126,16 @@ def _document(plan: BenchmarkPlan, settings: PlanSettings, goals: Goals) -> dict
          "completions": plan.completions(design), "tokens": plan.tokens and plan.completions(design) * plan.tokens}
         for design, of in plan.strengths.items()
     ]  # fmt: skip
-    best = {
-        {"power": "cheapest", "equivalence": "cheapest_equivalent"}[name]: one
-        and {**one[0]._asdict(), "seeds_range": [plain(end) for end in one[1][1:]]}
-        for name, one in ((name, plan.cheapest(chance)) for name, chance in chances.items())
-    }
+    cheapest: dict[str, Any] = {}
+    for name, chance in chances.items():
+        best = plan.cheapest(chance)
+        cheapest["cheapest" if name == "power" else f"cheapest_{name}"] = best and {
+            **best[0]._asdict(), "seeds_range": [plain(end) for end in best[1][1:]],
+        }  # fmt: skip
     noise = {name: value and list(value) for name, value in asdict(plan.noise).items() if name != "paired"}
     return {
         "about": plan.about, "effect": settings.effect / 100, "margin": settings.margin and settings.margin / 100,
-        "noise": noise, "designs": designs, **best,
+        "noise": noise, "designs": designs, **cheapest,
     }  # fmt: skip
 
 
