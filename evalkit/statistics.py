@@ -252,7 +252,7 @@ def differences(
         raise ValueError(f"a and b must score the same questions, got shapes {a.shape} and {b.shape}")
     if paired and a.shape[1] != b.shape[1]:
         raise ValueError(f"paired seeds must be equally many, got {a.shape[1]} and {b.shape[1]}")
-    seeds = tuple(x.shape[1] if by_training else 0 for x, by_training in zip((a, b), trained, strict=True))
+    seeds = a.shape[1] * trained[0], b.shape[1] * trained[1]
     wins = a.mean(axis=1) - b.mean(axis=1)
     # The same pass@k, computed twice, may differ in the last bit.
     wins = np.where(np.abs(wins) < 1e-12, 0.0, wins)
@@ -263,10 +263,10 @@ def differences(
     d = a.mean(axis=1) - b.mean(axis=1)
     d = np.where(np.abs(d) < 1e-12, 0.0, d)
     mean, questions = d.mean(axis=1), d.shape[1]
+    unknown = np.full_like(mean, np.nan)
     found = PairedDifference(
-        difference=mean, variance=np.full_like(mean, np.nan), freedom=np.zeros_like(mean),
-        skewness=np.full_like(mean, np.nan), questions=questions, only_a=(wins > 0).sum(axis=1),
-        only_b=(wins < 0).sum(axis=1), seeds=(seeds[0], seeds[1]), seeds_paired=paired, known=known,
+        mean, unknown, np.zeros_like(mean), unknown, questions, (wins > 0).sum(axis=1), (wins < 0).sum(axis=1),
+        seeds, paired, known=known,
     )  # fmt: skip
     if questions < 2:
         return found
