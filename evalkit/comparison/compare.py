@@ -25,7 +25,7 @@ from gtpo.common.errors import UserError, did_you_mean
 from gtpo.evalkit import statistics
 from gtpo.evalkit.comparison import questions
 from gtpo.evalkit.comparison.columns import MAJ, METRICS, PASS, Array, Column
-from gtpo.evalkit.comparison.methods import Method, group, members_of
+from gtpo.evalkit.comparison.methods import Method, group, members_of, named_by
 from gtpo.evalkit.comparison.questions import ALPHA, Cell, Table
 from gtpo.evalkit.design import Design, Noise, measure_noise, parts
 from gtpo.evalkit.statistics import PAIRS_NEEDED, PairedDifference, by_cluster
@@ -142,16 +142,18 @@ def compare(
         parts.append((shared, columns))
         if per_subject:
             parts += [(part, [c for c in columns if c.k <= part.samples]) for part in shared.groups()]
-    tables = _fill(parts, chosen, shown[0], margin, looks)
     trained = [method for method in grouped if method.trains]
-    return MethodComparison(methods, trained, scoring, chosen, reason, shown, tables, notes, shared_settings, margin,
-                      bool(metrics), looks)  # fmt: skip
+    comparison = MethodComparison(methods, trained, scoring, chosen, reason, shown, [], notes, shared_settings, margin,
+                                  bool(metrics), looks)  # fmt: skip
+    return replace(comparison, tables=fill_tables(comparison, parts, chosen))
 
 
 def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | None, str]:
     """Return the baseline's name and why it is the baseline. `asked`: a method, or a run's name or folder."""
     if asked is not None:
-        matching = [m.name for m in methods if m.name == asked] or [m.name for m in methods if m.is_named(asked)]
+        matching = [m.name for m in methods if m.name == asked] or [
+            m.name for m in methods if named_by(asked, m.members)
+        ]
         if len(matching) == 1:
             return matching[0], "chosen with --baseline"
         names = matching or [method.name for method in methods]
@@ -228,7 +230,7 @@ class Contrast:
 
 def _compared(table: Table, columns: list[Column], baseline: str | None, primary: Column) -> Table:
     """Return a table with its cells."""
-    names, notes = table.methods, list(table.notes)
+    names, notes = list(table.sides), list(table.notes)
     cells = {key: table.cell(*key) for key in itertools.product(names, columns)}
     if baseline is not None and baseline not in names:
         notes.append(f"no differences here: the baseline {baseline} was not evaluated on {table.benchmark}")
@@ -255,43 +257,31 @@ def _compared(table: Table, columns: list[Column], baseline: str | None, primary
     return replace(table, columns=columns, cells=cells, baseline=baseline, notes=notes)
 
 
-def _fill(
-    parts: Iterable[tuple[Table, list[Column]]],
-    baseline: str | None,
-    primary: Column,
-    margin: float | None,
-    looks: int,
+def fill_tables(
+    comparison: MethodComparison, parts: Iterable[tuple[Table, list[Column]]], baseline: str | None
 ) -> list[Table]:
-    """Make the tables; each method's primary comparisons are corrected jointly over the benchmarks, and marked."""
-    tables = [_compared(table, columns, baseline, primary) for table, columns in parts]
-    for method in dict.fromkeys(name for table in tables for name in table.methods):
-        cells = [table.cells.get((method, primary)) for table in tables if not table.group]
-        _correct_family([cell for cell in cells if cell is not None and cell.paired is not None], margin, looks)
-    return tables
+    """Return tables with their cells against a baseline: those of each method's primary comparisons corrected jointly.
 
-
-def with_baseline(comparison: MethodComparison, baseline: str, columns: Sequence[list[Column]]) -> list[Table]:
-    """The tables against another baseline: columns[i] of table i, the primary ones corrected anew."""
-    parts = zip(comparison.tables, columns, strict=True)
-    return _fill(parts, baseline, comparison.metrics[0], comparison.margin, comparison.looks)
-
-
-def _correct_family(family: list[Cell], margin: float | None, looks: int) -> None:
-    """Correct one method's primary comparisons jointly. margin: of equivalence, as a fraction; None: not asked.
-
-    looks: planned in all as seeds are added; each has its share of ALPHA.
+    parts: tables, with or without cells, and the columns to fill. Of planned looks each has its share of ALPHA.
     """
-    for cell in family:
-        cell.primary = True
-    judged = [(cell, d) for cell in family if (d := cell.paired) is not None and d.judged]
-    p = [float(d.p_value) for _, d in judged]
-    p += [float(d.equivalence_p(margin, cell.moved)) for cell, d in judged] if margin else []
-    if not p:
-        return
-    # Of one comparison only one hypothesis can be true, so its two p-values share an owner (Shaffer 1986).
-    factors = statistics.holm_factors(np.array(p), [*range(len(judged))] * (len(p) // len(judged))) * looks
-    adjusted = np.minimum(np.array(p) * factors, 1.0).tolist()
-    for place, (cell, d) in enumerate(judged):
-        cell.paired = d._replace(level=float(1 - ALPHA / factors[place]))
-        cell.p_corrected = adjusted[place]
-        cell.p_equivalent = adjusted[len(judged) + place] if margin else None
+    primary, margin = comparison.metrics[0], comparison.margin
+    tables = [_compared(table, columns, baseline, primary) for table, columns in parts]
+    for method in dict.fromkeys(name for table in tables for name in table.sides):
+        judged: list[tuple[Cell, PairedDifference]] = []
+        for cell in (table.cells.get((method, primary)) for table in tables if not table.group):
+            if cell is not None and (d := cell.paired) is not None:
+                cell.primary = True
+                judged += [(cell, d)] if d.judged else []
+        p = [float(d.p_value) for _, d in judged]
+        p += [float(d.equivalence_p(margin, cell.moved)) for cell, d in judged] if margin else []
+        if not p:
+            continue
+        # Of one comparison only one hypothesis can be true, so its two p-values share an owner (Shaffer 1986).
+        owners = [*range(len(judged))] * (len(p) // len(judged))
+        factors = statistics.holm_factors(np.array(p), owners) * comparison.looks
+        adjusted = np.minimum(np.array(p) * factors, 1.0).tolist()
+        for place, (cell, d) in enumerate(judged):
+            cell.paired = d._replace(level=float(1 - ALPHA / factors[place]))
+            cell.p_corrected = adjusted[place]
+            cell.p_equivalent = adjusted[len(judged) + place] if margin else None
+    return tables

@@ -149,16 +149,11 @@ class Method:
         """The members with an eval run; all if there are none."""
         return [member for member in self.members if member.run is not None] or list(self.members)
 
-    @property
-    def declared(self) -> bool:
-        """Return whether `--seeds` declares that its runs are independent trainings."""
-        return self.chosen_by == DECLARED
-
     @cached_property
     def doubt(self) -> str:
         """Why it is not known which of its runs are draws of training; empty if it is, and for a single run."""
         pairs = list(itertools.combinations(self.evaluated, 2))
-        if self.declared or not pairs:
+        if self.chosen_by == DECLARED or not pairs:
             return ""
         if self.chosen_by == LABEL:
             return "--label names outputs"
@@ -198,7 +193,7 @@ class Method:
         seeds = f"{draws} seed{'s' * (draws > 1)}"
         if self.doubt or runs > draws:
             return f"{runs} runs" + f" of {seeds}" * (not self.doubt)
-        return seeds + ", declared" * self.declared
+        return seeds + ", declared" * (self.chosen_by == DECLARED)
 
     @property
     def preset(self) -> str:
@@ -209,17 +204,13 @@ class Method:
     @property
     def trained(self) -> bool:
         """Return whether training made it, so that another seed could have come out otherwise."""
-        return self.declared or any(member.train is not None or member.preset for member in self.members)
+        return self.chosen_by == DECLARED or any(member.train is not None or member.preset for member in self.members)
 
     def is_base_of(self, other: Method) -> bool:
         """Return whether every run of another method began from its weights, which are then as they are."""
         folders = [train.root.resolve() for train in self.trains]
         begun = [member.train.base_run() if member.train else None for member in other.members]
         return len(self.members) == len(folders) == 1 and all(of and of.root.resolve() == folders[0] for of in begun)
-
-    def is_named(self, word: str) -> bool:
-        """Return whether a word is its name, or names one of its runs."""
-        return word == self.name or any(member.is_named(word) for member in self.members)
 
 
 def members_of(runs: Sequence[EvalRun], trains: Iterable[TrainFolder]) -> list[Member]:
@@ -249,8 +240,12 @@ def group(
             if like is None or member.seed not in [other.seed for other in groups[like]]:
                 key = like or (CONFIG, member.name)
         groups.setdefault(key, []).append(member)
-    names = _names(groups)
-    methods = [Method(names[key], tuple(group), key[0]) for key, group in groups.items()]
+    methods: list[Method] = []
+    for (how, told), members in groups.items():
+        name = told if how in (LABEL, DECLARED, PRESET) else _common_name(members)
+        if name in [method.name for method in methods]:
+            name = f"{name} ({members[0].name})"
+        methods.append(Method(name, tuple(members), how))
     notes += [note for method in methods for note in _notes_inside(method)]
     notes += _notes_near(methods) if group_by == CONFIG else ()
     return methods
@@ -293,20 +288,14 @@ def _read_names(members: list[Member], options: dict[str, Sequence[str]]) -> dic
     return named
 
 
-def _names(groups: dict[tuple[str, str], list[Member]]) -> dict[tuple[str, str], str]:
-    """A name for each group: as told, else the run's own, else what its runs' names begin with, else the preset."""
-    names: dict[tuple[str, str], str] = {}
-    for key, group in groups.items():
-        first = group[0]
-        told = key[0] in (LABEL, DECLARED, PRESET)
-        name = key[1] if told else first.name
-        if len(group) > 1 and not told:
-            stem = os.path.commonprefix([member.name for member in group])  # noqa: RUF071  # by letters
-            # `gtpo-s1`, `gtpo-s2` are seeds of `gtpo`; in `gtpo-seeds` the ending belongs to the name.
-            stem = re.sub(r"((^|(?<=[-_. /]))(seed|s))?\d*$", "", stem)
-            name = stem.rstrip("-_. /") or first.preset or first.name
-        names[key] = name if name not in names.values() else f"{name} ({first.name})"
-    return names
+def _common_name(members: list[Member]) -> str:
+    """The run's own name, else what its runs' names begin with, else the preset."""
+    if len(members) == 1:
+        return members[0].name
+    stem = os.path.commonprefix([member.name for member in members])  # noqa: RUF071  # by letters
+    # `gtpo-s1`, `gtpo-s2` are seeds of `gtpo`; in `gtpo-seeds` the ending belongs to the name.
+    stem = re.sub(r"((^|(?<=[-_. /]))(seed|s))?\d*$", "", stem)
+    return stem.rstrip("-_. /") or members[0].preset or members[0].name
 
 
 def _config_differences(members: Sequence[Member], ignored: Sequence[str] = ()) -> dict[str, list[Any]]:

@@ -157,11 +157,6 @@ class Table:
         return f"{self.benchmark} · {self.group}" if self.group else self.benchmark
 
     @property
-    def methods(self) -> list[str]:
-        """Names of the methods."""
-        return list(self.sides)
-
-    @property
     def first(self) -> Questions:
         """The questions of the first run; those of all others are the same."""
         return next(iter(self.sides.values())).parts[0]
@@ -348,7 +343,9 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     elif not same_ids:
         notes.append(f"compared on the {len(common)} questions of which every run has a scored sample")
     for side in sides.values():
-        side.parts[:] = [part.take(np.isin(part.ids, list(common))) for part in side.parts]
+        for i, part in enumerate(side.parts):
+            if part.ids.size > len(common):
+                side.parts[i] = part.take(np.isin(part.ids, list(common)))
     known, unknown, source = runs[0].problems(benchmark), Problem("", "", ""), runs[0].entry(benchmark).source
     asked = [known.get(question, unknown) for question in sorted(common)]
     clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
@@ -413,18 +410,6 @@ def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-def settings(run: EvalRun) -> dict[str, Any]:
-    """Return SETTINGS by name: the prompt's hash if its text is unknown."""
-    record = run.record
-    found = {name: attrgetter(key)(record) for name, key in SETTINGS.items()}
-    if record.prompt.system is None:
-        found["prompt"] = record.prompt.hash
-    # Up to rules version 15 Math-Verify could judge in place of our verifier.
-    if theirs := (record.verifier.model_extra or {}).get("math_verify"):
-        found["verifier"] = f"Math-Verify {theirs}"
-    return found
-
-
 def by_run(values: Mapping[str, Any]) -> str:
     """`a: 0.7; b, c: 1.0`: runs by value."""
     names: dict[str, list[str]] = {}
@@ -452,8 +437,15 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
     """Refuse (or, allowed, note) what must agree and does not; note what else differs; return what the runs share."""
     by_key: dict[str, dict[str, Any]] = {key: {} for key in SETTINGS}
     for run in runs:
-        for key, value in (settings(run) | {"scoring": scoring}).items():
-            by_key[key][run.name] = value
+        record = run.record
+        values = {key: attrgetter(place)(record) for key, place in SETTINGS.items()} | {"scoring": scoring}
+        if record.prompt.system is None:  # its text is unknown
+            values["prompt"] = record.prompt.hash
+        # Up to rules version 15 Math-Verify could judge in place of our verifier.
+        if theirs := (record.verifier.model_extra or {}).get("math_verify"):
+            values["verifier"] = f"Math-Verify {theirs}"
+        for key in SETTINGS:
+            by_key[key][run.name] = values[key]
         for name in run.benchmarks:
             by_key.setdefault(f"n of {name}", {})[run.name] = run.entry(name).n
     differing = {key: values for key, values in by_key.items() if len(set(map(str, values.values()))) > 1}

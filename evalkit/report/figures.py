@@ -125,9 +125,9 @@ def _curves(table: Table, scoring: str, styles: dict[str, dict[str, Any]]) -> Fi
 
 def _differences(comparison: MethodComparison, styles: dict[str, dict[str, Any]]) -> Figure:
     tables, primary = [table for table in comparison.benchmarks if table.baseline], comparison.metrics[0]
-    figure, panels = _panels(len(tables), 1, 5.5, 0.55 + 0.26 * max(len(table.methods) for table in tables))
+    figure, panels = _panels(len(tables), 1, 5.5, 0.55 + 0.26 * max(len(table.sides) for table in tables))
     for axes, table in zip(panels, tables, strict=True):
-        others = [name for name in table.methods if name != table.baseline]
+        others = [name for name in table.sides if name != table.baseline]
         axes.axvline(0, color="#918c83", linewidth=1)
         for y, name in enumerate(others):
             cell, color = table.cells[name, primary], styles[name]["color"]

@@ -37,7 +37,7 @@ from markdown_it import MarkdownIt
 from gtpo.common.files import write_text
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import FORMAT, MAJ, METRICS, PASS, Column
-from gtpo.evalkit.comparison.compare import MethodComparison, with_baseline
+from gtpo.evalkit.comparison.compare import MethodComparison, fill_tables
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.comparison.questions import Table
 from gtpo.evalkit.comparison.training_curves import CURVES, LN2, bands, read_curves
@@ -232,17 +232,17 @@ def curves_over_k(table: Table) -> dict[str, dict[str, list[list[float | None]]]
 
     by_k, ks = [metric for metric in METRICS if metric.by_k], curve_ks(table)
     return {
-        name: {metric.name: [point(name, Column(metric, k)) for k in ks] for metric in by_k} for name in table.methods
+        name: {metric.name: [point(name, Column(metric, k)) for k in ks] for metric in by_k} for name in table.sides
     }
 
 
 def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """(core, blocks)."""
     tables, named = comparison.tables, comparison.baseline
+    keys = [key_columns(comparison, table) for table in tables]
+    others = [method.name for method in comparison.methods if named and method.name != named]
     bases = {named: tables} if named else {}
-    for method in comparison.methods if named else ():
-        if method.name != named:
-            bases[method.name] = with_baseline(comparison, method.name, [key_columns(comparison, of) for of in tables])
+    bases |= {name: fill_tables(comparison, zip(tables, keys, strict=True), name) for name in others}
     members = [member for method in comparison.trained for member in method.members]
     with_weights = [(m, files) for m in members if m.train is not None and (files := m.train.completions_files())]
     room = samples_bytes * (1 - WEIGHTS_SHARE * bool(with_weights))
@@ -254,11 +254,11 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
         versus = {base: of_base[i] for base, of_base in bases.items()}
         entry: dict[str, Any] = {
             "name": table.benchmark, "group": table.group, "title": visible(table.title),
-            "header": writers.header(table), "methods": table.methods,
+            "header": writers.header(table), "methods": list(table.sides),
             "columns": [{"label": c.label, "unit": c.metric.unit, "digits": c.metric.digits} for c in table.columns],
-            "keys": [table.columns.index(column) for column in key_columns(comparison, table)],
+            "keys": [table.columns.index(column) for column in keys[i]],
             "cells": {name: [_cell(comparison, versus, table, name, column) for column in table.columns]
-                      for name in table.methods},
+                      for name in table.sides},
             "grids": [_grid(comparison, grid) for grid in writers.section_grids(comparison, table)],
         }  # fmt: skip
         if not table.group:
@@ -353,7 +353,7 @@ def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, A
         for what in ("n", "correct", "truncated")
     }
     ids = [str(i) for i in first.ids]
-    rates = np.stack([counts["correct"][name] / counts["n"][name] for name in table.methods])
+    rates = np.stack([counts["correct"][name] / counts["n"][name] for name in table.sides])
     # Ties are many (all wrong, all right): by id they would all be of one subject. Fixed, so that a page repeats.
     jitter = np.random.default_rng(0).random(len(ids))
     order = np.lexsort((jitter, np.abs(rates.mean(axis=0) - 0.5), -np.ptp(rates, axis=0))).tolist()
@@ -364,7 +364,7 @@ def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, A
         problems, prompts = run.problems(benchmark) | problems, run.prompts(benchmark) | prompts
     tokens = [mean for run in runs if (mean := run.entry(benchmark).mean_tokens)]
     length = CHARACTERS * sum(tokens) / len(tokens) if tokens else LONGEST / 4
-    of_each = len(table.methods) * (OVERHEAD + min(max(length, 40.0), LONGEST))
+    of_each = len(list(table.sides)) * (OVERHEAD + min(max(length, 40.0), LONGEST))
     affordable, most = (
         int(budget / (of_each * len(ids))),
         table.samples * max(len(side.runs) for side in table.sides.values()),

@@ -162,7 +162,7 @@ def _pilot(settings: PlanSettings) -> Iterator[BenchmarkPlan]:
         raise UserError(f"a pilot is two methods or models, and these runs are {len(comparison.methods)}: {names}")
     name = next(method.name for method in comparison.methods if method.name != comparison.baseline)
     for table in comparison.benchmarks:
-        measured = table.cells[name, Column(PASS, 1)].noise if name in table.methods else None
+        measured = table.cells[name, Column(PASS, 1)].noise if name in table.sides else None
         if measured is None:
             notes.append(f"{table.benchmark} is no pilot: too few of its questions show a difference of the two")
             continue

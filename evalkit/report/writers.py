@@ -26,7 +26,7 @@ from rich.text import Text
 from gtpo.common.terminal import stacked, visible
 from gtpo.evalkit.comparison.columns import METRICS, Column, difference, p_text
 from gtpo.evalkit.comparison.compare import MethodComparison
-from gtpo.evalkit.comparison.methods import Member, Method
+from gtpo.evalkit.comparison.methods import DECLARED, Member, Method
 from gtpo.evalkit.comparison.questions import ALPHA, BETTER, EQUIVALENT, UNDECIDED, WORSE, Cell, Table
 from gtpo.evalkit.comparison.training_curves import end_of_training
 from gtpo.evalkit.design import Estimate, Parts, parts, strength
@@ -89,10 +89,10 @@ def section_grids(comparison: MethodComparison, table: Table) -> list[Grid]:
     for title in dict.fromkeys(metric.title for metric in METRICS):
         if columns := [column for column in table.columns if column.metric.title == title]:
             rows: list[list[Entry]] = [
-                [_head(comparison, name), *(table.cells[name, column] for column in columns)] for name in table.methods
+                [_head(comparison, name), *(table.cells[name, column] for column in columns)] for name in table.sides
             ]
             head, over = ["method", *(column.label for column in columns)], f"{header(table)}: {title}"
-            grids.append(Grid(f"{table.title} {title}", over, head, rows, title, table.methods))
+            grids.append(Grid(f"{table.title} {title}", over, head, rows, title, list(table.sides)))
     noise = None if table.group else _noise_grid(comparison, table)
     return [*grids, noise] if noise and noise.rows else grids
 
@@ -101,7 +101,7 @@ def _noise_grid(comparison: MethodComparison, table: Table) -> Grid:
     """What questions, samples and seeds add to each primary comparison, and what twice as many would buy."""
     column, rows = comparison.metrics[0], list[list[str]]()
     head = ["method", "noise", "points (80 % range)", "of the variance", "seen with 80 %", "with twice as many"]
-    for name in table.methods:
+    for name in table.sides:
         if (measured := table.cells[name, column].noise) is None:
             continue
         noise, design = measured
@@ -286,7 +286,7 @@ def _draw_short(comparison: MethodComparison, column: Column, width: int) -> lis
     for table in comparison.benchmarks:
         title = f"{column.label}, {column.metric.unit}   {header(table)}, {comparison.scoring}"
         lines.append(Text(title, style="bold"))
-        for name in table.methods:
+        for name in table.sides:
             cell = table.cells[name, column]
             value, _, interval, change = texts_of(cell)
             change = "baseline" if name == table.baseline else change
@@ -482,15 +482,15 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
         **{name: getattr(comparison, name) for name in own},
         "metrics": [column.label for column in comparison.metrics], "settings": comparison.shared_settings,
         "methods": [
-            {"name": method.name, "preset": method.preset or None, "seeds_declared": method.declared,
+            {"name": method.name, "preset": method.preset or None, "seeds_declared": method.chosen_by == DECLARED,
              "seeds_unknown": method.doubt or None, "runs": [run(method, member) for member in method.members]}
             for method in comparison.methods
         ],
         "tables": [
             {"benchmark": table.benchmark, "group": table.group or None, "questions": table.questions,
              "samples": table.samples, "notes": table.notes,
-             "seed_means": {name: seed_means(table, name) for name in table.methods},
-             "noise": {name: noise(table.cells[name, primary]) for name in table.methods
+             "seed_means": {name: seed_means(table, name) for name in table.sides},
+             "noise": {name: noise(table.cells[name, primary]) for name in table.sides
                        if table.baseline not in (None, name)}}
             for table in comparison.tables
         ],
