@@ -94,11 +94,6 @@ class Column(NamedTuple):
         """Return `pass@8`, `maj@64`, `format`."""
         return self.metric.name.replace("@k", f"@{self.k}")
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """Return where it stands among the columns of a table."""
-        return METRICS.index(self.metric), self.k
-
 
 def signed(value: SupportsFloat) -> str:
     """Return +2.1 for 0.021; +0.0 for what rounds to nothing."""

@@ -82,14 +82,6 @@ class MethodComparison:
         return [*self.notes, *(f"{', '.join(names)}: {note}" for note, names in where.items())]
 
 
-def choose_ks(least: int, asked: Sequence[int] | None) -> list[int]:
-    """The k to show: those asked for, else 1, 8, 16, 32, 64 as far as n goes, or 1, 2, 4, ... for small n; and n."""
-    if asked:
-        return sorted(set(asked))
-    ladder = [k for k in ((1, 8, 16, 32, 64) if least >= 16 else (1, 2, 4, 8)) if k <= least]
-    return sorted({*ladder, least})
-
-
 def compare(
     runs: list[EvalRun],
     trains: list[TrainFolder],
@@ -136,9 +128,10 @@ def compare(
     parts: list[tuple[Table, list[Column]]] = []
     for shared in loaded:
         shared.check_k(max([column.k for column in shown] + list(ks or [])))
-        wanted = choose_ks(shared.samples, ks) if details else []
-        every = [Column(metric, k) for metric in METRICS if details for k in (wanted if metric.by_k else (0,))]
-        columns = sorted({*shown, *every}, key=lambda column: column.place)
+        n = shared.samples
+        ladder = ks or [*(k for k in ((1, 8, 16, 32, 64) if n >= 16 else (1, 2, 4, 8)) if k <= n), n]
+        every = [Column(metric, k) for metric in METRICS if details for k in (ladder if metric.by_k else (0,))]
+        columns = sorted({*shown, *every}, key=lambda column: (METRICS.index(column.metric), column.k))
         parts.append((shared, columns))
         if per_subject:
             parts += [(part, [c for c in columns if c.k <= part.samples]) for part in shared.groups()]
@@ -179,21 +172,15 @@ class Contrast:
         self.known = not (first.doubt or second.doubt)
         # Weights from which all runs of the other side began are as they are, whatever their own training seed.
         self.trained = first.trained and not first.is_base_of(second), second.trained and not second.is_base_of(first)
-        self.common = self._common_seeds() if all(self.trained) else None
-
-    def _common_seeds(self) -> tuple[list[int], list[int]] | None:
-        """The rows of both methods' scores that trained the same seeds; None if seeds do not pair.
-
-        They do if at least PAIRS_NEEDED seeds are common, each once, and these are at least half of either method's.
-        """
-        of_a, of_b = (side.method.seeds(side.runs) for side in map(self.table.sides.__getitem__, self.names))
-        if any(None in of or len(set(of)) < len(of) for of in (of_a, of_b)):
-            return None
+        # The rows of both methods' scores that trained the same seeds; None if seeds do not pair. They do if at least
+        # PAIRS_NEEDED seeds are common, each once, and these are at least half of either method's.
+        self.common: tuple[list[int], list[int]] | None = None
+        of_a, of_b = table.sides[a].seeds, table.sides[b].seeds
         # Runs of one seed saw the same problems in the same order: a difference within the pair varies less.
         common = [seed for seed in of_a if seed in of_b]
-        if len(common) < PAIRS_NEEDED or 2 * len(common) < max(len(of_a), len(of_b)):
-            return None
-        return [of_a.index(seed) for seed in common], [of_b.index(seed) for seed in common]
+        known_once = all(None not in of and len(set(of)) == len(of) for of in (of_a, of_b))
+        if all(self.trained) and known_once and len(common) >= max(PAIRS_NEEDED, len(of_a) / 2, len(of_b) / 2):
+            self.common = [of_a.index(seed) for seed in common], [of_b.index(seed) for seed in common]
 
     def _rows(self, a: Array, b: Array) -> tuple[Array, Array]:
         return (a, b) if self.common is None else (a[self.common[0]], b[self.common[1]])

@@ -179,11 +179,6 @@ class Method:
             places.setdefault(self.draws[run.name], []).append(i)
         return list(places.values())
 
-    def seeds(self, runs: Sequence[EvalRun]) -> list[str | None]:
-        """Return the training seed of each draw that some of its runs are of; None if unknown."""
-        known = {member.name: member.seed for member in self.members}
-        return [known[runs[places[0]].name] for places in self.by_draw(runs)]
-
     @property
     def counted(self) -> str:
         """`3 seeds`, `3 seeds, declared`, `6 runs of 3 seeds`, `3 runs` if it is not known; empty for a single run."""
@@ -235,7 +230,13 @@ def group(
         if key[0] == SINGLE and group_by == PRESET and member.preset:
             key = PRESET, member.preset
         if key[0] == SINGLE and group_by == CONFIG and None not in (member.settings, member.seed):
-            like = next((k for k, of in groups.items() if k[0] == CONFIG and _alike(of[0], member)), None)
+            alike = (
+                key for key, (first, *_) in groups.items()
+                # A train run that was not evaluated has no kind of weights.
+                if key[0] == CONFIG and (member.run is None or first.checkpoint == member.checkpoint)
+                and (first.settings, first.preset) == (member.settings, member.preset)
+            )  # fmt: skip
+            like = next(alike, None)
             # What is of the same training, or seed, as an earlier run is shown apart: it may be compared with it.
             if like is None or member.seed not in [other.seed for other in groups[like]]:
                 key = like or (CONFIG, member.name)
@@ -249,13 +250,6 @@ def group(
     notes += [note for method in methods for note in _notes_inside(method)]
     notes += _notes_near(methods) if group_by == CONFIG else ()
     return methods
-
-
-def _alike(one: Member, other: Member) -> bool:
-    """Return whether two runs have equal settings, and weights of one kind (best, final)."""
-    # A train run that was not evaluated has none.
-    kind = other.run is None or one.checkpoint == other.checkpoint
-    return kind and one.settings == other.settings and one.preset == other.preset
 
 
 def named_by(word: str, members: Iterable[Member]) -> list[Member]:

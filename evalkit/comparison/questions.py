@@ -125,6 +125,12 @@ class Side:
         """Places of its runs, those of one draw of training together."""
         return self.method.by_draw(self.runs)
 
+    @property
+    def seeds(self) -> list[str | None]:
+        """The training seed of each draw; None if unknown."""
+        seeds = {member.name: member.seed for member in self.method.members}
+        return [seeds[self.runs[places[0]].name] for places in self.draws]
+
     def by_draw(self, of_runs: Sequence[Any]) -> NDArray[np.float64]:
         """[S, ...] The mean over the runs of each draw of training."""
         return np.stack([np.mean([of_runs[i] for i in places], axis=0) for places in self.draws])
@@ -405,9 +411,6 @@ def _other_golds(benchmark: str, runs: list[EvalRun]) -> str:
             if one.problem and other.problem and one.problem != other.problem:
                 return f"{question}: the text of {run.name} is another than that of {first.name}"
     return f"answers are compared as text in one and not in another ({by_run(contents)})" if same_golds else ""
-
-
-# -- settings ----------------------------------------------------------------------------------------------------------
 
 
 def by_run(values: Mapping[str, Any]) -> str:
