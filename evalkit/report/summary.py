@@ -13,7 +13,7 @@ from gtpo.evalkit.comparison.columns import METRICS, Column, difference, points
 from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.comparison.questions import ALPHA, EQUIVALENT, UNDECIDED, VERDICTS, Cell, Table
 from gtpo.evalkit.design import MOST, Design, Estimate, Noise, limit, needs
-from gtpo.evalkit.statistics import LEVEL, OUTPUTS, SEEDS_NEEDED, WEIGHTS, PairedDifference
+from gtpo.evalkit.statistics import LEVEL, OUTPUTS, SEEDS_NEEDED, WEIGHTS
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 # A number, or a range of numbers.
@@ -61,8 +61,14 @@ def verdict_sentence(comparison: MethodComparison, table: Table, method: str) ->
     if verdict == EQUIVALENT and cell.p_equivalent is not None:
         rest += f", of equivalence {columns.p_text(cell.p_equivalent)}"
     head = f"{visible(method)} is {_claim(verdict, table.baseline, margin)} on {visible(table.benchmark)}"
-    remarks = tuple(_remarks(table, method, column))
-    return Sentence(method, table.benchmark, verdict, head, rest, _advice(cell, d, margin), remarks)
+    advice = ""
+    if verdict == UNDECIDED and d.judged:  # else more training seeds would settle it, or nothing
+        if not d.shown():
+            text = sees(cell, margin or TARGET, margin=margin is not None)
+            advice = f"{text[0].upper()}{text[1:]}." if text else ""
+        elif not d.shown(cell.missing):
+            advice = "Its missing samples could reverse the difference."
+    return Sentence(method, table.benchmark, verdict, head, rest, advice, tuple(_remarks(table, method, column)))
 
 
 def _claim(verdict: str, baseline: str | None, margin: float | None) -> str:
@@ -97,16 +103,6 @@ def _remarks(table: Table, method: str, column: Column) -> Iterator[str]:
     if known and (max(known) - min(known) >= CUT_OFF or (len(known) == 1 and known[0] >= CUT_OFF)):
         of_us, of_base = ("an unknown share" if rate is None else f"{100 * rate:.0f} %" for rate in rates)
         yield f"{of_us} of its answers on {where} were cut off at the token limit, and {of_base} of the baseline's."
-
-
-def _advice(cell: Cell, d: PairedDifference, margin: float | None) -> str:
-    """What would settle an undecided comparison; empty if that is more training seeds, or nothing can be said."""
-    if cell.verdict != UNDECIDED or not d.judged:
-        return ""
-    if d.shown():
-        return "Its missing samples could reverse the difference." * (not d.shown(cell.missing))
-    text = sees(cell, margin or TARGET, margin=margin is not None)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def sees(cell: Cell, target: float, *, margin: bool = False) -> str:
