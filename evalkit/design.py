@@ -237,9 +237,6 @@ def limit(noise: Noise, design: Design, level: float = LEVEL) -> float | None:
     return strength(noise, endless, level=level).detectable()
 
 
-# -- pilots ------------------------------------------------------------------------------------------------------------
-
-
 def measure_noise(
     a: Array,
     b: Array,

@@ -59,13 +59,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def maj_at_k(votes: Sequence[int], correct: int, k: int, abstentions: int = 0) -> float:
-    """Return the exact expected maj@k of a question.
+    """Return the exact expected maj@k of a question. ValueError unless 1 <= k <= all its samples.
 
-    Args:
-        votes: sizes of the wrong answer classes.
-        correct: votes for the right answer.
-        k: subset size, 1 <= k <= sum(votes) + correct + abstentions; ValueError otherwise.
-        abstentions: samples without an answer.
+    votes: sizes of the wrong answer classes. correct: votes for the right answer. abstentions: samples without one.
     """
     n = sum(votes) + correct + abstentions
     _check(n, k)
@@ -147,10 +143,7 @@ def maj_at_all_k(
 ) -> Array:
     """Return the exact expected maj@k of Q questions for every k: [Q, max n], NaN if k exceeds a question's n.
 
-    Args:
-        votes: per question, the sizes of its wrong answer classes (ragged).
-        correct: per question, the votes for the right answer.
-        abstentions: per question, samples without an answer; none by default.
+    votes, correct, abstentions: of each question, as in `maj_at_k`; without abstentions there are none.
     """
     abstaining = [0] * len(correct) if abstentions is None else list(abstentions)
     keys = [

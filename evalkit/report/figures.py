@@ -1,10 +1,7 @@
 """The figures of `gtpo compare --figures`: PDF, SVG and PNG, as in the paper's figures 1, 2, 3, 4 and 10.
 
-curves-<benchmark>    pass@k and maj@k over k with 95 % bands (figures 2 below, 3)
-differences           the primary metric's paired differences to the baseline with their intervals, all benchmarks
-training              accuracy, format, entropy with the ln 2 line, share kept by the gate, share of conflict
-                      tokens, KL if there is one, over the steps; a band from the least to the largest seed of a
-                      method (figures 1, 2 above, 4, 10)
+curves-<benchmark>: pass@k and maj@k over k (2 below, 3). differences: those to the baseline, on all benchmarks.
+training: PANELS over the steps, with a band from the least to the largest seed of a method (1, 2 above, 4, 10).
 """
 
 from __future__ import annotations
@@ -23,13 +20,15 @@ from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison.columns import METRICS
 from gtpo.evalkit.comparison.compare import MethodComparison
 from gtpo.evalkit.comparison.questions import Table
-from gtpo.evalkit.comparison.training_curves import CURVES, LN2, Band, bands, read_curves, running_mean
+from gtpo.evalkit.comparison.training_curves import CURVES, LN2, Band, TrainingMetric, bands, read_curves, running_mean
 from gtpo.evalkit.report.page import POINTS, curve_ks, curves_over_k
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# A method's name, x, its mean with the ends of the band over x, and how it is drawn.
+Line = tuple[str, Any, Any, dict[str, Any]]
 COLOURS = ("#8a857c", "#b8860b", "#2b6cb0", "#8b3fb8", "#0f8a8a", "#c02672", "#8a5a2b", "#4f46e5")
 DASHES = ("-", (0, (5, 1.5)), "-", (0, (4, 1.2)), (0, (3, 1, 1, 1)), (0, (1, 1)), "-.", ":")
 PANELS = ("reward/accuracy", "reward/format", "entropy/mean", "gate/kept", "conflict/fraction", "kl")
@@ -74,9 +73,9 @@ def _figures(comparison: MethodComparison) -> Iterator[tuple[str, Figure]]:
         yield "differences", _differences(comparison, styles)
     # Entropy and loss of supervised training are taken on the targets: another quantity.
     rl = [method for method in comparison.trained if not any(train.preset == "sft" for train in method.trains)]
-    found = {method.name: bands(list(map(read_curves, method.trains)), POINTS) for method in rl}
-    if any(key in of for of in found.values() for key in PANELS):
-        yield "training", _training(found, styles)
+    by_method = {method.name: bands(list(map(read_curves, method.trains)), POINTS) for method in rl}
+    if drawn := [one for one in CURVES if one.key in PANELS and any(one.key in of for of in by_method.values())]:
+        yield "training", _training(drawn, by_method, styles)
 
 
 def _panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
@@ -91,35 +90,29 @@ def _panels(count: int, columns: int, width: float, height: float) -> tuple[Figu
     return figure, panels[:count]
 
 
-def _line(axes: Axes, x: Any, curve: Any, name: str, style: dict[str, Any]) -> None:
-    """Draw a method's mean over x with its band. curve: mean, low, high."""
-    mean, low, high = curve
-    axes.plot(x, mean, label=label(name), linewidth=1.7, **style)
-    axes.fill_between(x, low, high, color=style["color"], alpha=0.13, linewidth=0)
-
-
-def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """One legend for all panels."""
-    handles: dict[Any, Any] = {}
-    for axes in panels:
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+def _draw(figure: Figure, panels: Sequence[Axes], lines: Sequence[Sequence[Line]]) -> None:
+    """Draw the lines of each panel with their bands, and one legend for all."""
+    handles: dict[str, Any] = {}
+    for axes, of_panel in zip(panels, lines, strict=True):
+        for name, x, (mean, low, high), style in of_panel:
+            (handles[label(name)],) = axes.plot(x, mean, linewidth=1.7, **style)
+            axes.fill_between(x, low, high, color=style["color"], alpha=0.13, linewidth=0)
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=min(4, max(1, len(handles))))
 
 
 def _curves(table: Table, scoring: str, styles: dict[str, dict[str, Any]]) -> Figure:
-    by_k = [metric for metric in METRICS if metric.by_k]
+    by_k, ks, curves = [metric for metric in METRICS if metric.by_k], curve_ks(table), curves_over_k(table)
     figure, panels = _panels(len(by_k), len(by_k), 3.6, 2.7)
-    found = curves_over_k(table)
+    _draw(figure, panels, [
+        [(name, ks, 100 * np.array(of[metric.name]).T, styles[name]) for name, of in curves.items()] for metric in by_k
+    ])  # fmt: skip
     for axes, metric in zip(panels, by_k, strict=True):
-        for name, of in found.items():
-            _line(axes, curve_ks(table), 100 * np.array(of[metric.name]).T, name, styles[name])
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("k")
         axes.set_title(f"{metric.title}, %")
     about = f"{table.questions:,} questions, n = {table.samples}, {scoring}"
     figure.suptitle(f"{label(table.benchmark)}: {about}", fontsize=9)
-    _legend(figure, panels)
     return figure
 
 
@@ -144,24 +137,27 @@ def _differences(comparison: MethodComparison, styles: dict[str, dict[str, Any]]
     return figure
 
 
-def _training(by_method: dict[str, dict[str, Band]], styles: dict[str, dict[str, Any]]) -> Figure:
-    metrics = [
-        metric for metric in CURVES if metric.key in PANELS and any(metric.key in of for of in by_method.values())
-    ]
-    figure, panels = _panels(len(metrics), min(3, len(metrics)), 2.9, 2.4)
-    for axes, metric in zip(panels, metrics, strict=True):
-        scale = 100 if metric.unit == "share" else 1
+def _training(
+    metrics: list[TrainingMetric], by_method: dict[str, dict[str, Band]], styles: dict[str, dict[str, Any]]
+) -> Figure:
+    lines: list[list[Line]] = []
+    for metric in metrics:
+        lines.append([])
         for name, band in ((name, of[metric.key]) for name, of in by_method.items() if metric.key in of):
-            window = max(1, band.mean.size // 25)
-            curve = [scale * running_mean(values, window) for values in (band.mean, band.low, band.high)]
-            _line(axes, band.steps, curve, f"{name} ({band.seeds} seeds)" if band.seeds > 1 else name, styles[name])
+            window, scale = max(1, band.mean.size // 25), 100 if metric.unit == "share" else 1
+            curve = [scale * running_mean(values, window) for values in band[1:4]]
+            lines[-1].append(
+                (f"{name} ({band.seeds} seeds)" if band.seeds > 1 else name, band.steps, curve, styles[name])
+            )
+    figure, panels = _panels(len(metrics), min(3, len(metrics)), 2.9, 2.4)
+    _draw(figure, panels, lines)
+    for axes, metric in zip(panels, metrics, strict=True):
         if metric.key == "entropy/mean":
             axes.axhline(LN2, color="#b3341f", linestyle="--", linewidth=1)
             at = (1, LN2)
             axes.annotate("ln 2", at, xycoords=("axes fraction", "data"), ha="right", va="bottom", color="#b3341f")
-        if scale == 100:
+        if metric.unit == "share":
             axes.set_ylim(max(axes.get_ylim()[0], -2), min(axes.get_ylim()[1], 102))
-        axes.set_title(", ".join(filter(None, (metric.title, "%" if scale == 100 else metric.unit))))
+        axes.set_title(", ".join(filter(None, (metric.title, "%" if metric.unit == "share" else metric.unit))))
         axes.set_xlabel("step")
-    _legend(figure, panels)
     return figure

@@ -20,7 +20,6 @@ import base64
 import hashlib
 import html
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -135,9 +134,6 @@ def render(
     return head + "".join(pieces[part] if i % 2 == 0 else part for i, part in enumerate(rest))
 
 
-# -- mathematics -------------------------------------------------------------------------------------------------------
-
-
 def segments(text: str) -> list[Node]:
     """A text in pieces: plain strings, and a tree for each formula that can be converted."""
     out: list[Node] = []
@@ -170,13 +166,6 @@ def _tree(element: ElementTree.Element) -> Node:
     return [element.tag.rpartition("}")[2], attributes, *text, *map(_tree, element)]
 
 
-# -- what the page holds -----------------------------------------------------------------------------------------------
-
-
-def _short(value: float | None, digits: int = 5) -> float | None:
-    return None if value is None or not math.isfinite(value) else round(value, digits)
-
-
 def _cell(comparison: MethodComparison, versus: dict[str, Table], table: Table, name: str, column: Column) -> Any:
     """Return a figure, unrounded, and how it differs from each baseline that it is compared with: the page rounds."""
     cell, differences = table.cells[name, column], dict[str, dict[str, Any]]()
@@ -187,14 +176,14 @@ def _cell(comparison: MethodComparison, versus: dict[str, Table], table: Table, 
         sentence = verdict_sentence(comparison, other, name) if one.verdict else None
         differences[base] = {
             "d": float(d.difference), "low": float(d.low), "high": float(d.high), "p": float(d.p_value),
-            "holm": one.p_corrected, "level": _short(d.level, 4), "covers": d.covers, "verdict": one.verdict,
+            "holm": one.p_corrected, "level": plain(d.level, 4), "covers": d.covers, "verdict": one.verdict,
             "pe": one.p_equivalent, "judged": d.judged, "about": d.scope,
             **({"sentence": [sentence.head, f"{sentence.rest}.", sentence.further]} if sentence else {}),
         }  # fmt: skip
     value = cell.value
     return {
         "mean": plain(value.mean), "low": plain(value.low), "high": plain(value.high), "sd": plain(value.seed_sd),
-        "seeds": [_short(mean) for mean in value.seed_means], "bounds": cell.bounds, "versus": differences,
+        "seeds": [plain(mean, 5) for mean in value.seed_means], "bounds": cell.bounds, "versus": differences,
     }  # fmt: skip
 
 
@@ -211,13 +200,6 @@ def _grid(comparison: MethodComparison, grid: Grid) -> dict[str, Any]:
     return {"name": grid.name, "head": grid.head, "section": grid.section, "rows": rows}
 
 
-def key_columns(comparison: MethodComparison, table: Table) -> list[Column]:
-    """The columns that a reader compares under every baseline."""
-    top = max(column.k for column in table.columns)
-    wanted = [*comparison.metrics, Column(PASS, 1), Column(MAJ, top), Column(PASS, top), Column(FORMAT)]
-    return [c for c in dict.fromkeys(wanted) if c.metric.tested and c in table.columns and c != Column(MAJ, 1)]
-
-
 def curve_ks(table: Table) -> list[int]:
     """The k of a curve's points: all up to 64; beyond, 64 of them, evenly spaced on a logarithmic axis."""
     spaced = np.geomspace(1, table.samples, 64) if table.samples > 64 else np.arange(1, table.samples + 1)
@@ -228,7 +210,7 @@ def curves_over_k(table: Table) -> dict[str, dict[str, list[list[float | None]]]
     """method -> metric -> [mean, low, high] at each of `curve_ks`; the band is that of the tables."""
 
     def point(name: str, column: Column) -> list[float | None]:
-        return [_short(end) for end in (table.cells.get((name, column)) or table.cell(name, column)).value[:3]]
+        return [plain(end, 5) for end in (table.cells.get((name, column)) or table.cell(name, column)).value[:3]]
 
     by_k, ks = [metric for metric in METRICS if metric.by_k], curve_ks(table)
     return {
@@ -239,7 +221,14 @@ def curves_over_k(table: Table) -> dict[str, dict[str, list[list[float | None]]]
 def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """(core, blocks)."""
     tables, named = comparison.tables, comparison.baseline
-    keys = [key_columns(comparison, table) for table in tables]
+    # The columns that a reader compares under every baseline.
+    keys: list[list[Column]] = []
+    for table in tables:
+        top = max(column.k for column in table.columns)
+        wanted = [*comparison.metrics, Column(PASS, 1), Column(MAJ, top), Column(PASS, top), Column(FORMAT)]
+        keys.append(
+            [c for c in dict.fromkeys(wanted) if c.metric.tested and c in table.columns and c != Column(MAJ, 1)]
+        )
     others = [method.name for method in comparison.methods if named and method.name != named]
     bases = {named: tables} if named else {}
     bases |= {name: fill_tables(comparison, zip(tables, keys, strict=True), name) for name in others}
@@ -334,9 +323,6 @@ def training_payload(trains: list[TrainFolder], more: Iterable[str] = ()) -> dic
         "gate": ", ".join(dict.fromkeys(f"{of['filter']}: {'on' if of['active'] else 'off'}" for of in gates)),
         "curves": curves,
     }
-
-
-# -- which completions it holds ----------------------------------------------------------------------------------------
 
 
 def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -78,7 +78,10 @@ def paper_grids(comparison: MethodComparison) -> list[Grid]:
             if several:
                 means = average(comparison, name, column)
                 rows[-1].append(means and " ±".join(column.metric.text(one) for one in means if one is not None))
-        title = caption(comparison, column)
+        title = f"{column.label}, {column.metric.unit}, scoring {comparison.scoring}"
+        if comparison.baseline and column.metric.tested:
+            title += f"; differences in points against {visible(comparison.baseline)}"
+        title += "; not tested" * (column != comparison.metrics[0])
         grids.append(Grid(column.label, title, head + ["average"] * several, rows, methods=methods))
     return grids
 
@@ -201,10 +204,12 @@ def records(comparison: MethodComparison) -> list[dict[str, Any]]:
     return out
 
 
-def plain(value: Any) -> Any:
-    """Return numpy's number as Python's; None for one that is not finite, which JSON does not have."""
+def plain(value: Any, digits: int | None = None) -> Any:
+    """Return numpy's number as Python's, rounded; None for one that is not finite, which JSON does not have."""
     value = value.item() if isinstance(value, np.generic | np.ndarray) else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if not isinstance(value, float):
+        return value
+    return None if not math.isfinite(value) else value if digits is None else round(value, digits)
 
 
 def average(comparison: MethodComparison, method: str, column: Column) -> tuple[float, float | None] | None:
@@ -234,22 +239,12 @@ def _head(comparison: MethodComparison, name: str) -> str:
     return method_name(comparison, name) + "  (baseline)" * (name == comparison.baseline)
 
 
-def caption(comparison: MethodComparison, column: Column) -> str:
-    """Return `pass@1, %, scoring strict; differences in points against grpo`."""
-    role = "" if column == comparison.metrics[0] else "; not tested"
-    base = comparison.baseline if column.metric.tested else None
-    against = f"; differences in points against {visible(base)}" if base else ""
-    return f"{column.label}, {column.metric.unit}, scoring {comparison.scoring}{against}{role}"
-
-
 def header(table: Table) -> str:
     """Return `gsm8k: 1,319 questions, 64 samples each`."""
     several, each = table.questions != 1, table.samples != 1
     text = f"{table.questions:,} question{'s' * several}, {table.samples:,} sample{'s' * each} each"
     return f"{visible(table.title)}: {text}"
 
-
-# -- as text -----------------------------------------------------------------------------------------------------------
 
 STYLES = {BETTER: "bold green", WORSE: "bold red", EQUIVALENT: "bold"}
 JSON_SCHEMA_VERSION = 8
