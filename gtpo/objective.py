@@ -51,10 +51,6 @@ class PolicyLoss(NamedTuple):
     """`<H>_i` [N] in nats."""
     kept: Bool[Tensor, "N"]
     """delta_i [N] bool."""
-    logps: Float[Tensor, "N L"]
-    """log pi(y_t) [N, L] that the loss was made of."""
-    token_entropies: Float[Tensor, "N L"]
-    """H_t [N, L] in nats."""
 
 
 # `policy_loss`, or a loss of the user's in its place (`gtpo.own_loss`).
@@ -208,7 +204,7 @@ def policy_loss(
     # A fraction of a group is allowed here: a micro-batch may hold half of one, and its share of the mean is half.
     averaged = 1 if objective.group_reduction == "sum" else num_generations
     loss = losses.sum() / (averaged * (len(mask) / num_generations if groups is None else groups))
-    return PolicyLoss(loss, losses, shaped, entropy, kept, logps.detach(), entropies.detach())
+    return PolicyLoss(loss, losses, shaped, entropy, kept)
 
 
 def _conflict_norm(objective: Objective, completions: Completions) -> Tensor | int:

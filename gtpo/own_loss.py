@@ -93,7 +93,7 @@ def _try(
     if not isinstance(output, PolicyLoss):
         raise UserError(f"{name} returned {type(output).__name__}; return a gtpo.objective.PolicyLoss")
     for field, value in output._asdict().items():
-        wanted = [] if field == "loss" else list(mask.shape) if "logps" in field or "token" in field else [len(mask)]
+        wanted = [] if field == "loss" else [len(mask)]
         found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         if found != wanted:
             raise UserError(f"{name}: {field} of its PolicyLoss must be a tensor {wanted}; found {found}")

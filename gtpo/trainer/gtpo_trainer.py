@@ -593,26 +593,28 @@ class GTPOTrainer(SampledTrainer):
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
         )
-        self._log(PolicyLoss._make(value.detach() for value in output), inputs)
+        self._log(output, tokens, inputs)
         total: Tensor = output.loss
         if aux_loss is None:
             return total
         trl_seam.log(self, "aux_loss", self.accelerator.gather(aux_loss.detach()).mean().item())
         return total + self.router_aux_loss_coef * aux_loss / micro_batches
 
-    def _log(self, output: PolicyLoss, inputs: dict[str, Any]) -> None:
+    @torch.no_grad()
+    def _log(self, output: PolicyLoss, tokens: dict[str, Tensor], inputs: dict[str, Any]) -> None:
         """Log what the forward has found: entropies, the gate's choice, clipping, the distance from the sampler."""
+        logps, entropies = tokens["logps"], tokens["entropies"]
         if self.objective.temperature(self.temperature) == self.temperature:
-            self.sampler.observe(output.logps, inputs)
+            self.sampler.observe(logps, inputs)
         elif self.state.global_step == 0 and "sampling_per_token_logps" in inputs:
             # vLLM's are comparable at its own temperature only, which takes a forward more: once is enough.
             self.sampler.observe(self.logps_of(inputs), {**inputs, "old_per_token_logps": None})
-        self.groups.log_completions(inputs, output.token_entropies, output.kept)
+        self.groups.log_completions(inputs, entropies, output.kept)
         mask = loss_mask(inputs).bool()
-        sums = {"entropy": output.token_entropies}
+        sums = {"entropy": entropies}
         if (old := inputs.get("old_per_token_logps")) is not None:
             # Tokens whose policy gradient the clipping takes away, under TRL's names.
-            ratio, shaped = (output.logps - old).exp(), output.shaped_advantages[:, None]
+            ratio, shaped = (logps - old).exp(), output.shaped_advantages[:, None]
             low = mask & (ratio < 1 - self.epsilon_low) & (shaped < 0)
             high = mask & (ratio > 1 + self.epsilon_high) & (shaped > 0)
             sums |= {f"clip_ratio/{x}_mean": of for x, of in (("low", low), ("high", high), ("region", low | high))}

@@ -46,8 +46,8 @@ def test_each_step_of_a_round_has_the_policy_that_sampled(
     )  # fmt: skip
     draws, log, differences, moved = Draws(monkeypatch), trainer._log, [], []
 
-    def compare(output: Any, inputs: dict[str, Any]) -> None:
-        log(output, inputs)
+    def compare(output: Any, tokens: dict[str, Any], inputs: dict[str, Any]) -> None:
+        log(output, tokens, inputs)
         mask, length = inputs["completion_mask"].bool(), inputs["completion_ids"].size(1)
         sampled = torch.stack(draws.steps[-16:], dim=1)[inputs["row"], :length]
         ids, attention = (
@@ -59,8 +59,8 @@ def test_each_step_of_a_round_has_the_policy_that_sampled(
         exact = (logits[:, -length - 1 : -1].double() / 0.9).masked_fill(sampled == 0, -torch.inf).log_softmax(-1)
         entropy = -(exact.exp() * exact.masked_fill(sampled == 0, 0)).sum(-1)
         logps = exact.gather(-1, inputs["completion_ids"][..., None])[..., 0]
-        differences.append(max(float((output.logps - logps)[mask].abs().max()),
-                               float((output.token_entropies - entropy)[mask].abs().max())))  # fmt: skip
+        differences.append(max(float((tokens["logps"] - logps)[mask].abs().max()),
+                               float((tokens["entropies"] - entropy)[mask].abs().max())))  # fmt: skip
         own = sampled.double().gather(-1, inputs["completion_ids"][..., None])[..., 0].log()
         moved.append(float(((logps - own)[mask].exp() - 1).abs().max()))
         assert not inputs["excluded"].any()
@@ -120,7 +120,7 @@ def test_a_completion_that_could_not_be_drawn_is_refused_and_counted(
 
     monkeypatch.setattr(trainer, "draw", draw)
     log = trainer._log
-    trainer._log = lambda output, inputs: (seen.append(inputs), log(output, inputs))
+    trainer._log = lambda *found: (seen.append(found[-1]), log(*found))
     trainer.train()
     excluded = {int(row) for inputs in seen for row in inputs["row"][inputs["excluded"]]}
     assert excluded == {2}
