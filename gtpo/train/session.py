@@ -45,7 +45,7 @@ from gtpo.rewards.completions import problem_text
 from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
 from gtpo.runs.prompt import Clock
 from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
-from gtpo.train.collapse import CollapseWatch, ScoreHeldOut, Validation, untrained_kl
+from gtpo.train.collapse import CollapseWatch, Validation, untrained_kl
 from gtpo.train.environment import Stop, begin, check_same, quiet_libraries
 from gtpo.train.resume import ExactCheckpoints, check_checkpoint, out_of_space, provide_base
 from gtpo.train.run_log import Advice, Progress, RunLog
@@ -58,7 +58,7 @@ from gtpo.trainer.trl_seam import score_only_labels
 class TrainingRun:
     """One run of a config: it loads, builds the trainer with its parts, and trains into the run folder.
 
-    score_held_out: what scores the held-out problems; UserError without it if the config asks for validation.
+    score_held_out: what scores the held-out problems, if the config asks for validation.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TrainingRun:
         inputs: RunInputs,
         stop: Stop,
         *,
-        score_held_out: ScoreHeldOut | None = None,
+        score_held_out: Any = None,
     ) -> None:
         quiet_libraries()
         if not torch.accelerator.is_available():
@@ -77,10 +77,6 @@ class TrainingRun:
             os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         self.config, self.folder, self.inputs, self.stop = config, folder, inputs, stop
-        if config.training.eval_steps is not None and score_held_out is None:
-            raise UserError(
-                "training.eval_steps: held-out problems cannot be scored without score_held_out; gtpo train gives it"
-            )
         self.score_held_out = score_held_out
         # Without being told, accelerate sees one process if torchrun started several on CPUs.
         self.processes = PartialState(cpu=not torch.accelerator.is_available())
@@ -219,7 +215,6 @@ class TrainingRun:
             problems = self.inputs.problems.validation(loaded.tokenizer)
             prompts = [to_row(problem, config)["prompt"] for problem in problems]
             how: Any = {"every": training.eval_steps, "samples": training.eval_samples, "prompts": prompts}
-            assert self.score_held_out is not None
             validation = Validation(trainer, problems, self.score_held_out, **how)
         distance = untrained_kl(trainer, config, loaded, self.inputs.weights)
         self.watch = CollapseWatch(trainer, validation=validation, best=self.folder.best, **config.health.model_dump())
