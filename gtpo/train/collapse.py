@@ -1,8 +1,4 @@
-"""What judges a run while it trains, and what follows from it.
-
-    UntrainedKL     the distance of the policy from the untrained one, for any method, without a KL term in the loss
-    Validation      held-out problems, sampled by the training engine, scored by the same verifier
-    CollapseWatch   warns, stops, or rolls back to the best weights (`gtpo.train.health` has the tests)
+"""What judges a run while it trains, and what follows from it. The distance from the untrained policy, any method:
 
     KL = mean over tokens of sum_v p(v) (log p(v) - log q(v))        p the policy, q the untrained policy, in nats
 

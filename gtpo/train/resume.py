@@ -1,8 +1,4 @@
-"""Checkpoints that a run resumes from exactly, and the weights that it leaves behind.
-
-    check_checkpoint             refuses a checkpoint that lacks a part, or lies within a round of sampling
-    ExactCheckpoints             a run that repeats exactly, and goes on exactly, for any of TRL's trainers
-    save_weights, provide_base   best/, final/ and base/ of a run: each whole or absent
+"""Checkpoints that a run resumes from exactly, and the weights that it leaves behind: each whole or absent.
 
 ExactCheckpoints touches no loss and no gradient:
 

@@ -1,12 +1,5 @@
 """What GTPO and a run do around TRL's methods, in the order in which it happens.
 
-    GTPOConfig      GRPOConfig plus the objective
-    RunPart         a callback of a run with further events
-    RunTrainer      any method: calls these events
-    SampledTrainer  methods that sample: group statistics too
-    SFTBaseline, GRPOBaseline   TRL's own methods
-    GTPOTrainer     GRPOTrainer with GTPO's objective. A TRL user switches by changing the class name
-
 TRL calls, at the start of a round of sampling, `_generate_and_score_completions`, and from within it `_generate`,
 `_calculate_rewards` and, if several steps share the round, `_get_per_token_logps_and_entropies`; then for each
 micro-batch `compute_loss`, and from within it `_compute_loss`.

@@ -247,8 +247,8 @@ def restore(trainer: Any, counted: dict[str, Any]) -> None:
 def round_nothing_in_fsdp2(accelerator: Any) -> None:
     """Let FSDP2 leave what the model's forward returns as it is, and sum gradients over ranks in float32.
 
-    Before the model is wrapped. accelerate has it round both to the type of the products, bfloat16 on a GPU: the loss,
-    and the log-probabilities and entropies that the gate, the ratios and H_ini are made of.
+    Before the model is wrapped. accelerate has it round both to the type of the products, bfloat16 on a GPU: the
+    log-probabilities and entropies that the loss, the gate and H_ini are made of.
     """
     plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
     policy = getattr(plugin, "mixed_precision_policy", None)
