@@ -179,7 +179,6 @@ class Stop:
     def __init__(self, run_folder: Path) -> None:
         # Whether a stop was requested: of this process; after `agree`, of any.
         self.requested = False
-        self.agreed = False
         self.in_folder = run_folder / "stop"
         named = os.environ.get(STOP_FILE)
         self.files = [self.in_folder, *([Path(named)] if named else [])]
@@ -218,7 +217,7 @@ class Stop:
             import torch  # not before CUDA_VISIBLE_DEVICES is set
 
             requested = bool(accelerator.gather(torch.tensor([requested], device=accelerator.device).int()).max())
-        self.requested = self.agreed = requested
+        self.requested = requested
         return requested
 
 

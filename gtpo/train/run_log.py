@@ -302,7 +302,7 @@ class RunLog(RunPart):
         watch, step, total = self.watch, state.global_step, state.max_steps
         why = None if watch is None else watch.stopped_because
         # A stop in the last step has stopped nothing.
-        self.interrupted = self.stop is not None and self.stop.agreed and step < total and why is None
+        self.interrupted = self.stop is not None and self.stop.requested and step < total and why is None
         if not self.interrupted and self.weights:
             save_weights(self.trainer, self.folder.final)
         if not state.is_world_process_zero:
@@ -404,13 +404,11 @@ def _live_line(title: str) -> Any:
 class Progress(RunPart):
     """Shows steps as they come, at log level INFO: `trainer.add_callback(Progress("my run"))`.
 
-    On a terminal it says that a step is sampling or scoring. shown: whether this process shows them; unset: the main
-    one does.
+    On a terminal it says that a step is sampling or scoring.
     """
 
-    def __init__(self, title: str, *, shown: bool | None = None) -> None:
-        main = PartialState().is_main_process if shown is None else shown
-        self.title, self.shown = title, main and LOG.isEnabledFor(logging.INFO)
+    def __init__(self, title: str) -> None:
+        self.title, self.shown = title, PartialState().is_main_process and LOG.isEnabledFor(logging.INFO)
         self._bar: Any = None
         self._task: Any = None
         self._last = 0.0

@@ -86,7 +86,7 @@ class TrainingRun:
         require_optimizer(config, self.arguments)
         self.begin = time.monotonic()
         self.beside_vllm = config.method != "sft" and rollout_engine(config) == "vllm"
-        self.progress = Progress(f"{config.run_name} ({config.method})", shown=self.main)
+        self.progress = Progress(f"{config.run_name} ({config.method})")
         self.trainer: Any = None
 
     def run(self) -> None:

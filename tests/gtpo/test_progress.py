@@ -25,7 +25,7 @@ def test_bar_and_metrics_take_one_line_each_of_80_columns(
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     monkeypatch.setattr(run_log, "stderr_console", lambda: console)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    state, shown = SimpleNamespace(global_step=0, max_steps=100000), Progress(title, shown=True)
+    state, shown = SimpleNamespace(global_step=0, max_steps=100000), Progress(title)
     args = SimpleNamespace(gradient_accumulation_steps=1)
     shown.on_train_begin(None, state, None)
     for state.global_step in range(1, 4):
