@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import chain, zip_longest
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -274,7 +273,7 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
 
     The questions are none of them: a subset is a view on what is stored.
     """
-    differences: dict[str, list[str]] = {}
+    differences: list[str] = []
     # Where the weights lie counts only if their content is not known, that of an adapter too.
     known_weights = all(
         m.fingerprint is not None and m.fingerprint.count("-") == (m.adapter is not None)
@@ -293,13 +292,11 @@ def check_identity(where: Path, old: EvalRecord, new: EvalRecord, also: Sequence
             elif before == "auto" and now == known[0]:
                 continue
         if before != now:
-            text = f"{key} ({before!s:.48} there, {now!s:.48} now)"
-            differences.setdefault(key.partition(".")[0], []).append(text)
-    # The first of each section says most: another model differs in five keys of one section.
-    differing = [*filter(None, chain(*zip_longest(*differences.values()))), *also]
-    if differing:
-        rest = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+            differences.append(f"{key} ({before!s:.48} there, {now!s:.48} now)")
+    differences += also
+    if differences:
+        rest = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
         other = "choose another --out" + " (in gtpo compare NAME=FILE)" * (new.engine.name == "recorded")
         raise UserError(
-            f"{where} was made with other settings: {'; '.join(differing[:SHOWN])}{rest}. Repeat those, or {other}"
+            f"{where} was made with other settings: {'; '.join(differences[:SHOWN])}{rest}. Repeat those, or {other}"
         )

@@ -85,7 +85,7 @@ def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
     old = EvalRecord.model_validate(base)
     check_identity(tmp_path, old, old.model_copy(update={"sampling": old.sampling.model_copy(update={"n": 64})}))
     other = {"model": {"source": "b", "adapter": "c"}, "engine": {"name": "recorded"}, "sampling": {"seed": 3}}
-    said = r"model\.source \(.*\); engine\.name \(.*\); sampling\.temperature \([^;]*\); and 2 more\. Repeat those, or"
+    said = r"model\.source \(.*\); model\.adapter \(.*\); engine\.name \([^;]*\); and 2 more\. Repeat those, or"
     with pytest.raises(UserError, match=said):
         check_identity(tmp_path, old, EvalRecord.model_validate(other))
 
