@@ -183,8 +183,8 @@ def _prompt_clock(settings: EvalSettings, ref: ModelRef) -> Clock:
         # One that cannot be read is refused when the folder is opened.
         with suppress(UserError):
             if (record := stored_record(folder)) is not None:
-                return Clock.of(record.prompt, record.created)
-    return Clock.of(ref.prompt)
+                return Clock(record.prompt.time or record.created)
+    return Clock(ref.prompt.time if ref.prompt else None)
 
 
 def drop_unverifiable(

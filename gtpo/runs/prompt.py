@@ -67,31 +67,18 @@ class RenderedPrompt(NamedTuple):
 class Clock:
     """What a chat template is told of the time: it stands still.
 
-    time: ISO, whose date is shown as it stands there; by default now, here. guessed: it is when a run of before this
-    record began, in UTC; the local date was shown.
+    time: ISO, whose date is shown as it stands there; by default now, here.
     """
 
-    def __init__(self, time: str | None = None, *, guessed: bool = False) -> None:
+    def __init__(self, time: str | None = None) -> None:
         shown = datetime.fromisoformat(time) if time else datetime.now().astimezone()
-        self.time = (shown.astimezone() if guessed else shown).isoformat(timespec="seconds")
-        self.guessed = guessed
-
-    @classmethod
-    def of(cls, record: PromptRecord | None, began: str | None = None) -> Clock:
-        """Return the clock of a run by its record; began: its time in UTC, if the record has none; else it is now."""
-        if record is not None and record.schema_version is not None and record.time is not None:
-            return cls(record.time)
-        time = record.time if record is not None and record.time else began
-        return cls(time, guessed=time is not None)
-
-    def show(self, form: str) -> str:
-        """Return the time as `strftime` has it."""
-        return datetime.fromisoformat(self.time).replace(tzinfo=None).strftime(form)
+        self.time = shown.isoformat(timespec="seconds")
 
     def macro(self) -> str:
         """Return `strftime_now` for a template: transformers hands it no function of ours, only text."""
+        shown = datetime.fromisoformat(self.time).replace(tzinfo=None)
         # `-d`: without its zero.
-        parts = {form: self.show(f"%{form}") for letter in ascii_letters for form in (letter, f"-{letter}")}
+        parts = {form: shown.strftime(f"%{form}") for letter in ascii_letters for form in (letter, f"-{letter}")}
         return f"{{% set run_clock = {json.dumps(parts)} %}}" + _STRFTIME_NOW
 
 
@@ -147,18 +134,13 @@ class PromptRenderer:
         return [RenderedPrompt(str(text), list(each)) for text, each in zip(texts, ids, strict=True)]
 
     def faults(self, messages: Messages) -> Iterator[str]:
-        """Yield what the user should know of a prompt: a message that does not stand in it, a date that is a guess."""
+        """Yield what the user should know of a prompt: which message does not stand in it."""
         (prompt,) = self.render([messages])
         shown = _flat(prompt.text)
         for role in dict.fromkeys(m["role"] for m in messages if _flat(m["content"]) not in shown):
             drops = f"the chat template drops the {role} message, or a part of it: the model is not told what stands"
             remedy = f" Write it into the question, or leave it out: {WITHOUT_SYSTEM}" if role != "user" else ""
             yield f"{drops} there.{remedy}"
-        if self.asks_for_time and self.clock.guessed:
-            yield (
-                f"the chat template prints the date, and the run does not say which it printed: {self.clock.time}, "
-                "when it began, is taken"
-            )
 
     def fields(self, example: Messages) -> dict[str, Any]:
         """Return the fields of the record that template, tokenizer and clock decide, and warn of faults.

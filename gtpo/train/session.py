@@ -146,7 +146,7 @@ class TrainingRun:
         if checkpoint is not None:
             check_same(self.folder, processes.num_processes, loaded.dtype)
         # What the chat template is told of the time, the same in all processes: when the run began.
-        clock = [Clock.of(self.folder.prompt() if self.folder.has_begun() else None)]
+        clock = [Clock(self.folder.prompt().time if self.folder.has_begun() else None)]
         broadcast_object_list(clock)
         self.inputs.problems.clock = clock[0]
         rows, report = self.inputs.problems.select(loaded.tokenizer)
