@@ -26,7 +26,7 @@ from gtpo.inputs.tiny import build_tokenizer
 from gtpo.rewards.data.problem import Problem, chat_messages
 from gtpo.runs.eval_folder import read_prompts, read_table, sample_parts
 from gtpo.runs.eval_record import EvalRecord
-from gtpo.runs.prompt import Clock, PromptRenderer, begins_twice, text_ids
+from gtpo.runs.prompt import PromptRenderer, begins_twice, text_ids
 from gtpo.runs.train_run import TrainFolder
 
 # Of public models, as TRL holds them, and what is peculiar to each.
@@ -95,12 +95,10 @@ def test_sampling_sft_and_evaluation_read_one_prompt(name: str, adds_bos: bool) 
     tokenizer = tokenizer_of(name, adds_bos=adds_bos)
     system = "" if name in WITHOUT_SYSTEM else "Think  first.\nThen answer."
     messages = chat_messages("What is 2 + 3?", system)
-    renderer = PromptRenderer(tokenizer, {"enable_thinking": False}, Clock(THEN))
+    renderer = PromptRenderer(tokenizer, {"enable_thinking": False}, THEN)
     (asked,) = renderer.render([messages])
     assert by_trl(renderer, messages) == asked.ids
-    evaluated = PromptRenderer(
-        tokenizer, {"enable_thinking": False}, Clock(THEN), template=(tokenizer.chat_template, "")
-    )
+    evaluated = PromptRenderer(tokenizer, {"enable_thinking": False}, THEN, template=(tokenizer.chat_template, ""))
     assert evaluated.render([messages]) == [asked]
 
     about = renderer.fields(messages)
@@ -109,7 +107,7 @@ def test_sampling_sft_and_evaluation_read_one_prompt(name: str, adds_bos: bool) 
     assert asked.ids.count(tokenizer.bos_token_id) == writes_bos
     assert about["time"] == (THEN if name in DATED else None)
     assert asked.text.endswith(about["generation_prompt"] or "")
-    later = PromptRenderer(tokenizer, {"enable_thinking": False}, Clock(LATER)).render([messages])
+    later = PromptRenderer(tokenizer, {"enable_thinking": False}, LATER).render([messages])
     assert (later != [asked]) is (name in DATED)
 
 
@@ -181,8 +179,8 @@ def test_lengths_are_counted_with_the_arguments_of_the_template(tmp_path: Path) 
 def test_the_clock_of_a_template_shows_what_strftime_does(when: datetime, form: list[str], between: str) -> None:
     tokenizer, asked = tokenizer_of("granite"), "%".join([between, *(code + between for code in form)])
     tokenizer.chat_template = "\n[{{ strftime_now(form) }}]"
-    (prompt,) = PromptRenderer(tokenizer, {"form": asked}, Clock(when.isoformat())).render([chat_messages("2")])
-    assert prompt.text == f"\n[{when.replace(microsecond=0).strftime(asked)}]"
+    (prompt,) = PromptRenderer(tokenizer, {"form": asked}, when.isoformat()).render([chat_messages("2")])
+    assert prompt.text == f"\n[{when.strftime(asked)}]"
 
 
 def test_what_a_template_drops_is_said() -> None:

@@ -33,7 +33,7 @@ from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import Key, QuestionKey, Sample, read_problems, stored_record
 from gtpo.runs.eval_record import BenchmarkRecord, EngineRecord, EvalRecord, ModelRecord, SamplingRecord, read_record
-from gtpo.runs.prompt import PROMPT_SCHEMA_VERSION, Clock, PromptRecord, PromptRenderer, text_ids
+from gtpo.runs.prompt import PROMPT_SCHEMA_VERSION, PromptRecord, PromptRenderer, text_ids
 from gtpo.runs.train_run import find_train_run
 
 EVAL_RUNS = Path("results/eval")
@@ -176,15 +176,15 @@ def headline(settings: EvalSettings) -> dict[str, Any]:
     return {"scoring": settings.scoring, "scoring_by": "command"} if by else {"scoring": "strict", "scoring_by": None}
 
 
-def _prompt_clock(settings: EvalSettings, ref: ModelRef) -> Clock:
+def _prompt_time(settings: EvalSettings, ref: ModelRef) -> str | None:
     """Return what a template is told of the time: as this run began, else the run of --like, else the train run."""
     folders = [settings.out or EVAL_RUNS / ref.name, *([find_run(settings.like, "--like")] if settings.like else [])]
     for folder in folders:
         # One that cannot be read is refused when the folder is opened.
         with suppress(UserError):
             if (record := stored_record(folder)) is not None:
-                return Clock(record.prompt.time or record.created)
-    return Clock(ref.prompt.time if ref.prompt else None)
+                return record.prompt.time or record.created
+    return ref.prompt.time if ref.prompt else None
 
 
 def drop_unverifiable(
@@ -298,7 +298,7 @@ def render_prompts(
             prompts = {key: p._replace(ids=text_ids(tokenizer, p.text or "")) for key, p in prompts.items()}
         else:
             template = model_ref.chat_template(tokenizer, settings.chat_template)
-            renderer = PromptRenderer(tokenizer, kwargs, _prompt_clock(settings, ref), template=template)
+            renderer = PromptRenderer(tokenizer, kwargs, _prompt_time(settings, ref), template=template)
             rendered = renderer.render([p.messages for p in prompts.values()])
             prompts = {
                 key: p._replace(text=r.text, ids=r.ids) for (key, p), r in zip(prompts.items(), rendered, strict=True)

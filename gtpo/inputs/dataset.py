@@ -24,7 +24,7 @@ from gtpo.inputs.tiny import damage_target
 from gtpo.rewards.data.problem import Problem, chat_messages, target_text
 from gtpo.rewards.data.problems import load_file, load_source, parse_fields, training_source
 from gtpo.rewards.golds import find_unverifiable
-from gtpo.runs.prompt import Clock, PromptRenderer, trained_ids
+from gtpo.runs.prompt import PromptRenderer, local_time, trained_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -139,12 +139,10 @@ class TrainingProblems:
     problems: used in place of the config's source.
     """
 
-    # What the chat template is told of the time.
-    clock = Clock()
-
     def __init__(self, config: TrainConfig, problems: Sequence[Problem] | None = None) -> None:
         self.config, self.source = config, training_source(config.dataset.name, config.dataset.split)
         self._order = None if problems is None else self._shuffled(problems)
+        self.time = local_time()  # what the chat template is told
         self._unverifiable: dict[tuple[Problem, ...], dict[str, str]] = {}
         self._parts: tuple[list[Problem], list[Problem]] | None = None
 
@@ -199,7 +197,7 @@ class TrainingProblems:
     def prompts(self, tokenizer: PreTrainedTokenizerBase) -> PromptRenderer:
         """Return what renders the run's prompts."""
         arguments = self.config.training.passed_on.get("chat_template_kwargs")
-        return PromptRenderer(tokenizer, arguments, self.clock)
+        return PromptRenderer(tokenizer, arguments, self.time)
 
     def prompt_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Return the record of the run's prompt, for run.json; warn of what the template drops."""

@@ -64,45 +64,41 @@ class RenderedPrompt(NamedTuple):
     ids: list[int]
 
 
-class Clock:
-    """What a chat template is told of the time: it stands still.
+def local_time() -> str:
+    """Return the time now, here, as a run records it."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
-    time: ISO, whose date is shown as it stands there; by default now, here.
+
+def clock(time: str) -> str:
+    """Return `strftime_now` for a template, which stands still at an ISO time, shown as it stands there.
+
+    A macro: transformers hands a template no function of ours, only text.
     """
-
-    def __init__(self, time: str | None = None) -> None:
-        shown = datetime.fromisoformat(time) if time else datetime.now().astimezone()
-        self.time = shown.isoformat(timespec="seconds")
-
-    def macro(self) -> str:
-        """Return `strftime_now` for a template: transformers hands it no function of ours, only text."""
-        shown = datetime.fromisoformat(self.time).replace(tzinfo=None)
-        # `-d`: without its zero.
-        parts = {form: shown.strftime(f"%{form}") for letter in ascii_letters for form in (letter, f"-{letter}")}
-        return f"{{% set run_clock = {json.dumps(parts)} %}}" + _STRFTIME_NOW
-
-
-_STRFTIME_NOW = (
-    "{% macro strftime_now(form) %}{% for part in form.split('%') %}{% set n = 2 if part[:1] == '-' else 1 %}"
-    "{{ part if loop.first else run_clock[part[:n]] + part[n:] }}{% endfor %}{% endmacro %}{{ '' }}"
-)
+    shown = datetime.fromisoformat(time).replace(tzinfo=None)
+    # `-d`: without its zero.
+    parts = {form: shown.strftime(f"%{form}") for letter in ascii_letters for form in (letter, f"-{letter}")}
+    return (
+        f"{{% set run_clock = {json.dumps(parts)} %}}"
+        "{% macro strftime_now(form) %}{% for part in form.split('%') %}{% set n = 2 if part[:1] == '-' else 1 %}"
+        "{{ part if loop.first else run_clock[part[:n]] + part[n:] }}{% endfor %}{% endmacro %}{{ '' }}"
+    )
 
 
 class PromptRenderer:
     """Renders the conversations of a run.
 
-    template: in place of the tokenizer's own, with its source. arguments: of the template.
+    template: in place of the tokenizer's own, with its source. arguments: of the template. time: that it is told, ISO;
+    by default now.
     """
 
     def __init__(
-        self, tokenizer: Any, arguments: Mapping[str, Any] | None = None, clock: Clock | None = None,
+        self, tokenizer: Any, arguments: Mapping[str, Any] | None = None, time: str | None = None,
         *, template: tuple[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self.tokenizer, self.arguments, self.clock = tokenizer, dict(arguments or {}), clock or Clock()
+        self.tokenizer, self.arguments, self.time = tokenizer, dict(arguments or {}), time or local_time()
         self.own_template, self.source = template or own_template(tokenizer)
         self.asks_for_time = "strftime_now" in self.own_template
-        # With its clock.
-        self.template = self.own_template if not self.asks_for_time else self.clock.macro() + self.own_template
+        self.template = (clock(self.time) if self.asks_for_time else "") + self.own_template
 
     def render(self, conversations: Sequence[Messages], *, answered: bool = False) -> list[RenderedPrompt]:
         """Return the conversations as text and ids.
@@ -162,7 +158,7 @@ class PromptRenderer:
             "chat_template_kwargs": self.arguments or None,
             "generation_prompt": prompt.text[len(bare.text) :] if known else None,
             "bos": None if bos is None else prompt.ids[0] == bos,
-            "time": self.clock.time if self.asks_for_time else None,
+            "time": self.time if self.asks_for_time else None,
         }
 
 

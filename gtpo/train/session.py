@@ -43,7 +43,6 @@ from gtpo.inputs.dataset import check_ids, held_out_benchmark, to_row
 from gtpo.inputs.model import LoadedModel, compute_precision, load_model, rounded_away, widen_adapters
 from gtpo.rewards.completions import problem_text
 from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
-from gtpo.runs.prompt import Clock
 from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
 from gtpo.train.collapse import CollapseWatch, Validation, untrained_kl
 from gtpo.train.environment import Stop, begin, check_same, quiet_libraries
@@ -146,9 +145,9 @@ class TrainingRun:
         if checkpoint is not None:
             check_same(self.folder, processes.num_processes, loaded.dtype)
         # What the chat template is told of the time, the same in all processes: when the run began.
-        clock = [Clock(self.folder.prompt().time if self.folder.has_begun() else None)]
+        clock = [(self.folder.prompt().time if self.folder.has_begun() else None) or self.inputs.problems.time]
         broadcast_object_list(clock)
-        self.inputs.problems.clock = clock[0]
+        self.inputs.problems.time = clock[0]
         rows, report = self.inputs.problems.select(loaded.tokenizer)
         prompt = self.inputs.problems.prompt_fields(loaded.tokenizer)
         check_ids(report, loaded.tokenizer, loaded.model.get_input_embeddings().num_embeddings)
