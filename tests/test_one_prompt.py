@@ -183,13 +183,16 @@ def test_the_clock_of_a_template_shows_what_strftime_does(when: datetime, form: 
     assert prompt.text == f"\n[{when.strftime(asked)}]"
 
 
-def test_what_a_template_drops_is_said() -> None:
+def test_what_a_template_drops_is_said(caplog: pytest.LogCaptureFixture) -> None:
     messages = chat_messages("What is 2 + 3?", "Think  first.\nThen answer.")
     for name in TEMPLATES.keys() - {"gemma"}:
-        faults = list(PromptRenderer(tokenizer_of(name)).faults(messages))
-        assert [fault.partition(" message")[0] for fault in faults] == (
+        caplog.clear()
+        PromptRenderer(tokenizer_of(name)).fields(messages)
+        assert [fault.partition(" message")[0] for fault in caplog.messages] == (
             ["the chat template drops the system"] if name == "dropping" else []
         )
+    with pytest.raises(UserError, match=r"System role not supported.*--dataset.system_instruction"):
+        PromptRenderer(tokenizer_of("gemma")).fields(messages)
 
 
 def test_a_text_that_was_rendered_before_begins_once() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from string import ascii_letters
 from typing import Any, NamedTuple
@@ -129,23 +129,17 @@ class PromptRenderer:
             raise UserError(f"the chat template of {name or 'this tokenizer'} leaves the prompt out; take another")
         return [RenderedPrompt(str(text), list(each)) for text, each in zip(texts, ids, strict=True)]
 
-    def faults(self, messages: Messages) -> Iterator[str]:
-        """Yield what the user should know of a prompt: which message does not stand in it."""
-        (prompt,) = self.render([messages])
+    def fields(self, example: Messages) -> dict[str, Any]:
+        """Return the fields of the record that template, tokenizer and clock decide, by an example.
+
+        Warn of a message that does not stand in it.
+        """
+        (prompt,) = self.render([example])
         shown = _flat(prompt.text)
-        for role in dict.fromkeys(m["role"] for m in messages if _flat(m["content"]) not in shown):
+        for role in dict.fromkeys(m["role"] for m in example if _flat(m["content"]) not in shown):
             drops = f"the chat template drops the {role} message, or a part of it: the model is not told what stands"
             remedy = f" Write it into the question, or leave it out: {WITHOUT_SYSTEM}" if role != "user" else ""
-            yield f"{drops} there.{remedy}"
-
-    def fields(self, example: Messages) -> dict[str, Any]:
-        """Return the fields of the record that template, tokenizer and clock decide, and warn of faults.
-
-        example: a conversation.
-        """
-        for fault in self.faults(example):
-            LOG.warning(fault)
-        (prompt,) = self.render([example])
+            LOG.warning(f"{drops} there.{remedy}")
         try:
             (bare,) = self.render([example], answered=True)
         except UserError:  # some want an assistant's turn then

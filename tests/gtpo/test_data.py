@@ -99,18 +99,6 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
         assert words in text
 
 
-def test_template_without_a_system_role_is_named_with_the_remedy(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
-        "{% endif %}{{ m['content'] }}{% endfor %}"
-    )
-    with pytest.raises(UserError, match=r"System role not supported.*--dataset.system_instruction"):
-        TrainingProblems(config_of(tmp_path), [problem("a")]).select(tokenizer)
-    rows, _ = TrainingProblems(config_of(tmp_path, dataset__system_instruction=""), [problem("a")]).select(tokenizer)
-    assert len(rows) == 1
-
-
 def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check before the model is loaded and the dataset for TRL share one TrainingProblems."""
     verified: list[str] = []
@@ -179,12 +167,9 @@ def test_a_run_is_measured_on_problems_that_it_was_not_trained_on(dataset: dict[
 SMALL = BuiltModel(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 
 
-def test_any_text_survives_the_tokenizer():
+def test_any_text_survives_the_tokenizer_in_which_tags_and_digits_are_single_tokens():
     for text in ("<reasoning>\n1+2=3\n</reasoning>\n<answer>3</answer>", "π ≠ 3,14…\u2028\t\x00", "  two  spaces "):
         assert TOKENIZER.decode(TOKENIZER(text).input_ids, skip_special_tokens=True) == text
-
-
-def test_tags_and_digits_are_single_tokens():
     for text in (*TAGS, *"0123456789"):
         assert len(TOKENIZER(text).input_ids) == 1
     assert len(TOKENIZER("123").input_ids) == 3
