@@ -141,16 +141,11 @@ class TrainingProblems:
 
     def __init__(self, config: TrainConfig, problems: Sequence[Problem] | None = None) -> None:
         self.config, self.source = config, training_source(config.dataset.name, config.dataset.split)
-        self._order = None if problems is None else self._shuffled(problems)
+        self._problems = problems
+        self._order: list[Problem] | None = None
         self.time = local_time()  # what the chat template is told
         self._unverifiable: dict[tuple[Problem, ...], dict[str, str]] = {}
         self._parts: tuple[list[Problem], list[Problem]] | None = None
-
-    def _shuffled(self, problems: Sequence[Problem]) -> list[Problem]:
-        order = list(problems)
-        # Python's own generator: --dry-run has no torch, and shows the same rows.
-        random.Random(self.config.model.random_seed).shuffle(order)
-        return order
 
     @contextmanager
     def _named(self, key: str) -> Iterator[None]:
@@ -163,11 +158,16 @@ class TrainingProblems:
     def load(self) -> list[Problem]:
         """Return all problems of the source, shuffled. Raises UserError if the source cannot be read."""
         if self._order is None:
-            dataset = self.config.dataset
+            dataset, problems = self.config.dataset, self._problems
             fields = parse_fields(dataset.fields)
-            with self._named("name"):
-                problems = load_source(self.source, data_dir=dataset.data_dir, subsets=dataset.subsets, fields=fields)
-            self._order = self._shuffled(problems)
+            if problems is None:
+                with self._named("name"):
+                    problems = load_source(
+                        self.source, data_dir=dataset.data_dir, subsets=dataset.subsets, fields=fields
+                    )
+            self._order = list(problems)
+            # Python's own generator: --dry-run has no torch, and shows the same rows.
+            random.Random(self.config.model.random_seed).shuffle(self._order)
         return self._order
 
     def split(self) -> tuple[list[Problem], list[Problem]]:
@@ -198,11 +198,6 @@ class TrainingProblems:
         """Return what renders the run's prompts."""
         arguments = self.config.training.passed_on.get("chat_template_kwargs")
         return PromptRenderer(tokenizer, arguments, self.time)
-
-    def prompt_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Return the record of the run's prompt, for run.json; warn of what the template drops."""
-        example = to_row(self.load()[0], self.config)["prompt"]
-        return {"system": self.config.dataset.system_instruction, **self.prompts(tokenizer).fields(example)}
 
     def validation(self, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
         """Return the problems to validate on: those whose gold answer verifies and whose prompt is short enough.

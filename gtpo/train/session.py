@@ -149,7 +149,7 @@ class TrainingRun:
         broadcast_object_list(clock)
         self.inputs.problems.time = clock[0]
         rows, report = self.inputs.problems.select(loaded.tokenizer)
-        prompt = self.inputs.problems.prompt_fields(loaded.tokenizer)
+        prompt = self.inputs.problems.prompts(loaded.tokenizer).fields(rows[0]["prompt"])
         check_ids(report, loaded.tokenizer, loaded.model.get_input_embeddings().num_embeddings)
         if self.main:
             begin(self.folder, config)
@@ -161,7 +161,8 @@ class TrainingRun:
             LOG.info(line)
         preset = None if config.method == "sft" else config.preset_name()
         about: dict[str, Any] = {"run_name": config.run_name, "preset": preset, "base_model": loaded.base}
-        about |= {"dtype": loaded.dtype, "prompt": prompt, "notes": loaded.notes, "dataset": asdict(report)}
+        about["prompt"] = {"system": config.dataset.system_instruction, **prompt}
+        about |= {"dtype": loaded.dtype, "notes": loaded.notes, "dataset": asdict(report)}
         return loaded, Dataset.from_list(rows), about
 
     def _build(self, kind: Any, loaded: LoadedModel, dataset: Any, rewards: list[Any], about: dict[str, Any]) -> None:
