@@ -193,45 +193,6 @@ def dashed(flag: str) -> str:
     return f"-{flag}" if len(flag) == 1 else f"--{flag}"
 
 
-def read_words(words: Iterable[str], find: Callable[[str], Key | None]) -> tuple[list[str], dict[str, Any]]:
-    """Return the words of a command line that belong to no flag, and the value of each flag as it was typed.
-
-    find: the key of a flag (without its dashes); flags of no key are returned with what follows them, as text or a list
-    of words.
-
-    Flags may stand anywhere, as `--key value` or `--key=value`. A repeated flag adds to a list, and replaces any other
-    value. Raises UserError if a value is missing.
-    """
-    arguments: list[str] = []
-    values: dict[str, Any] = {}
-    queue = list(words)
-    while queue:
-        word = queue.pop(0)
-        if not _is_flag(word):
-            arguments.append(word)
-            continue
-        typed, equals, inline = word.partition("=")
-        flag = typed.lstrip("-")
-        key = find(flag)
-        taken = [inline] if equals else list(itertools.takewhile(functools.partial(_is_value, key, find), queue))
-        if key is not None and not key.many:
-            del taken[1:]
-        if not equals:
-            del queue[: len(taken)]
-        # The last one wins, also over another spelling of the same key: it is the last in order.
-        before, value = values.pop(flag, []), taken[0] if len(taken) == 1 else taken or "true"
-        if key is not None and not taken and not key.is_switch:
-            raise UserError(f"{typed} needs a value: {key.about.get('needs', key.expects)}")
-        if key is not None and key.many:
-            text = ",".join(taken).strip()
-            text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # a list as YAML writes it
-            value = before + [part.strip(" '\"") for part in text.split(",") if part.strip()]
-        elif key is not None and key.repeatable:
-            value = before + taken
-        values[flag] = value
-    return arguments, values
-
-
 def _is_value(key: Key | None, find: Callable[[str], Key | None], word: str) -> bool:
     """Return whether a word behind a flag is its value."""
     if key is not None and key.is_switch:
@@ -302,17 +263,42 @@ class CommandSettings(BaseModel):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what the words of a command line set: options by name, and flags that are not this command's own.
 
-        others: the key of such a flag.
+        others: the key of such a flag (without its dashes); one of no key has what follows it, as text or a list.
+
+        Flags may stand anywhere, as `--key value` or `--key=value`. A repeated flag adds to a list, and replaces any
+        other value. Raises UserError if a value is missing.
         """
-        names = {flag.lstrip("-").replace("-", "_"): key.name for key in cls.keys().values() for flag in key.flags}
+        own = {flag.lstrip("-").replace("-", "_"): key for key in cls.keys().values() for flag in key.flags}
 
         def find(flag: str) -> Key | None:
-            name = names.get(flag.replace("-", "_"))
-            return others(flag) if name is None else cls.keys()[name]
+            return own.get(flag.replace("-", "_")) or others(flag)
 
-        arguments, typed = read_words(words, find)
-        further = {flag: value for flag, value in typed.items() if flag.replace("-", "_") not in names}
-        values = {names[flag.replace("-", "_")]: value for flag, value in typed.items() if flag not in further}
+        arguments, values, further, queue = list[str](), dict[str, Any](), dict[str, Any](), list(words)
+        while queue:
+            word = queue.pop(0)
+            if not _is_flag(word):
+                arguments.append(word)
+                continue
+            typed, equals, inline = word.partition("=")
+            flag = typed.lstrip("-")
+            key = find(flag)
+            taken = [inline] if equals else list(itertools.takewhile(functools.partial(_is_value, key, find), queue))
+            if key is not None and not key.many:
+                del taken[1:]
+            if not equals:
+                del queue[: len(taken)]
+            if key is not None and not taken and not key.is_switch:
+                raise UserError(f"{typed} needs a value: {key.about.get('needs', key.expects)}")
+            mine = own.get(flag.replace("-", "_"))
+            home, name = (further, flag) if mine is None else (values, mine.name)
+            # The last one wins, also over another spelling of the same key: it is the last in order.
+            before, home[name] = home.pop(name, []), taken[0] if len(taken) == 1 else taken or "true"
+            if key is not None and key.many:
+                text = ",".join(taken).strip()
+                text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # a list as YAML writes it
+                home[name] = before + [part.strip(" '\"") for part in text.split(",") if part.strip()]
+            elif key is not None and key.repeatable:
+                home[name] = before + taken
         if cls.keys()[cls.ARGUMENT].repeatable:
             values |= {cls.ARGUMENT: arguments} if arguments else {}
         elif len(arguments) > 1:
