@@ -312,11 +312,10 @@ def train_run_of(names: Iterable[str | None], folder: Path) -> TrainFolder | Non
     homes += [RESULTS] if any(place.is_relative_to(Path.cwd()) for place in places) else []
     for results, name in itertools.product(homes, filter(None, names)):
         weights = results.parent / name
-        of_checkpoint = [weights.parents[1]] if weights.parent.name == "checkpoints" else []
         # Weights of a script may lie anywhere; their id is surer than a name.
         if (run := run_by_id(weights)) is not None:
             return run
-        for place in (weights, weights.parent, *of_checkpoint, results / "train" / name):
+        for place in (weights, *weights.parents[:2], results / "train" / name):
             if (place / "run.json").is_file():
                 return TrainFolder(place)
     return None
