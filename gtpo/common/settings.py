@@ -164,20 +164,16 @@ def validate_yaml(model: type[Model], path: Path, values: dict[str, Any], lines:
         # pydantic puts "[key]" behind a key that is wrong itself.
         key = tuple(str(part) for part in first["loc"] if part != "[key]")
         line = next((f":{lines[key[:i]]}" for i in range(len(key), 0, -1) if key[:i] in lines), "") if lines else ""
-        known = _fields(model, key[:-1])
-        near = did_you_mean(key[-1], known) if first["type"] == "extra_forbidden" and known else ""
-        fault = "no such key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        value = f", found {first['input']!r:.60}" if first["type"] not in ("extra_forbidden", "missing") else ""
-        raise UserError(f"{path}{line}: {'.'.join(key) or 'the file'}: {fault}{value}.{near}") from None
-
-
-def _fields(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:
-    """Return the keys that a section may have; empty if they are not fixed."""
-    section: type[BaseModel] | None = model
-    for part in key:
-        field = section.model_fields.get(part) if section else None
-        section = section_of(field.annotation) if field else None
-    return list(section.model_fields) if section else []
+        fault, after = first["msg"].removeprefix("Value error, "), f", found {first['input']!r:.60}."
+        if first["type"] == "missing":
+            after = "."
+        elif first["type"] == "extra_forbidden":
+            section: type[BaseModel] | None = model
+            for part in key[:-1]:
+                field = section.model_fields.get(part) if section else None
+                section = section_of(field.annotation) if field else None
+            fault, after = "no such key", f".{did_you_mean(key[-1], section.model_fields if section else ())}"
+        raise UserError(f"{path}{line}: {'.'.join(key) or 'the file'}: {fault}{after}") from None
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
