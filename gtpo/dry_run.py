@@ -346,7 +346,7 @@ def dry_run(
     if shard and config.model.load_in_4bit:
         raise UserError(f"--shard {shard}: it is not known how it divides 4-bit weights; leave it out")
     if config.model.lora_rank:
-        lora_settings(config, "task_type")
+        lora_settings(config)
     problems, name, runs = check_inputs(config), config.model.model_name, RESULTS / "train"
     tokenizer, items, rows = None, list[Item](), 0
     with nullcontext() if name is None or Path(name).exists() else cache_if_unreachable():

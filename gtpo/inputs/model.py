@@ -165,11 +165,12 @@ def load_model(config: TrainConfig, source: str) -> LoadedModel:
     return LoadedModel(model, tokenizer, lora_config(config, model), section.model_name, merged, notes)
 
 
-def lora_settings(config: TrainConfig, *own: str) -> dict[str, Any]:
-    """Return what the section `lora` passes on to peft; `own`: fields that this program sets. Raises UserError."""
+def lora_settings(config: TrainConfig) -> dict[str, Any]:
+    """Return what the section `lora` passes on to peft. Raises UserError."""
     from peft import LoraConfig
 
-    decided = dict.fromkeys(own, "gtpo train sets it") | {
+    decided = {
+        "task_type": "gtpo train sets it",
         "r": "the key is model.lora_rank",
         "lora_alpha": "the key is model.lora_alpha",
         "target_modules": "the key is model.target_modules",
@@ -212,7 +213,7 @@ def lora_config(config: TrainConfig, model: Any) -> Any:
         lora_alpha=section.lora_alpha or section.lora_rank,
         target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else list(targets),
         task_type="CAUSAL_LM",
-        **lora_settings(config, "task_type"),
+        **lora_settings(config),
     )
 
 
