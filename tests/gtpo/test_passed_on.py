@@ -54,10 +54,16 @@ def other(name: str, default: Any, words: str) -> Any:
     return "text"
 
 
-def loaded(folder: Path, method: str, **training: Any) -> Any:
-    config = {"method": method, "model": {"model_name": "o/m"}, "training": training}
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+MODEL = {"model_name": "o/m", "lora_rank": 4}
+
+
+def written(folder: Path, **sections: Any) -> Any:
+    (folder / "run.yaml").write_text(yaml.safe_dump(sections))
     return load_config(folder / "run.yaml")
+
+
+def loaded(folder: Path, method: str, **training: Any) -> Any:
+    return written(folder, method=method, model={"model_name": "o/m"}, training=training)
 
 
 @pytest.mark.parametrize(("method", "kind"), [("grpo", GRPOConfig), ("gtpo", GTPOConfig), ("sft", SFTConfig)])
@@ -165,22 +171,12 @@ def test_an_optimizers_package_is_asked_for_before_the_weights(tmp_path: Path, o
         require_optimizer(other, trainer_arguments(other, tmp_path, "float32"))
 
 
-def test_lora_settings_are_pefts(tmp_path: Path) -> None:
-    def config(**lora: Any) -> Any:
-        text = {"model": {"model_name": "o/m", "lora_rank": 4}, "lora": lora}
-        (tmp_path / "run.yaml").write_text(yaml.safe_dump(text))
-        return load_config(tmp_path / "run.yaml")
-
-    settings = lora_settings(config(use_dora=True, modules_to_save=["norm"], rank_pattern={"q_proj": 2}))
-    assert LoraConfig(r=4, **settings).use_dora
-
-
-def test_the_samplers_own_settings(tmp_path: Path) -> None:
+def test_settings_of_peft_and_of_the_sampler(tmp_path: Path) -> None:
     """Those that are refused: tests/golden/refused-config.txt."""
-    text = {"model": {"model_name": "o/m"}, "rollout": {"typical_p": 0.9}}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(text))
-    arguments = trainer_arguments(load_config(tmp_path / "run.yaml"), tmp_path, "float32")
-    assert arguments.generation_kwargs == {"typical_p": 0.9}
+    lora = {"use_dora": True, "modules_to_save": ["norm"], "rank_pattern": {"q_proj": 2}}
+    config = written(tmp_path, model=MODEL, lora=lora, rollout={"typical_p": 0.9})
+    assert LoraConfig(r=4, **lora_settings(config)).use_dora
+    assert trainer_arguments(config, tmp_path, "float32").generation_kwargs == {"typical_p": 0.9}
 
 
 def test_a_reward_with_arguments_is_called_with_them_or_made_by_them(tmp_path: Path) -> None:
@@ -193,13 +189,10 @@ def test_a_reward_with_arguments_is_called_with_them_or_made_by_them(tmp_path: P
     assert says(partial(final_reward), "has_format")
     assert not says(partial(format_reward), "is_accuracy")
     for wrong in ({"path": "a.b"}, [{"path": "a.b", "arg": {}}]):
-        (tmp_path / "run.yaml").write_text(yaml.safe_dump({"trainer": {"reward_funcs": wrong}}))
-        with pytest.raises(
-            UserError, match=r"yaml:\d+: trainer\.reward_funcs must be a list, each text or a mapping of"
-        ):
-            load_config(tmp_path / "run.yaml")
+        words = r"yaml:\d+: trainer\.reward_funcs must be a list, each text or a mapping of"
+        with pytest.raises(UserError, match=words):
+            written(tmp_path, trainer={"reward_funcs": wrong})
     with pytest.raises(UserError, match="with args"):
         load_reward("trl.rewards.get_soft_overlong_punishment", {"length": 4})
-    text = {"model": {"model_name": "o/m"}, "trainer": {"reward_funcs": [{"path": "a.b", "args": {"x": 1}}, "c.d"]}}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(text))
-    assert load_config(tmp_path / "run.yaml").trainer.reward_calls() == [("a.b", {"x": 1}), ("c.d", None)]
+    config = written(tmp_path, model=MODEL, trainer={"reward_funcs": [{"path": "a.b", "args": {"x": 1}}, "c.d"]})
+    assert config.trainer.reward_calls() == [("a.b", {"x": 1}), ("c.d", None)]
