@@ -61,7 +61,7 @@ class Document(dict[Parts, Setting]):
     def put(self, dotted: str, value: Any, origin: Setting | None = None) -> Document:
         """Return the document with a value in the place of what the key held, and the sections above it."""
         key, setting = tuple(dotted.split(".")), (origin or self.at(dotted))._replace(value=value)
-        sections = {key[:end]: setting._replace(value={}, notes=()) for end in range(len(key))}
+        sections = {key[:end]: setting._replace(value={}) for end in range(len(key))}
         return Document({**sections, **self.without(dotted), key: setting})
 
     def without(self, dotted: str) -> Document:
@@ -251,25 +251,13 @@ _RUNTIME = "gtpo_runtime"
 
 
 def translate(document: Document, errors: list[str]) -> Document:
-    """Return one layer in our dialect, each change with its note; add the errors that only the dialect can have."""
+    """Return one layer under our names; add the errors that only the dialect can have."""
     origin, other = document.at("trainer.class_path"), document.at("method")
     if method := _method_of(origin)[0]:  # `complete` takes the class itself away
         if other.value not in (None, method):
             words = f'trains with method {method}, but {other} is "{other.value}"; remove one'
             errors.append(f"{origin} {origin.value} {words}")
         document = document if other.value is not None else document.put("method", method, origin)
-    groups = document.at("training.num_generations")
-    # The authors' way to note two runs: "8/12".
-    if isinstance(groups.value, str) and (several := re.fullmatch(r"\s*(\d+)\s*/.*", groups.value)):
-        noted = groups._replace(notes=(f'{groups} "{groups.value}": taking {several[1]}',))
-        document = document.put("training.num_generations", int(several[1]), noted)
-    rewards = document.at("trainer.reward_funcs")
-    if isinstance(rewards.value, list):
-        pairs = [(path, *REWARDS.get(str(path).replace(":", "."), (path, ""))) for path in rewards.value]
-        notes = tuple(f"{rewards} {path} -> {name} ({why})" for path, name, why in pairs if why)
-        document = document.put("trainer.reward_funcs", [pair[1] for pair in pairs], rewards._replace(notes=notes))
-    if document.at("training.report_to").value in ("none", ["none"]):  # transformers' word for no tracker
-        document = document.put("training.report_to", [])
     for old, new in RENAMED.items():
         origin, other, document = document.at(old), document.at(new), document.without(old)
         value = [origin.value] if keys()[new].many else origin.value
@@ -279,8 +267,7 @@ def translate(document: Document, errors: list[str]) -> Document:
         if other.value not in (None, []) and read_scalar(other.value) != read_scalar(value):
             errors.append(f"{origin} {origin.value} and {other} {other.value} set the same thing; remove one")
         else:
-            noted = origin._replace(notes=(f"{origin} -> {new} {origin.value}",))
-            document = document.put(new, value, noted)
+            document = document.put(new, value, origin)
     return document
 
 
@@ -300,7 +287,20 @@ def complete(document: Document, errors: list[str]) -> tuple[Document, list[str]
     errors += [unknown_key(setting, RENAMED) for key, setting in document.items() if key[:-1] == (_RUNTIME,)]
     # What is no section is an unknown key.
     document = document if document.at(_RUNTIME).value else document.without(_RUNTIME)
-    notices += [note for setting in document.values() for note in setting.notes]
+    for parts, setting in list(document.items()):
+        name, value = ".".join(parts), setting.value
+        if name == RENAMED.get(setting.typed.lstrip("-")):
+            notices.append(f"{setting} -> {name} {value}")
+        # The authors' way to note two runs: "8/12".
+        if name == "training.num_generations" and (several := re.fullmatch(r"\s*(\d+)\s*/.*", str(value))):
+            notices.append(f'{setting} "{value}": taking {several[1]}')
+            document = document.put(name, int(several[1]))
+        elif name == "trainer.reward_funcs" and isinstance(value, list):
+            pairs = [(path, *REWARDS.get(str(path).replace(":", "."), (path, ""))) for path in value]
+            notices += [f"{setting} {path} -> {ours} ({why})" for path, ours, why in pairs if why]
+            document = document.put(name, [ours for _, ours, _ in pairs])
+        elif name == "training.report_to" and value in ("none", ["none"]):  # transformers' word for no tracker
+            document = document.put(name, [])
     origin = document.at("trainer.class_path")
     stands_for, line = _method_of(origin)
     if not stands_for:

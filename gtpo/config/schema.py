@@ -33,8 +33,6 @@ class Setting(NamedTuple):
     """`file:line`; empty for a flag."""
     typed: str
     """The key in the file's dialect, or the flag with its dashes."""
-    notes: tuple[str, ...] = ()
-    """What its translation from the published dialect changed."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.typed}" if self.place else self.typed
