@@ -300,17 +300,18 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
         if not samples:
             return
         header = self._header.model_copy(update={"wall_seconds": self.seconds()}).as_json()
-        metadata = {**SAMPLE_SCHEMA.metadata, RUN: json.dumps(header).encode()}
-        _write_part(self.samples / f"part-{self._next:06d}.parquet", samples, metadata)
+        path = self.samples / f"part-{self._next:06d}.parquet"
+        self.replace_part(path, samples, {RUN: json.dumps(header).encode()})
         # After the rename: a write that failed leaves no gap.
         self._next += 1
 
-    def replace_part(self, path: Path, samples: Sequence[Sample]) -> None:
-        """Write a part again, whole and with the record it carries; without samples it goes."""
-        if samples:
-            _write_part(path, samples, {**_metadata(path), **SAMPLE_SCHEMA.metadata})
-        else:
+    def replace_part(self, path: Path, samples: Sequence[Sample], record: Mapping[bytes, bytes] | None = None) -> None:
+        """Write a part whole, by default with the record that it carries; without samples it goes."""
+        if not samples:
             path.unlink()
+            return
+        schema = SAMPLE_SCHEMA.with_metadata({**(record or _metadata(path)), **SAMPLE_SCHEMA.metadata})
+        write_parquet(path, pa.Table.from_pylist([asdict(sample) for sample in samples], schema=schema))
 
     def drop_failed(self, keys: Set[Key]) -> None:
         """Forget those of the samples with an error: they are asked for again."""
@@ -388,8 +389,3 @@ def _header(part: Path) -> EvalRecord:
     if (header := _metadata(part).get(RUN)) is None:
         raise UserError(f"{part} does not say of which run it is: move it away, or choose another --out")
     return parse_record(json.loads(header), part)
-
-
-def _write_part(path: Path, samples: Sequence[Sample], metadata: Mapping[bytes, bytes]) -> None:
-    rows = [asdict(sample) for sample in samples]
-    write_parquet(path, pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA.with_metadata(metadata)))
