@@ -20,28 +20,21 @@ def lora_rank_slot(rank: int) -> int:
 
 
 def vllm_environment(*, on_cpu: bool) -> dict[str, str]:
-    """Return what vLLM reads in this process or as a server: no usage reports.
-
-    On a CPU: 1 GiB of cache, and no attention whose rounding depends on what shares a batch.
-
-    With several threads vLLM's CPU attention cuts the sequences that lie where one thread's share ends and the next
-    one's begins; which those are depends on the batch, and the sum of the pieces rounds otherwise than the whole.
-    """
+    """Return what vLLM reads in this process or as a server: no usage reports; on a CPU 1 GiB of cache."""
     on_any = {"VLLM_NO_USAGE_STATS": "1"}
+    # With several threads its CPU attention cuts the sequences that lie where one thread's share ends and the next
+    # one's begins; which those are depends on the batch, and the sum of the pieces rounds otherwise than the whole.
     return {**on_any, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_ATTN_SPLIT_KV": "0"} if on_cpu else on_any
 
 
 def quiet_vllm(*, on_cpu: bool) -> None:
-    """Set what vLLM reads in this process, unless the user has: no log lines without --verbose, none on stdout.
-
-    On a CPU: one process.
-
-    At level ERROR vLLM speaks even if nothing is wrong: it looks for a model's config beside an adapter's tokenizer.
-    On stderr such a line is put aside while the engine starts (`libraries_aside`).
+    """Set what vLLM reads in this process, unless the user has: no log lines without --verbose, one process on a CPU.
 
     Must be called before vLLM (or trl.generation) is imported.
     """
     values = vllm_environment(on_cpu=on_cpu)
+    # At level ERROR it speaks even if nothing is wrong: it looks for a model's config beside an adapter's tokenizer. On
+    # stderr such a line is put aside while the engine starts (`libraries_aside`).
     values["VLLM_LOGGING_LEVEL"] = "INFO" if LOG.isEnabledFor(logging.DEBUG) else "ERROR"
     values["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     if on_cpu:
