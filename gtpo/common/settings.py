@@ -237,9 +237,6 @@ class CommandSettings(BaseModel):
     @classmethod
     def _sentence(cls, error: Mapping[str, Any]) -> str:
         name = str(error["loc"][0])
-        if error["type"] == "extra_forbidden":
-            near = did_you_mean(name, cls.keys())
-            return f'{cls.COMMAND} has no option "{name}".{near}'
         key = cls.keys()[name]
         if error["type"] == "missing":
             return f"{cls.COMMAND} needs {name.upper()}; {cls.COMMAND} --help says what it may be"
