@@ -7,7 +7,7 @@ are read column by column) and the four tags of the answer format are one token 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gtpo.config import BuiltModel
 from gtpo.rewards.data.arithmetic import TEMPLATES
@@ -103,11 +103,8 @@ def build_tiny_model(
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,
     }
+    kinds: Any = {"llama": (LlamaForCausalLM, LlamaConfig), "qwen2": (Qwen2ForCausalLM, Qwen2Config)}
+    kind, config = kinds[spec.architecture]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel
-        if spec.architecture == "llama":
-            model = LlamaForCausalLM(LlamaConfig(**shape))
-        else:
-            model = Qwen2ForCausalLM(Qwen2Config(**shape))
-    return model.float(), tokenizer
+        return kind(config(**shape)).float(), tokenizer
