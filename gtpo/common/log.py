@@ -54,12 +54,10 @@ class _StderrHandler(logging.Handler):
         message = record.getMessage()
         if record.levelno >= logging.WARNING:
             message = f"gtpo: {message}"
-        if self.stream is not None:
-            print(message, file=self.stream, flush=True)
-        elif sys.stderr.isatty():
+        if self.stream is None and sys.stderr.isatty():
             stderr_console().print(message, markup=False, highlight=False, soft_wrap=False)  # by word
         else:
-            print(message, file=sys.stderr, flush=True)
+            print(message, file=self.stream or sys.stderr, flush=True)
 
 
 def start_logging(verbosity: Verbosity = "normal") -> None:

@@ -29,10 +29,9 @@ def stdout_console(pipe: int) -> Console:
     """
     from rich.console import Console
 
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    columns = os.environ.get("COLUMNS", "")
-    return Console(width=int(columns) if columns.isdecimal() else pipe, highlight=False, soft_wrap=True)
+    folded, columns = sys.stdout.isatty(), os.environ.get("COLUMNS", "")
+    width = None if folded or columns.isdecimal() else pipe  # rich reads COLUMNS itself
+    return Console(width=width, highlight=False, soft_wrap=not folded)
 
 
 def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
