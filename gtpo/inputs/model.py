@@ -398,8 +398,9 @@ def rounded_away(args: Any, model: Any) -> Iterator[str]:
     """
     # transformers has made an enumeration's member of the name.
     optimizer, beta = str(getattr(args.optim, "value", args.optim)), max(args.adam_beta1, args.adam_beta2)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    coarse = [p.detach() for p in trained if p.dtype in (torch.bfloat16, torch.float16) and p.numel()]
+    trained = (p.detach() for p in model.parameters() if p.requires_grad and p.numel())
+    coarse = [p for p in trained if p.dtype in (torch.bfloat16, torch.float16)]
+    kind = str(coarse[0].dtype).removeprefix("torch.") if coarse else ""
     # Muon's steps are of the size of the matrix; those of all others of at most the learning rate, as gradients of a
     # norm of 1 are.
     if coarse and "muon" not in optimizer:
@@ -407,25 +408,17 @@ def rounded_away(args: Any, model: Any) -> Iterator[str]:
         typical = statistics.median(float(p.float().abs().median()) for p in some)
         spacing = typical * torch.finfo(coarse[0].dtype).eps
         if args.learning_rate < spacing / 2:
-            kind = str(coarse[0].dtype).removeprefix("torch.")
             yield (
                 f"weights trained in {kind} round the updates away: at |w| = {typical:.2g} neighbouring numbers are "
                 f"{spacing:.1g} apart, and a step is at most the learning rate of {args.learning_rate:g}; train them "
                 "in float32 (on a GPU with bfloat16 autocast; model.dtype: auto), or train adapters"
             )
-    if beta <= LARGEST_8BIT_BETA or "adam" not in optimizer:
-        return
-    if "8bit" in optimizer:
+    states = "8-bit" if "8bit" in optimizer else kind  # those of a 32-bit optimizer have the weights' type
+    if states and beta > LARGEST_8BIT_BETA and "adam" in optimizer:
         yield (
-            f"optim={optimizer!r} with an Adam beta of {beta} (> {LARGEST_8BIT_BETA}): 8-bit states round the updates "
-            "away; take a 32-bit optimizer (adamw_torch, paged_adamw_32bit) or a smaller beta"
-        )
-    narrow = {p.dtype for p in trained} & {torch.bfloat16, torch.float16}
-    if narrow:
-        yield (
-            f"trained weights in {', '.join(str(dtype).removeprefix('torch.') for dtype in narrow)} with an Adam beta "
-            f"of {beta}: the optimizer's states have their dtype and round the updates away; load the model in "
-            "float32, or train adapters"
+            f"optim={optimizer!r} with an Adam beta of {beta} (> {LARGEST_8BIT_BETA}): {states} states round the "
+            "updates away; take a 32-bit optimizer (adamw_torch, paged_adamw_32bit), over float32 weights or adapters, "
+            "or a smaller beta"
         )
 
 

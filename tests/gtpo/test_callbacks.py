@@ -303,7 +303,7 @@ def test_resume_with_another_objective_is_refused(folder: Path, tmp_path: Path) 
     ("optim", "beta", "dtype", "rate", "words"),
     [
         ("adamw_8bit", 0.99999, torch.float32, 1e-6, "8-bit states round the updates away"),
-        ("adamw_torch", 0.99999, torch.bfloat16, 1e-6, "trained weights in bfloat16 with an Adam beta of 0.99999"),
+        ("adamw_torch", 0.99999, torch.bfloat16, 1e-6, "bfloat16 states round the updates away"),
         ("adamw_torch", 0.99999, torch.float32, 1e-6, None),
         ("adamw_torch", 0.999, torch.bfloat16, 1e-6, "weights trained in bfloat16 round the updates away"),
         ("sgd", 0.99999, torch.bfloat16, 1.0, None),
