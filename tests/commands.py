@@ -12,12 +12,18 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
-def command_line(*words: object, cwd: Path, **environment: str | None) -> subprocess.CompletedProcess[str]:
-    """Run `gtpo WORDS` in a folder; `environment`: what differs from this process's, None if it is unset."""
+def command_line(
+    *words: object, cwd: Path, code: int | None = None, **environment: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Run `gtpo WORDS` in a folder, which must end with `code` if there is one.
+
+    environment: what differs from this process's, None if it is unset.
+    """
     from gtpo import cli
 
     real, variables = {1: os.dup(1), 2: os.dup(2)}, dict(os.environ)
@@ -35,9 +41,9 @@ def command_line(*words: object, cwd: Path, **environment: str | None) -> subpro
             patch.setattr(sys, name, file)
         try:
             cli.app()
-            code: object = 0
+            ended = 0
         except SystemExit as end:
-            code = end.code or 0
+            ended = int(str(end.code or 0))
         finally:
             for number, descriptor in real.items():
                 os.dup2(descriptor, number)
@@ -46,7 +52,21 @@ def command_line(*words: object, cwd: Path, **environment: str | None) -> subpro
             os.environ.update(variables)
         out.seek(0)
         err.seek(0)
-        return subprocess.CompletedProcess(list(words), int(str(code)), out.read(), err.read())
+        done = subprocess.CompletedProcess(list(words), ended, out.read(), err.read())
+    assert code in (None, ended), done.stdout + done.stderr
+    return done
+
+
+def process(*words: object, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, which must end with `code`; options are those of subprocess.run."""
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **options)
+    assert done.returncode == code, done.stdout[-2000:] + done.stderr[-4000:]
+    return done
+
+
+def python(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS` so."""
+    return process(sys.executable, *words, **options)
 
 
 def make_once() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from commands import python
 from layout import copy_packages
 
 LONGEST = 750
@@ -90,9 +89,7 @@ def needing_an_extra(folder: Path) -> dict[str, str]:
     paths = [path.relative_to(folder).with_suffix("") for path in sorted((folder / "gtpo").rglob("*.py"))]
     modules = [".".join(path.parts).removesuffix(".__init__") for path in paths]
     script = IMPORT_ALL.format(absent=sorted(absent), modules=modules)
-    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(line.split() for line in done.stdout.splitlines())
+    return dict(line.split() for line in python("-c", script, cwd=folder).stdout.splitlines())
 
 
 def test_the_base_is_imported_without_extras(root, tmp_path):
@@ -128,8 +125,7 @@ def test_what_is_imported_is_needed(root, words, tmp_path):
         "    except SystemExit as stop:\n        assert stop.code in (None, 0, 2), stop.code\n"
         f"print('loaded:', [name for name in {LIGHT[words]!r} if name in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script, words], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = python("-c", script, words, cwd=tmp_path)
     assert done.stderr.strip().endswith("loaded: []"), done.stderr
     assert ("learning_rate must be" in done.stderr) if "refused" in words else done.stdout
 
@@ -137,5 +133,4 @@ def test_what_is_imported_is_needed(root, words, tmp_path):
 def test_a_script_in_a_checkout_finds_the_packages_beside_gtpo(root: Path) -> None:
     """A script's own folder comes before what is installed. -S: nothing is installed at all."""
     code = f"import sys; sys.path.insert(0, {str(root)!r}); import gtpo.evalkit, gtpo.rewards.extract"
-    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=root.parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-S", "-c", code, cwd=root.parent)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from commands import process, python
 from servers import Server
 from test_own_modules import CHECK, write_own_modules
 
@@ -23,24 +23,20 @@ pytestmark = [pytest.mark.base, pytest.mark.timeout(1200)]  # the first test wai
 def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist of the tracked files, and the wheel made from it: what a release would hold."""
     folder = tmp_path_factory.mktemp("build")
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
-    for name in listed.splitlines():
+    for name in process("git", "ls-files", cwd=root).stdout.splitlines():
         if (root / name).is_file():
             (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, folder / "tree" / name)
-    build = [sys.executable, "-m", "build", "--outdir", str(folder / "dist"), str(folder / "tree")]
     environment = os.environ | {"GTPO_REPOSITORY_URL": "https://example.org/gtpo"}
-    done = subprocess.run(build, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    python("-m", "build", "--outdir", folder / "dist", folder / "tree", env=environment)
     return next((folder / "dist").glob("*.whl"))
 
 
 def environment_with(requirement: str, environment: Path, root: Path) -> Path:
     """Return the bin folder of a new environment that holds the wheel and what it depends on."""
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    install = ["-m", "pip", "install", "--quiet", "--no-compile", "-c", str(root / "constraints.txt"), requirement]
-    done = subprocess.run([str(environment / "bin/python"), *install], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python("-m", "venv", environment)
+    install = ["-m", "pip", "install", "--quiet", "--no-compile", "-c", root / "constraints.txt", requirement]
+    process(environment / "bin/python", *install)
     return environment / "bin"
 
 
@@ -60,18 +56,13 @@ def train(root: Path, built: Path) -> Path:
 def gtpo(base: Path, tmp_path: Path):
     """Run a command of the installed package in an empty folder."""
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        return subprocess.run(
-            [str(base / "gtpo"), *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-        )
-
-    return run
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return functools.partial(process, base / "gtpo", cwd=tmp_path, env=environment, timeout=120)
 
 
 def test_the_wheel_holds_gtpo_alone_and_every_file_of_it(root, built):
     folders = ["gtpo", "evalkit", "rewards", "configs", "examples"]
-    listed = subprocess.run(["git", "ls-files", *folders], cwd=root, capture_output=True, text=True, check=True).stdout
+    listed = process("git", "ls-files", *folders, cwd=root).stdout
     with zipfile.ZipFile(built) as wheel:
         names = {name for name in wheel.namelist() if not name.startswith("gtpo-")}
     assert names == {name if name.startswith("gtpo/") else f"gtpo/{name}" for name in listed.splitlines()}
@@ -93,20 +84,15 @@ def test_the_sdist_holds_what_the_wheel_is_built_of(built):
 
 
 def test_the_first_commands_of_the_readme_run(gtpo):
-    done = gtpo("examples")
-    assert done.returncode == 0, done.stderr
-    done = gtpo(*done.stdout.rpartition("next: gtpo ")[2].split())
-    assert done.returncode == 0, done.stderr
+    done = gtpo(*gtpo("examples").stdout.rpartition("next: gtpo ")[2].split())
     assert "after is better than before" in done.stdout
 
 
 def test_figures_need_an_extra(gtpo, tmp_path):
     """Said in one sentence, after the table and the page."""
     gtpo("examples")
-    done = gtpo(
-        "compare", "examples/before.jsonl", "examples/after.jsonl", "--html", "page.html", "--figures", "figures"
-    )
-    assert done.returncode == 2, done.stderr
+    words = "compare examples/before.jsonl examples/after.jsonl --html page.html --figures figures"
+    done = gtpo(*words.split(), code=2)
     absent = "gtpo: --figures: matplotlib cannot be imported (No module named 'matplotlib'); pip install 'gtpo[report]'"
     assert done.stderr.splitlines()[-1] == absent
     assert "pass@1" in done.stdout
@@ -115,17 +101,13 @@ def test_figures_need_an_extra(gtpo, tmp_path):
 
 def test_a_server_is_evaluated(gtpo, tmp_path):
     server = Server()
-    done = gtpo(
-        "eval", "m", "--engine", "openai", "--base-url", server.url, "--benchmarks", "arithmetic", "--limit", "4"
-    )
+    gtpo(*f"eval m --engine openai --base-url {server.url} --benchmarks arithmetic --limit 4".split())
     server.close()
-    assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "results/eval/m/eval.json").read_text())["benchmarks"]["arithmetic"]["samples"] == 4
 
 
 def test_the_doctor_describes_a_machine_without_torch(gtpo, tmp_path):
     done = gtpo("doctor", "--out", "report.json")
-    assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert "torch" not in report["packages"]
     assert report["checks"] == []
@@ -145,16 +127,14 @@ NEEDS = {
 
 @pytest.mark.parametrize("words", NEEDS)
 def test_a_command_that_needs_an_extra_says_which(gtpo, words):
-    done = gtpo(*words.split())
-    assert done.returncode == 2, done.stderr
+    done = gtpo(*words.split(), code=2)
     assert done.stderr.splitlines()[-1] == f"gtpo: {NEEDS[words]}"
     assert "Traceback" not in done.stderr
 
 
 def test_with_the_extra_a_run_is_resolved_by_the_name_of_its_config(train, tmp_path):
-    command = [str(train / "gtpo"), "train", "paper/llama-math-gtpo-g8", "--dry-run", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    words = ("train", "paper/llama-math-gtpo-g8", "--dry-run", "--json")
+    done = process(train / "gtpo", *words, cwd=tmp_path, timeout=300)
     assert json.loads(done.stdout)["config"]["run_name"] == "llama-math-gtpo-g8"
 
 
@@ -174,8 +154,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def typed(command: str, bin: Path, folder: Path) -> str:
     """Run a command as it is typed once the environment is active; return what it printed."""
     environment = os.environ | {"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    done = process("bash", "-c", command, cwd=folder, env=environment)
     return done.stdout + done.stderr
 
 
@@ -210,5 +189,4 @@ def test_a_trl_script_is_switched_as_the_readme_says(train, root, model, tmp_pat
 
 def test_the_users_modules_are_theirs(train, tmp_path):
     write_own_modules(tmp_path)
-    done = subprocess.run([str(train / "python"), "-c", CHECK], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "the user's modules are theirs\n"), done.stderr
+    assert process(train / "python", "-c", CHECK, cwd=tmp_path).stdout == "the user's modules are theirs\n"

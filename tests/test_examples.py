@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from statistics import mean
 
 import pytest
-from commands import command_line
+from commands import command_line, python
 
 from gtpo.rewards.loading import load_rewards
 
@@ -17,9 +15,7 @@ from gtpo.rewards.loading import load_rewards
 @pytest.mark.slow
 def test_the_step_in_plain_torch_learns_the_sum(root):
     """The step itself checks its loss against `reference_loss`."""
-    command = [sys.executable, str(root / "examples/gtpo_step.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    done = python(root / "examples/gtpo_step.py", timeout=240)
     assert "the gate is on" in done.stdout
     rewards = [float(line.split()[4]) for line in done.stdout.splitlines() if line.startswith("step")]
     assert mean(rewards[:2]) < 14 < 16 < mean(rewards[-2:]), rewards
@@ -27,9 +23,7 @@ def test_the_step_in_plain_torch_learns_the_sum(root):
 
 @pytest.mark.slow
 def test_the_trl_script_trains(root, tmp_path):
-    command = [sys.executable, str(root / "examples/trl_script.py"), "--steps", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = python(root / "examples/trl_script.py", "--steps", "1", cwd=tmp_path, timeout=240)
     assert "step 1: reward" in done.stdout
 
 
@@ -43,22 +37,19 @@ def test_own_reward_scores_and_says_what_it_cannot(root, monkeypatch):
 
 
 def test_own_benchmark_checks(root):
-    done = command_line("eval", "--check", "own_benchmark.yaml", cwd=root / "examples")
-    assert done.returncode == 0, done.stderr
+    done = command_line("eval", "--check", "own_benchmark.yaml", cwd=root / "examples", code=0)
     assert "4 of 4 golds verify against themselves" in done.stdout
 
 
 def test_recordings_are_scored_as_their_labels_say(root, tmp_path):
-    done = command_line("eval", "--completions", root / "examples/recordings.jsonl", "--k", "3", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = command_line("eval", "--completions", root / "examples/recordings.jsonl", "--k", "3", cwd=tmp_path, code=0)
     assert "labels agree on 9 of 9 (lenient)" in done.stdout
 
 
 def test_the_readmes_row_of_completions_is_scored(root, tmp_path):
     row = re.search(r"`(\{\"id\".*\})`", (root / "README.md").read_text()).group(1)
     (tmp_path / "mine.jsonl").write_text(row + "\n")
-    done = command_line("eval", "--completions", "mine.jsonl", "--k", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    command_line("eval", "--completions", "mine.jsonl", "--k", "2", cwd=tmp_path, code=0)
     results = json.loads((tmp_path / "results/eval/mine/eval.json").read_text())
     assert results["benchmarks"]["mine"]["pass@k"]["1"]["mean"] == 0.5
 

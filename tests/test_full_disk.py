@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import resource
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 
 from gtpo.common.errors import DISK_FULL, explained
 from gtpo.common.files import lock_folder
@@ -19,12 +21,10 @@ KINDS = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
 ROW = {"id": "1", "problem": "1 + 1?", "gold": "2", "completions": ["<answer>2</answer>", "<answer>3</answer>"]}
 
 
-def limited(*words: str, cwd: Path, size: int = 1024) -> subprocess.CompletedProcess[str]:
+def limited(*words: str, cwd: Path, code: int, size: int = 1024) -> subprocess.CompletedProcess[str]:
     """Run a module of gtpo in a process whose files may have `size` bytes, as after `ulimit -f`."""
-    return subprocess.run(
-        [sys.executable, "-m", *words], cwd=cwd, capture_output=True, text=True, timeout=120,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
-    )  # fmt: skip
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
+    return python("-m", *words, cwd=cwd, code=code, timeout=120, preexec_fn=limit)
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def mine(tmp_path: Path) -> Path:
 
 def test_a_limit_on_the_size_of_files_is_told_in_a_sentence(mine: Path) -> None:
     command = ("gtpo", "eval", "--completions", "mine.jsonl", "--k", "2", "--out", "run")
-    done = limited(*command, cwd=mine)
-    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    done = limited(*command, cwd=mine, code=3)
+    assert done.stderr.count("\n") == 1, done.stderr
     assert "ulimit -f" in done.stderr
-    assert limited(*command, cwd=mine, size=10**8).returncode == 0
-    page = limited("gtpo", "compare", "run", "--html", "page.html", cwd=mine)
-    assert (page.returncode, page.stderr.count("\n")) == (2, 1), page.stderr
+    limited(*command, cwd=mine, code=0, size=10**8)
+    page = limited("gtpo", "compare", "run", "--html", "page.html", cwd=mine, code=2)
+    assert page.stderr.count("\n") == 1, page.stderr
     assert "page.html" in page.stderr
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 
 RUN = """\
 run_name: own
@@ -53,16 +52,13 @@ def write_own_modules(folder: Path) -> None:
 
 def test_the_users_modules_are_theirs(tmp_path: Path) -> None:
     write_own_modules(tmp_path)
-    done = subprocess.run([sys.executable, "-c", CHECK], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "the user's modules are theirs\n"), done.stderr
+    assert python("-c", CHECK, cwd=tmp_path).stdout == "the user's modules are theirs\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["", "-m torch.distributed.run --standalone --nproc_per_node 2"])
 def test_a_reward_of_the_users_scores_a_run(launcher: str, tmp_path: Path) -> None:
     write_own_modules(tmp_path)
-    command = [sys.executable, *launcher.split(), "-m", "gtpo", "train", "run.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python(*launcher.split(), "-m", "gtpo", "train", "run.yaml", cwd=tmp_path)
     logged = json.loads((tmp_path / "results/train/own/metrics.jsonl").read_text())
     assert logged["rewards/my_reward/mean"] == 0.25

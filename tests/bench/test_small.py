@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import python
 
 
 @pytest.fixture
@@ -124,9 +124,7 @@ def test_the_power_of_the_plan_of_a_real_model(root: Path, pretrained: Any) -> N
 def test_the_results_follow_from_the_runs(root: Path, tmp_path: Path) -> None:
     """From a copy of the folder, so from its files and without gtpo."""
     folder = shutil.copytree(root / "results/published/small", tmp_path / "small")
-    command = [sys.executable, "-I", str(folder / "recompute.py")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python("-I", folder / "recompute.py", cwd=folder).stderr == ""
 
 
 def test_every_run_was_made_by_the_plan(root: Path, again: Any, small: Any) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from commands import python
 
 pytestmark = pytest.mark.docs
 
@@ -57,10 +56,8 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    done = python("-m", "mkdocs", "build", "--strict", "--site-dir", folder, cwd=root, env=environment, timeout=240)
     assert "WARNING" not in done.stderr
     return folder
 

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import subprocess
 import sys
 import threading
 import urllib.error
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import python
 
 from gtpo.common.errors import UserError
 from gtpo.rewards import Verdict, Verifier, default_verifier
@@ -83,13 +83,11 @@ def test_pairs_from_the_shell(tmp_path: Path) -> None:
         {"completion": "<answer>(A) 65-4</answer>", "answer": "61", "problem": ASKED},
     ]
     file.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    command = [sys.executable, "-m", "gtpo.rewards"]
-    done = subprocess.run([*command, str(file)], capture_output=True, text=True)
+    done = python("-m", "gtpo.rewards", file)
     assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == [Verdict.CORRECT, Verdict.INCORRECT]
     assert "CORRECT: 1" in done.stderr
     file.write_text("{}\n")
-    done = subprocess.run([*command, str(file)], capture_output=True, text=True)
-    assert done.returncode == 2
+    done = python("-m", "gtpo.rewards", file, code=2)
     assert f"{file}:1: expected prediction or pred or completion" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -141,21 +139,18 @@ def test_a_reward_function_is_audited(tmp_path: Path) -> None:
     )
     rows = ["text,target", "It is 12,2", "It is 12,12", '"\\boxed{\\frac12}",0.5', "It is 7,8"]
     (tmp_path / "rows.csv").write_text("\n".join(rows))
-    command = [sys.executable, "-m", "gtpo.rewards", "rows.csv", "--fields", "completion=text", "gold=target"]
-    command += ["--scoring", "lenient"]
-    done = subprocess.run([*command, "--against", "mine:score"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    command = ["-m", "gtpo.rewards", "rows.csv", "--fields", "completion=text", "gold=target", "--scoring", "lenient"]
+    done = python(*command, "--against", "mine:score", cwd=tmp_path)
     assert "2 of 4 differ (15.00 to 85.00 %)" in done.stdout
     assert "paid: 'It is 12' | gold '2': INCORRECT" in done.stdout
-    above = subprocess.run([*command, "--against", "mine:score", "--fail-above", "0.4"], cwd=tmp_path, check=False)
-    assert above.returncode == 5
-    judged = subprocess.run([*command, "--explain"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    python(*command, "--against", "mine:score", "--fail-above", "0.4", cwd=tmp_path, code=5)
+    judged = python(*command, "--explain", cwd=tmp_path)
     assert [json.loads(line)["verdict"] for line in judged.stdout.splitlines()] == [
         "INCORRECT", "CORRECT", "CORRECT", "INCORRECT",
     ]  # fmt: skip
     for wrong in (["--workers", "0"], ["--workers", "two"], ["--fields", "gold"]):
-        refused = subprocess.run([*command, *wrong], cwd=tmp_path, capture_output=True, text=True)
-        assert (refused.returncode, refused.stdout, "Traceback" in refused.stderr) == (2, "", False)
+        refused = python(*command, *wrong, cwd=tmp_path, code=2)
+        assert (refused.stdout, "Traceback" in refused.stderr) == ("", False)
 
 
 @pytest.fixture

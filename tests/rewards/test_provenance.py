@@ -2,49 +2,44 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import process, python
 from layout import copy_packages
 
 from gtpo.common.provenance import command_line
 
 
-def git(folder: Path, *words: str) -> None:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+def git(folder: Path, *words: str) -> str:
+    return process("git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words, cwd=folder).stdout.strip()
+
+
+def commit(folder: Path, file: str) -> None:
+    git(folder, "init", "-q")
+    git(folder, "add", file)
+    git(folder, "commit", "-qm", "one")
 
 
 def test_a_package_inside_another_repository_does_not_name_its_commit(root: Path, tmp_path: Path) -> None:
     """As with a virtual environment in a project's folder: the project's commit is not this program's."""
     (tmp_path / "README").write_text("a user's project")
-    git(tmp_path, "init", "-q")
-    git(tmp_path, "add", "README")
-    git(tmp_path, "commit", "-qm", "theirs")
+    commit(tmp_path, "README")
     installed = tmp_path / ".venv" / "site-packages"
     installed.mkdir(parents=True)
     copy_packages(root, installed)
-    found = subprocess.run(
-        [sys.executable, "-c", "from gtpo.common import provenance as p; print(p.CHECKOUT, p.git_commit())"],
-        env={"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin"},
-        cwd=installed,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.split() == [str(installed), "None"]
+    script = "from gtpo.common import provenance as p; print(p.CHECKOUT, p.git_commit())"
+    told = python("-c", script, cwd=installed, env={"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin"})
+    assert told.stdout.split() == [str(installed), "None"]
 
 
 def test_a_checkout_names_its_own_commit_and_whether_files_are_changed(tmp_path: Path, monkeypatch) -> None:
     from gtpo.common import provenance
 
-    git(tmp_path, "init", "-q")
     (tmp_path / "file").write_text("1")
-    git(tmp_path, "add", "file")
-    git(tmp_path, "commit", "-qm", "ours")
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True).stdout.strip()
+    commit(tmp_path, "file")
+    head = git(tmp_path, "rev-parse", "HEAD")
     monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
     assert provenance.git_commit() == head
     (tmp_path / "file").write_text("2")
