@@ -40,8 +40,8 @@ from gtpo.runs.find import find_runs
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def gtpo(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return command_line(*arguments, cwd=cwd, COLUMNS="200")
+def gtpo(*arguments: object, cwd: Path, code: int | None = None) -> subprocess.CompletedProcess[str]:
+    return command_line(*arguments, cwd=cwd, code=code, COLUMNS="200")
 
 
 @pytest.fixture(scope="module")
@@ -310,8 +310,7 @@ def test_runs_of_two_judges_are_mended_by_the_line_that_is_named(two: dict[str, 
     for right, (name, verifier) in enumerate((("one", {"version": RULES_VERSION}), ("two", two))):
         rows = [{"id": str(i), "gold": "4", "completion": f"<answer>{4 * (i < 3 + right)}</answer>"} for i in range(6)]
         write_lines(home / f"{name}.jsonl", rows)
-        made = gtpo("eval", "--completions", f"{name}.jsonl", "--out", home / name, cwd=home)
-        assert made.returncode == 0, made.stderr
+        gtpo("eval", "--completions", f"{name}.jsonl", "--out", home / name, cwd=home, code=0)
         record = json.loads((home / name / "eval.json").read_text())
         (home / name / "eval.json").write_text(json.dumps(record | {"verifier": verifier}))
     refused = gtpo("compare", home / "one", home / "two", cwd=home)
@@ -319,10 +318,8 @@ def test_runs_of_two_judges_are_mended_by_the_line_that_is_named(two: dict[str, 
     line = refused.stderr.partition("To mend it: ")[2].strip()
     for words in map(shlex.split, line.split(" && ")):
         assert (words[:2], words[3:]) == (["gtpo", "eval"], ["--rescore"])
-        ran = gtpo(*words[1:], cwd=home)
-        assert ran.returncode == 0, ran.stderr
-    ran = gtpo("compare", home / "one", home / "two", cwd=home)
-    assert ran.returncode == 0, ran.stderr
+        gtpo(*words[1:], cwd=home, code=0)
+    gtpo("compare", home / "one", home / "two", cwd=home, code=0)
 
 
 # --- runs that are not known to be trained apart ---------------------------------------------------------------
@@ -356,8 +353,7 @@ def test_runs_that_are_not_known_to_be_trained_apart_say_nothing_of_methods(case
     words = side_by_side(tmp_path, case)
     marks = re.compile(r"[▲▼≈]|\\dagger|\^\{\*|\b(better|worse|equivalent) (than|to)\b|· 3 seeds|\\cdot\$ 3 seeds")
     for form in ("table", "markdown", "latex", "csv", "json"):
-        ran = gtpo("compare", *words, "--format", form, "--margin", "50", "--details", cwd=tmp_path)
-        assert ran.returncode == 0, ran.stderr
+        ran = gtpo("compare", *words, "--format", form, "--margin", "50", "--details", cwd=tmp_path, code=0)
         text = ran.stdout + ran.stderr
         assert UNKNOWN in text, form
         assert "about these outputs" in text, form
@@ -369,8 +365,7 @@ def test_runs_that_are_not_known_to_be_trained_apart_say_nothing_of_methods(case
     ]
     assert max(judged[0]["difference_low"], -judged[0]["difference_high"]) > 0.1
     assert {(r["covers_training"], r["seed_sd"]) for r in document["records"]} == {(False, None)}
-    ran = gtpo("compare", *words, "--baseline", "A", "--fail-if-worse=90", cwd=tmp_path)
-    assert ran.returncode == 6, ran.stderr
+    ran = gtpo("compare", *words, "--baseline", "A", "--fail-if-worse=90", cwd=tmp_path, code=6)
     assert "gate: B against A on arithmetic is undecided, as training is not known" in ran.stderr
 
 
@@ -391,10 +386,8 @@ def test_the_gate_has_three_outcomes(
     """Shown to lose less, shown to be worse, neither: too few questions, or samples that are missing."""
     write_eval(tmp_path / "old", method=None, seed=1)
     write_eval(tmp_path / "new", method=None, seed=2, skill=skill, failed=failed)
-    ran = gtpo(
-        "compare", "old", "new", "--baseline", "old", "--allow-mismatch", "--fail-if-worse", *words, cwd=tmp_path
-    )
-    assert ran.returncode == code, ran.stderr
+    gate = ("--baseline", "old", "--allow-mismatch", "--fail-if-worse", *words)
+    ran = gtpo("compare", "old", "new", *gate, cwd=tmp_path, code=code)
     line, *more = (line for line in ran.stderr.splitlines() if line.startswith("gate: "))
     assert f"gate: new against old on arithmetic {said}" in line
     assert "this design sees a loss of " in line
@@ -408,8 +401,7 @@ def test_the_gate_has_three_outcomes(
 def test_the_gate_does_not_pass_what_was_not_evaluated(of_old: Any, of_new: Any, tmp_path: Path) -> None:
     for name, skill, benchmarks in (("old", 0.0, of_old), ("new", 2.0, of_new)):
         write_eval(tmp_path / name, method=None, skill=skill, benchmarks=dict.fromkeys(benchmarks, 40))
-    ran = gtpo("compare", "old", "new", "--baseline", "old", "--fail-if-worse", 2, cwd=tmp_path)
-    assert ran.returncode == 6, ran.stderr
+    ran = gtpo("compare", "old", "new", "--baseline", "old", "--fail-if-worse", 2, cwd=tmp_path, code=6)
     assert "gate: new against old on" in ran.stderr
     assert "is undecided, as not both were evaluated on it" in ran.stderr
 

@@ -6,14 +6,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from commands import command_line
+from commands import command_line, python
 from run_folders import samples
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet", "--limit", "10")
@@ -32,8 +30,7 @@ def completions(run: Path) -> dict[tuple[str, str, int], tuple[str, str, int]]:
 def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run with 12 samples of 10 questions on two benchmarks."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    done = command_line("eval", tiny_model, *BOTH, "--out", out, *EVAL, cwd=out.parent)
-    assert done.returncode == 0, done.stderr
+    done = command_line("eval", tiny_model, *BOTH, "--out", out, *EVAL, cwd=out.parent, code=0)
     assert "pass@k" in done.stdout
     assert str(out) in done.stdout
     assert len(completions(out)) == 240
@@ -59,8 +56,7 @@ def test_killed_and_resumed(gtpo, tiny_model: Path, whole: Path, tmp_path: Path,
     """kill -9 with half of the first part stored, then the same command: the same samples, the same numbers."""
     out = tmp_path / "killed"
     arguments = ["eval", str(tiny_model), *BOTH, "--out", str(out), *EVAL]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=environment)
-    assert killed.returncode == -signal.SIGKILL
+    python("-c", KILLED, *arguments, env=environment, code=-signal.SIGKILL)
     kept = completions(out)
     assert 0 < len(kept) < 240
     assert json.loads((out / "eval.json").read_text())["status"] == "incomplete"

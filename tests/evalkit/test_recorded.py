@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from commands import python
 from run_folders import write_lines
 
 OWNERS_RIGHT = {"6b_finetuning": 21.7, "6b_verification": 39.0, "175b_finetuning": 34.7, "175b_verification": 56.3}
@@ -113,10 +112,7 @@ def test_memory_does_not_grow_with_the_file(environment: dict[str, str], tmp_pat
         # Not getrusage: its peak outlives exec, so it would be that of the process which runs the tests.
         "finally:\n    print('MB', int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", program, cwd=tmp_path, env=environment, timeout=200)
     assert "250 questions, 2000 samples" in done.stdout
     assert int(done.stdout.split("MB")[-1]) < 500
 

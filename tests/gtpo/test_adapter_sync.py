@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import process, python
 from peft import LoraConfig, get_peft_model
 from test_sampler_check import under_vllm
 
@@ -114,9 +114,8 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def synchronised(root: Path, *words: str) -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__).with_name("adapter_sync_run.py")), *words]
-    done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-4000:]
+    script = Path(__file__).with_name("adapter_sync_run.py")
+    done = python(script, *words, cwd=root, env=environment(root), timeout=500)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -167,9 +166,6 @@ def test_paper_recipe_starts(root: Path, tmp_path: Path, packed: bool) -> None:
     for name, value in flags.items():
         command += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
     for last in (["--dry-run"], []):
-        done = subprocess.run(
-            command + last, cwd=tmp_path, env=environment(root), capture_output=True, text=True, timeout=500
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        process(*command, *last, cwd=tmp_path, env=environment(root), timeout=500)
     (lines,) = tmp_path.glob("results/train/*/metrics.jsonl")
     assert 0 < json.loads(lines.read_text())["sampling/logp_difference"] < (1e-3 if packed else 5e-2)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from commands import python
 from safetensors.torch import load_file
 from test_train_run import PLAIN as SHORT
 from test_train_run import STEPS, crash, flat, metrics
@@ -90,10 +89,9 @@ def test_run_resume_and_evaluation(tmp_path: Path, base: Path, root: Path) -> No
     dtypes = {value.dtype for value in tensors(states[1]["state"])}
     assert torch.uint8 in dtypes, "bitsandbytes kept no state in 8 bits"
 
-    command = [sys.executable, str(root / "cli.py"), "eval", str(whole), "--benchmarks", "arithmetic", "--limit", "4"]
-    command += ["--k", "2", "--max-tokens", "6", "--engine", "transformers", "--out", str(tmp_path / "eval"), "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    command = [root / "cli.py", "eval", whole, "--benchmarks", "arithmetic", "--limit", "4"]
+    command += ["--k", "2", "--max-tokens", "6", "--engine", "transformers", "--out", tmp_path / "eval", "--quiet"]
+    python(*command)
     assert json.loads((tmp_path / "eval/eval.json").read_text())["status"] == "complete"
 
 

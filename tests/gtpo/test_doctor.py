@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import python
 
 from gtpo import doctor
 from gtpo.common.errors import UserError
@@ -157,10 +156,7 @@ def test_what_is_right_is_found_right_and_what_is_not_there_is_said(packages: No
 
 @pytest.mark.slow
 def test_the_whole_command_on_this_machine(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gtpo", "doctor", "--gpu", "--json"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = python("-m", "gtpo", "doctor", "--gpu", "--json", cwd=tmp_path)
     rows = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
     assert len(rows) >= 17
     assert rows["ten LoRA steps, killed and resumed"]["ok"] is True

@@ -23,6 +23,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
+from commands import process, python
 from safetensors.torch import load_file
 from step_gradients import STEP, step_gradients, tiny_model
 from test_gradients import assert_same
@@ -64,13 +65,9 @@ def free_port() -> str:
 
 def launch(folder: Path, config: str, *command: str | Path, code: int = 0) -> str:
     """Run `command` in two processes under `accelerate launch`, which ends with `code`; return its standard error."""
-    words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", CONFIGS / f"{config}.yaml"]
-    words += ["--num_processes", "2", "--main_process_port", free_port(), *command]
-    done = subprocess.run(
-        [str(word) for word in words], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == code, done.stderr[-4000:]
-    return done.stderr
+    words = ["-m", "accelerate.commands.launch", "--config_file", CONFIGS / f"{config}.yaml", "--num_processes", "2"]
+    words += ["--main_process_port", free_port(), *command]
+    return python(*words, code=code, cwd=folder, env=environment(), timeout=300).stderr
 
 
 def write_config(folder: Path) -> None:
@@ -223,9 +220,9 @@ def test_slurm_file_is_what_sbatch_and_bash_take(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("#!/bin/bash\n")
     assert "#SBATCH --ntasks-per-node=1" in text, "accelerate starts the processes of a node"
-    subprocess.run(["bash", "-n", path], check=True)
+    process("bash", "-n", path)
     if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", path], check=True)
+        process("shellcheck", path)
 
 
 def slurm_job(folder: Path, **stand_ins: str) -> dict[str, str]:
@@ -281,12 +278,8 @@ def test_slurm_file_takes_the_gpus_of_its_node_however_they_were_asked_for(
 ) -> None:
     job = slurm_job(tmp_path, srun='printf "%s\\n" "$@"\n')
     del job["SLURM_GPUS_PER_NODE"]
-    done = subprocess.run(
-        ["bash", ROOT / f"configs/slurm/{name}.sbatch", "demo/gtpo"], cwd=tmp_path, env=job | variables,
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    words = done.stdout.split("\n")
+    script = ROOT / f"configs/slurm/{name}.sbatch"
+    words = process("bash", script, "demo/gtpo", cwd=tmp_path, env=job | variables, timeout=60).stdout.split("\n")
     flag, value = ("--num_processes", 2 * gpus) if name == "train" else ("--serve", f"--data-parallel-size {gpus}")
     assert words[words.index(flag) + 1] == str(value)
 
@@ -294,25 +287,21 @@ def test_slurm_file_takes_the_gpus_of_its_node_however_they_were_asked_for(
 def test_slurm_training_leaves_its_last_node_to_the_server(tmp_path: Path) -> None:
     script = ["bash", ROOT / "configs/slurm/train.sbatch", "demo/gtpo"]
     job = slurm_job(tmp_path, srun='echo "$@" >> calls\n') | {"VLLM_MODEL": "vendor/model"}
-    subprocess.run(script, cwd=tmp_path, env=job, check=True, timeout=60)
+    process(*script, cwd=tmp_path, env=job, timeout=60)
     served, trained = sorted((tmp_path / "calls").read_text().splitlines(), key=lambda line: "accelerate" in line)
     assert served.startswith("--nodes=1 --nodelist=node9 vllm serve vendor/model --port 8000")
     assert "--nodes=1 --nodelist=node7 " in trained
     assert trained.endswith("--rollout.engine vllm_server --rollout.server_host node9 --rollout.server_port 8000")
     job = slurm_job(tmp_path / "alone", scontrol="echo node7\n") | {"SLURM_NNODES": "1", "VLLM_MODEL": "vendor/model"}
-    alone = subprocess.run(script, cwd=tmp_path, env=job, capture_output=True, text=True, timeout=60)
-    assert (alone.returncode, alone.stderr.count("needs a node more than training")) == (2, 1)
+    alone = process(*script, code=2, cwd=tmp_path, env=job, timeout=60)
+    assert alone.stderr.count("needs a node more than training") == 1
 
 
 def test_slurm_training_starts_each_node_with_its_rank(tmp_path: Path) -> None:
     """With srun as Slurm runs it, a task a node: what reaches accelerate is what its parser and the run need."""
     each_node = 'while [ "${1#-}" != "$1" ]; do shift; done\nfor id in 0 1; do SLURM_NODEID=$id "$@"; done\n'
-    done = subprocess.run(
-        ["bash", ROOT / "configs/slurm/train.sbatch", "configs/paper/llama-math-gtpo-g8.yaml"],
-        cwd=ROOT, env=slurm_job(tmp_path, srun=each_node, accelerate='echo "$@"\n'),
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    script, job = ROOT / "configs/slurm/train.sbatch", slurm_job(tmp_path, srun=each_node, accelerate='echo "$@"\n')
+    done = process("bash", script, "configs/paper/llama-math-gtpo-g8.yaml", cwd=ROOT, env=job, timeout=240)
     ranks = []
     for line in done.stdout.splitlines():
         words = line.split()

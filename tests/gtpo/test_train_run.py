@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from commands import command_line
+from commands import command_line, python
 from logs import logged
 from safetensors.torch import load_file
 
@@ -209,9 +208,7 @@ cli.app()
 def test_kill_9_and_the_same_command_again(tmp_path: Path) -> None:
     config_of(tmp_path)
     folder = tmp_path / "results/train/run"
-    assert (
-        subprocess.run([sys.executable, "-c", KILLED, "train", "run.yaml"], cwd=tmp_path).returncode == -signal.SIGKILL
-    )
+    python("-c", KILLED, "train", "run.yaml", cwd=tmp_path, code=-signal.SIGKILL)
     assert len(metrics(folder)) == 3
     assert not (folder / "checkpoints/checkpoint-3").exists()
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
@@ -364,8 +361,8 @@ def test_collapse_stops_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Health, "observe", collapsing)
     config_of(tmp_path / "stop")
-    done = command_line("train", "run.yaml", "--health.on_collapse", "stop", cwd=tmp_path / "stop")
-    assert (done.returncode, "collapsed at step 4 of 6" in done.stderr) == (4, True), done.stderr
+    done = command_line("train", "run.yaml", "--health.on_collapse", "stop", cwd=tmp_path / "stop", code=4)
+    assert "collapsed at step 4 of 6" in done.stderr
     stopped = tmp_path / "stop/results/train/run"
     about = json.loads((stopped / "run.json").read_text())
     assert (about["step"], about["status"]) == (4, "collapsed")
@@ -415,14 +412,8 @@ def test_trackers_write_into_the_run_folder(tmp_path: Path, root: Path) -> None:
     (tmp_path / "work/run.yaml").write_text(yaml.safe_dump(PLAIN))
     home = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "WANDB_MODE": "offline"}
     environment = {name: value for name, value in os.environ.items() if name not in (*FOLDERS, "HF_HOME")} | home
-    done = subprocess.run(
-        [
-            *(sys.executable, str(root / "cli.py"), "train", "run.yaml", "--training.max_steps", "1"),
-            *("--training.report_to", *trackers),
-        ],
-        cwd=tmp_path / "work", env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    flags = ("--training.max_steps", "1", "--training.report_to", *trackers)
+    python(root / "cli.py", "train", "run.yaml", *flags, cwd=tmp_path / "work", env=environment)
     written = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
     folder = Path("work/results/train/run")
     for tracker in trackers:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 from test_train_run import config_of
 
 from gtpo import GTPOTrainer
@@ -80,11 +79,9 @@ def test_published_file_trains_a_tiny_model_with_a_users_trainer(folder: Path) -
         "dataset: {name: arithmetic, subsets: [], limit: 8}\n"
         "training: {max_prompt_length: 80, optimizer: adamw_torch, max_steps: 2}\n"
     )
-    command = [sys.executable, str(ROOT / "cli.py"), "train", "--run-name", "Q", "run.yaml", "--json"]
+    command = [ROOT / "cli.py", "train", "--run-name", "Q", "run.yaml", "--json"]
     command += ["--trainer.class_path", "my_trainers_of_the_test:Mine", "--gtpo_runtime.ent_threshold", "777"]
-    env = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    done = python(*command, cwd=folder, env=os.environ | {"HF_HUB_OFFLINE": "1"}, timeout=240)
     told = json.loads(done.stdout)
     assert (told["status"], told["step"], told["method"]) == ("finished", 2, "gtpo")
     run = folder / "results" / "train" / "Q"

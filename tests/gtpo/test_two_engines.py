@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import process
 
 TRL = os.environ.get("GTPO_TRL_PYTHON", "")
 pytestmark = [
@@ -24,10 +24,7 @@ VERL = {"VERL_USE_EXTERNAL_MODULES": "verl_on_cpu", "VERL_PLATFORM": "cpu", "VER
 def step(*words: str, **environment: str) -> None:
     """Run one engine's step in processes of its own."""
     threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        words, env={**os.environ, **threads, **environment}, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    process(*words, env={**os.environ, **threads, **environment}, timeout=900)
 
 
 @pytest.fixture(scope="module")

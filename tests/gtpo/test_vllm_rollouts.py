@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from commands import process
 from test_train_run import KILLED, STEPS
 from test_train_run import PLAIN as SHORT
 from test_train_run import metrics as logged_metrics
@@ -77,9 +78,7 @@ def command_of(folder: Path, *flags: str, start: tuple[str, ...] | None = None) 
 def gtpo(folder: Path, *flags: str, start: tuple[str, ...] | None = None, code: int = 0) -> str:
     """Run `gtpo train`; return its standard error."""
     command, environment = command_of(folder, *flags, start=start)
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == code, done.stderr[-4000:]
-    return done.stderr
+    return process(*command, code=code, cwd=folder, env=environment, timeout=500).stderr
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -161,7 +160,7 @@ def test_runs_that_start_at_once_take_a_port_each(tmp_path: Path) -> None:
         command, environment = command_of(tmp_path / name, "--training.max_steps", "1", "--training.eval_steps", "null")
         environment.pop("MASTER_PORT", None)
         started.append(subprocess.Popen(command, cwd=tmp_path / name, env=environment, stderr=subprocess.DEVNULL))
-    assert [process.wait(timeout=500) for process in started] == [0, 0]
+    assert [run.wait(timeout=500) for run in started] == [0, 0]
 
 
 def test_what_a_cpu_cannot_do_is_refused_in_a_sentence(tmp_path: Path) -> None:
