@@ -106,20 +106,8 @@ _MARKS = [
     r"\text{ or }", r"\text{ and }", r"\approx", r"\to", r"\Rightarrow", r"\implies", r"\neq",
 ]  # fmt: skip
 _TAILS = [
-    "",
-    "",
-    "",
-    ".",
-    "!",
-    " is the answer",
-    " is correct",
-    " in total",
-    ")",
-    "]",
-    " (check)",
-    " as well",
-    " apples",
-]
+    "", "", "", ".", "!", " is the answer", " is correct", " in total", ")", "]", " (check)", " as well", " apples",
+]  # fmt: skip
 
 
 def joints() -> list[str]:

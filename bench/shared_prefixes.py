@@ -21,27 +21,16 @@ from bench.step import ratio, turns
 METHODS = ("gtpo", "grpo")
 
 
-def measure(rounds: int, options: list[str]) -> dict[str, Any]:
-    """Return medians of each contender, and for each method the shared one's as a share of the padded one's."""
-    contenders = {}
-    for method in METHODS:
-        contenders[method] = ["--turn", method, "--lora", *options]
-        contenders[f"{method} shared"] = [*contenders[method], "--share-prefixes"]
-    found, median = turns(contenders, rounds)
-    ratios = {method: ratio(median, f"{method} shared", method) for method in METHODS}
-    return {"median": median, "ratio": ratios, "all": found}
-
-
 def page(document: dict[str, Any]) -> str:
     """Return the table of results/published/bench/steps.md."""
     rows = []
     for method in METHODS:
-        padded, shared = (document["median"][name] for name in (method, f"{method} shared"))
-        ratio = document["ratio"][method]
-        rows.append((f"{method.upper()}: processor time of a step, s", f"{padded['cpu_seconds']:.1f}",
-                     f"{shared['cpu_seconds']:.1f}", f"{ratio['cpu_seconds']:.2f}"))  # fmt: skip
-        rows.append((f"{method.upper()}: peak memory of a step, MiB", f"{padded['peak_bytes'] / 2**20:.0f}",
-                     f"{shared['peak_bytes'] / 2**20:.0f}", f"{ratio['peak_bytes']:.2f}"))  # fmt: skip
+        both = [document["median"][name] for name in (method, f"{method} shared")]
+        shares = document["ratio"][method]
+        rows.append((f"{method.upper()}: processor time of a step, s",
+                     *(f"{its['cpu_seconds']:.1f}" for its in both), f"{shares['cpu_seconds']:.2f}"))  # fmt: skip
+        rows.append((f"{method.upper()}: peak memory of a step, MiB",
+                     *(f"{its['peak_bytes'] / 2**20:.0f}" for its in both), f"{shares['peak_bytes']:.2f}"))  # fmt: skip
     return table(("", "padded", "shared", "ratio"), rows)
 
 
@@ -49,13 +38,16 @@ def main() -> None:
     """Measure, write the JSON, print its table."""
     asked = parser(__doc__, rounds=2, steps=2, prompt=127, tokens=128, equal=False, dtype=("float32", "bfloat16"),
                    threads=1, out=Path("results/bench/shared_prefixes.json")).parse_args()  # fmt: skip
-    given = [f"--{name}={getattr(asked, name)}" for name in ("steps", "prompt", "tokens", "dtype", "threads")]
-    options = ["--model=Qwen2.5-0.5B", *given, *["--ragged"] * (not asked.equal)]
-    names = ("rounds", "steps", "prompt", "tokens", "equal", "dtype", "threads")
-    shape = {name: getattr(asked, name) for name in names}
-    document = {"schema_version": 1, "torch": torch.__version__, "shape": shape, **measure(asked.rounds, options)}
-    print(page(document))
-    save(asked.out, document)
+    shape = {name: value for name, value in vars(asked).items() if name != "out"}
+    sizes = (f"--{name}={value}" for name, value in shape.items() if name not in ("rounds", "equal"))
+    options = ["--lora", "--model=Qwen2.5-0.5B", *sizes, *["--ragged"] * (not asked.equal)]
+    flags = {"": options, " shared": [*options, "--share-prefixes"]}
+    contenders = {f"{name}{how}": ["--turn", name, *words] for name in METHODS for how, words in flags.items()}
+    every, median = turns(contenders, asked.rounds)
+    ratios = {method: ratio(median, f"{method} shared", method) for method in METHODS}
+    measured = {"torch": torch.__version__, "shape": shape, "median": median, "ratio": ratios, "all": every}
+    print(page(measured))
+    save(asked.out, {"schema_version": 1, **measured})
 
 
 if __name__ == "__main__":
