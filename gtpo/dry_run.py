@@ -121,9 +121,9 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
     rows = problems.select(None)[0] if local else []
     row = rows[0] if rows else to_row(Problem(id="1", problem="1 + 1", answer="2"), config)
     for (path, _), function in zip(calls, functions, strict=False):
-        fault, raised = probe_reward(path, function, row)
-        if fault:
-            raise UserError(f"{config.setting('trainer.reward_funcs')}: {fault}")
+        why, raised = probe_reward(path, function, row)
+        if why:
+            raise UserError(f"{config.setting('trainer.reward_funcs')}: {why}")
         # It may dislike only an empty completion.
         if raised:
             LOG.warning(f"{raised}; completions on which it raises are unscored")
