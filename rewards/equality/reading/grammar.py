@@ -54,8 +54,7 @@ def tokenize(text: str) -> list[tuple[str, str]]:
         if kind == "word":
             tokens += _split_word(value)
         elif kind == "env":
-            command, _, name = value.rstrip("} ").partition("{")
-            tokens += [("cmd", command.strip()), ("env", name.strip())]
+            tokens.append(("cmd", re.sub(r"\s*\{\s*", " ", value).rstrip("} ")))  # `\\begin matrix`
         else:
             tokens.append(("num" if kind == "sci" else kind, value))
     return tokens
@@ -185,7 +184,7 @@ class _Parser:
             return power or before in (")", "}", "!", "\\rfloor", "\\rceil") or before_that in ("^", "**")
         if kind == "let" or token in STARTS or (token == "|" and not self._bars):
             return True
-        return kind == "cmd" and token[1:] in STARTING_COMMANDS
+        return kind == "cmd" and token[1:].partition(" ")[0] in STARTING_COMMANDS
 
     def _power(self) -> Term:
         base = self._postfix(self._atom())
@@ -252,12 +251,6 @@ class _Parser:
         found = _POINTS.match("".join(text if len(text) == 1 else " " for text in ahead))
         self._at += found.end() if found else 0
         return re.findall(r"[A-Z][^A-Z]*", re.sub("[{}]", "", found[2])) if found else []
-
-    def _environment(self) -> str:
-        if self._kind() != "env":
-            raise NotMathematics("an environment without a name")
-        self._at += 1
-        return self._tokens[self._at - 1][1]
 
     # -- atoms ---------------------------------------------------------------------------------------------------
     def _group(self) -> Term:
@@ -369,8 +362,8 @@ class _Parser:
             return ("fn", name, self._argument())
         if name in ("sum", "prod"):
             return self._bound(name)
-        if name == "begin":
-            return self._matrix()
+        if name.startswith("begin "):
+            return self._matrix(name.removeprefix("begin "))
         if name in WORDS.greek:
             return self._subscripted(name) if self._take("_") else ("sym", name)
         if name in ("angle", "vec", "overrightarrow") and (points := self._points()):
@@ -466,14 +459,14 @@ class _Parser:
             raise NotMathematics(f"\\{head} without a variable")
         return ("bind", head, variable, body, low, high)
 
-    def _matrix(self) -> Term:
-        name = self._environment()
+    def _matrix(self, name: str) -> Term:
         if name not in MATRIX_NAMES:
             raise NotMathematics(f"the environment {name}")
         if name == "array":
             self._raw_group()
         rows: list[list[Term]] = [[]]
-        while not self._take("\\end"):
+        end = f"\\end {name}"
+        while not self._take(end):
             if self._take("\\hline"):
                 continue
             if self._peek() in ("\\\\", "&"):
@@ -481,10 +474,8 @@ class _Parser:
             rows[-1].append(self._sum())
             if self._take("\\\\"):
                 rows.append([])
-            elif not self._take("&") and self._peek() != "\\end":
+            elif not self._take("&") and self._peek() != end:
                 raise NotMathematics(f"unexpected {self._peek()!r} in a matrix")
-        if self._environment() != name:
-            raise NotMathematics("environments that do not close")
         filled = [tuple(row) for row in rows if row]
         if not filled or len({len(row) for row in filled}) != 1:
             raise NotMathematics("a ragged matrix")
