@@ -32,18 +32,14 @@ from gtpo.rewards.equality.arithmetic import (
     NO_BASE,
     ONE,
     ZERO,
-    NoValue,
     Term,
     addends,
     canonical,
-    close,
     constant_value,
     contains,
-    evaluate,
+    equal_terms,
     integer,
     is_literal,
-    negative,
-    noise,
     number_of,
     parts,
     subterms,
@@ -91,10 +87,7 @@ def _visit(term: Term, found: Count, whole: bool = False) -> None:
     if kind in ("add", "mul"):
         matrices = sum(_unsigned(part)[0] == "mat" for part in term[1:])
         found[Work.PRODUCT] += max(0, matrices - 1)
-    if kind == "mat":
-        for cell in parts(term):
-            _visit(cell, found, not symbols(cell))
-    elif kind == "bind":
+    if kind == "bind":
         found[Work.BOUND] += 1
     elif kind == "add":
         added = list(addends(term))
@@ -109,7 +102,7 @@ def _visit(term: Term, found: Count, whole: bool = False) -> None:
         _function(term, found)
     else:
         for part in parts(term):
-            _visit(part, found)
+            _visit(part, found, kind == "mat" and not symbols(part))
 
 
 # -- sums ----------------------------------------------------------------------------------------------------------
@@ -394,13 +387,7 @@ def _is_factored_as(p: Term, g: Term) -> bool:
     ours, theirs = _all_factors(p), _all_factors(g)
     if len(theirs) < 2:
         return True
-    names = symbols(g)
-    points = [{name: noise("factor", name, index) for name in names} for index in range(3)]
-    try:
-        wanted, written = ([tuple(evaluate(f, point) for point in points) for f in side] for side in (theirs, ours))
-    except NoValue:
-        return False
-    return one_to_one(wanted, written, lambda a, b: all(map(close, a, b)) or all(map(close, a, map(negative, b))))
+    return one_to_one(theirs, ours, lambda a, b: equal_terms(a, b) or equal_terms(a, ("neg", b)))
 
 
 def _all_factors(term: Term) -> list[Term]:
