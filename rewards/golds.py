@@ -28,28 +28,23 @@ class UnverifiableGold(NamedTuple):
 
 
 def find_unverifiable(golds: Iterable[tuple[str, str]], verifier: Verifier | None = None) -> list[UnverifiableGold]:
-    """Return the (id, gold) pairs whose gold does not verify against itself, each with the reason:
-    empty ones and those beyond the limits first."""
-    failures: list[UnverifiableGold] = []
-    checked: list[tuple[str, str]] = []
-    for identifier, gold in golds:
+    """Return the (id, gold) pairs whose gold does not verify against itself, each with the reason."""
+    pairs = list(golds)
+    reasons: dict[str, str] = {}
+    # Golds repeat, small integers most of all: each text is verified once.
+    distinct = list(dict.fromkeys(gold for _, gold in pairs))
+    for gold in distinct:
         if is_no_gold(gold):
             said = f'stands for none ("{gold.strip()}")' if gold.strip() else "is empty"
-            failures.append(UnverifiableGold(identifier, f"the gold answer {said}"))
+            reasons[gold] = f"the gold answer {said}"
         elif (reason := reject_reason(gold)) is not None:
-            failures.append(UnverifiableGold(identifier, f"the gold answer is beyond the limits: {reason}"))
-        else:
-            checked.append((identifier, gold))
-    # Golds repeat, small integers most of all: each text is verified once.
-    distinct = list(dict.fromkeys(gold for _, gold in checked))
-    known = dict(zip(distinct, (verifier or default_verifier()).verify_golds(distinct), strict=True))
-    for identifier, gold in checked:
-        found = known[gold]
-        if found is Verdict.CORRECT and _is_cut_off(gold):
-            found = Verdict.UNUSABLE_GOLD
-        if found is not Verdict.CORRECT:
-            failures.append(UnverifiableGold(identifier, f"verified against itself the gold answer is {found}"))
-    return failures
+            reasons[gold] = f"the gold answer is beyond the limits: {reason}"
+    usable = [gold for gold in distinct if gold not in reasons]
+    for gold, verdict in zip(usable, (verifier or default_verifier()).verify_golds(usable), strict=True):
+        own = Verdict.UNUSABLE_GOLD if verdict is Verdict.CORRECT and _is_cut_off(gold) else verdict
+        if own is not Verdict.CORRECT:
+            reasons[gold] = f"verified against itself the gold answer is {own}"
+    return [UnverifiableGold(identifier, reasons[gold]) for identifier, gold in pairs if gold in reasons]
 
 
 _OPEN_END = re.compile(r"(?:[-+*/^=_]|\\(?:cdot|times|div|pm|frac|sqrt))[\s$]*$")
