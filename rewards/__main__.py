@@ -27,7 +27,7 @@ from urllib.parse import parse_qs
 from gtpo.common.errors import UserError, explained
 from gtpo.common.files import check_writable, read_jsonl, write_parquet, write_text
 from gtpo.rewards import Verifier, extract_answer
-from gtpo.rewards.adapters import Flip, audit, interval
+from gtpo.rewards.adapters import Flip, audit
 from gtpo.rewards.completions import completion_text, problem_text
 from gtpo.rewards.data.problems import read_rows, renamed
 from gtpo.rewards.extract import Scoring, choose_scoring
@@ -98,7 +98,9 @@ def main() -> int:
 
 def _told(flips: list[Flip], total: int, most: float) -> int:
     """Print how a reward function differs from the judge; 5 if by more than `most`."""
-    low, high = interval(len(flips), total) if total else (0.0, 1.0)
+    from scipy.stats import binomtest
+
+    low, high = binomtest(len(flips), total).proportion_ci(method="wilson") if total else (0.0, 1.0)
     print(f"{len(flips)} of {total} differ ({100 * low:.2f} to {100 * high:.2f} %)")
     for (direction, verdict), count in Counter((flip.direction, flip.verdict) for flip in flips).most_common():
         print(f"  {count} {direction} by the function, {verdict} here")

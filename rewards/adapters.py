@@ -7,7 +7,6 @@ unscored counts as 0 too, for none of the tools has a word for it.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -106,10 +105,3 @@ def audit(
         for at, other in zip(moved, second, strict=True)
     ]
     return flips, len(scored)
-
-
-def interval(count: int, total: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share."""
-    z, share = 1.96, count / total
-    middle, width = share + z * z / (2 * total), z * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
-    return (middle - width) / (1 + z * z / total), (middle + width) / (1 + z * z / total)
