@@ -13,42 +13,9 @@ import mpmath
 from mpmath import mp
 
 from gtpo.rewards.completions import words
-from gtpo.rewards.equality.answers import (
-    NO_UNIT,
-    Answer,
-    Based,
-    Kind,
-    Listing,
-    Named,
-    Relation,
-    Scalar,
-    Union,
-    Unit,
-    Words,
-    one_to_one,
-    symbols_of,
-)
-from gtpo.rewards.equality.arithmetic import (
-    ZERO,
-    Matrix,
-    NoValue,
-    Term,
-    Value,
-    canonical,
-    close,
-    contains,
-    equal_as_matrices,
-    equal_terms,
-    evaluate,
-    integer,
-    is_real_value,
-    number_of,
-    point_for,
-    proportional,
-    stable,
-    substitute,
-    symbols,
-)
+from gtpo.rewards.equality import answers, arithmetic
+from gtpo.rewards.equality.answers import Answer, Listing, Named, Relation, Scalar, Union, Words, symbols_of
+from gtpo.rewards.equality.arithmetic import NoValue, Term, Value, canonical, contains, equal_terms, evaluate, symbols
 from gtpo.rewards.equality.reading import WORDS
 from gtpo.rewards.equality.reading.clean import same_time, same_words, time_of_day
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
@@ -98,7 +65,8 @@ def rename(p: Named, g: Named) -> Named:
 def renamed(answer: Answer, names: Mapping[str, str]) -> Answer:
     """Return an answer with other names of its letters, and without its equation."""
     if isinstance(answer, Scalar):
-        return replace(answer, term=substitute(answer.term, {old: ("sym", new) for old, new in names.items()}))
+        table = {old: ("sym", new) for old, new in names.items()}
+        return replace(answer, term=arithmetic.substitute(answer.term, table))
     if isinstance(answer, Named):
         return replace(answer, value=renamed(answer.value, names), relation=None)
     if isinstance(answer, Listing):
@@ -145,19 +113,19 @@ def _hundredth(answer: Scalar) -> Scalar:
 def _agree_as_decimals(p: Scalar, g: Scalar, contract: Contract | None) -> bool:
     """Return whether a decimal stands for the other number: the fewer digits it has, the more exact it must be.
 
-    `contract` is that of a known problem: one that speaks of no rounding has an exact answer.
+    `contract` is that of a known problem: one that speaks of no rounding has an exact answer. NoValue for a matrix.
     """
     x, y = evaluate(p.term, {}), evaluate(g.term, {})
-    if isinstance(x, Matrix) or isinstance(y, Matrix) or not (is_real_value(x) and is_real_value(y)):
+    gap = abs(arithmetic.number_of(x) - arithmetic.number_of(y))
+    if not (arithmetic.is_real_value(x) and arithmetic.is_real_value(y)):
         return False
-    gap = abs(number_of(x) - number_of(y))
     rounded, places = (contract.rounded, contract.places) if contract is not None else (False, None)
     half = mp.mpf(5) * mp.mpf(10) ** (-(g if g.digits else p).places - 1)
     if g.digits and p.digits:  # both decimals: the prediction only says more digits of the gold
         return (contract is None or rounded) and g.digits >= 4 and p.places > g.places and bool(gap <= half)
     if g.digits:
         if rounded and places is None and terminates(x) and len(str(x)) >= 3:
-            return integer(x) is not None and bool(gap <= 0.5)  # `118` for 117.95, which is about as much
+            return arithmetic.integer(x) is not None and bool(gap <= 0.5)  # `118` for 117.95, which is about as much
         return g.digits >= 3 and not terminates(x) and bool(gap <= half)
     if g.term[0] == "num":
         return False  # `0.4545` for a gold that repeats for ever
@@ -189,11 +157,11 @@ def _places(ends: Sequence[Any]) -> Iterator[Any]:
     # 0 and the infinities too, for a set may have no end at all.
     yield from (-mp.inf, mp.mpf(0), mp.inf, *finite)
     yield from (sign * (1 + 2 * abs(end)) for sign in (1, -1) for end in finite)
-    yield from ((a + b) / 2 for a, b in pairwise(finite) if not close(a, b))
+    yield from ((a + b) / 2 for a, b in pairwise(finite) if not arithmetic.close(a, b))
 
 
 def _end(term: Term, point: Mapping[str, Value], ends: list[Any]) -> Any:
-    value = number_of(evaluate(term, point))
+    value = arithmetic.number_of(evaluate(term, point))
     if not isinstance(value, mp.mpf):
         raise NoValue
     ends += [value, -value]  # of |x| < 3 both
@@ -261,7 +229,7 @@ def _fulfilling(answer: Relation, point: Mapping[str, Value], ends: list[Any]) -
 
 
 def _holds(op: str, x: Any, bound: Any) -> bool:
-    if x == bound or (mp.isfinite(x) and mp.isfinite(bound) and close(x, bound)):
+    if x == bound or (mp.isfinite(x) and mp.isfinite(bound) and arithmetic.close(x, bound)):
         return op in ("=", "<=", ">=")
     return op == "!=" or (op[0] == "<" and x < bound) or (op[0] == ">" and x > bound)
 
@@ -299,14 +267,14 @@ class Comparison:
         if isinstance(p, Scalar) and isinstance(g, Scalar):
             return self._scalars(p, g)
         for kind in (g, p):
-            if isinstance(kind, Kind):
+            if isinstance(kind, answers.Kind):
                 return kind.same(p, g, self.equal, self.problem)
         # Before lists: `7:30` has been read as a ratio.
         if (same := same_time(p, g)) is not None:
             return same
         if isinstance(p, Words) or isinstance(g, Words):
             return isinstance(p, Words) and isinstance(g, Words) and same_words(p.text, g.text)
-        if isinstance(p, Based) or isinstance(g, Based):
+        if isinstance(p, answers.Based) or isinstance(g, answers.Based):
             return p == g
         if isinstance(p, Relation) and isinstance(g, Relation) and self._relations(p, g):
             return True
@@ -337,7 +305,7 @@ class Comparison:
         if not isinstance(last, Relation) or last.ops != ("=",) or len(given) != len(p.items) - 1:
             return None
         left, right = last.terms
-        asked = canonical(left) in self.problem.asked and equal_terms(substitute(left, given), right)
+        asked = canonical(left) in self.problem.asked and equal_terms(arithmetic.substitute(left, given), right)
         return Scalar(right) if asked else None
 
     def _named(self, p: Answer, g: Answer) -> bool:
@@ -417,7 +385,7 @@ class Comparison:
                 return free and equal_terms(radians, plain.term)
         if not self._units_agree(p.unit, g.unit) or (p.percent and g.unit.name):
             return False
-        if g.percent and (p.unit.name or (p.unit != NO_UNIT and not p.percent)):
+        if g.percent and (p.unit.name or (p.unit != answers.NO_UNIT and not p.percent)):
             return False  # `3 students` for 3 %
         if p.unscaled is not None and self.problem.counted.issuperset(map(singular, p.scales)):
             p = replace(p, term=p.unscaled)  # `5 dozen` if the problem asks how many dozen
@@ -428,7 +396,7 @@ class Comparison:
             return self._values(p if asked else _hundredth(p), g)
         return self._values(p, _hundredth(g)) or ((asked or not self.problem.is_known) and self._values(p, g))
 
-    def _units_agree(self, p: Unit, g: Unit) -> bool:
+    def _units_agree(self, p: answers.Unit, g: answers.Unit) -> bool:
         """Return whether the units fit: a measure that only one side names is left out, a word needs a reason."""
         vocabulary, counted = self.problem.vocabulary, self.problem.counted
         if not p.nouns <= vocabulary | g.nouns or not p.amounts <= counted | g.amounts:
@@ -450,7 +418,7 @@ class Comparison:
             return True
         return {p.name, g.name} in ({"degree", "celsius"}, {"degree", "fahrenheit"})
 
-    def has_asked_unit(self, unit: Unit) -> bool:
+    def has_asked_unit(self, unit: answers.Unit) -> bool:
         """Return whether a unit is one that the problem asks for; none is, and any is if it asks for none."""
         contract, given = self.contract, unit.name
         head, _, below = given.partition("/")
@@ -475,7 +443,7 @@ class Comparison:
 
     def _values(self, p: Scalar, g: Scalar) -> bool:
         if equal_terms(p.term, g.term):
-            return "matrices" not in self.problem.topics or equal_as_matrices(p.term, g.term)
+            return "matrices" not in self.problem.topics or arithmetic.equal_as_matrices(p.term, g.term)
         if not (p.digits or g.digits) or symbols(p.term) or symbols(g.term):
             return False
         try:
@@ -496,7 +464,7 @@ class Comparison:
         (op, p_term), (other, g_term) = difference(p), difference(g)
         if op != other:
             return False
-        return proportional(p_term, g_term, positive=op not in ("=", "!="))
+        return arithmetic.proportional(p_term, g_term, positive=op not in ("=", "!="))
 
     # -- collections ---------------------------------------------------------------------------------------------
     def _listings(self, p: Listing, g: Listing) -> bool:
@@ -541,7 +509,7 @@ class Comparison:
         if len(terms) < len(gold.items):
             return self.contract.order == "as named" and not any(isinstance(item, Named) for item in gold.items)
         try:
-            values = [mpmath.re(number_of(evaluate(term, {}))) for term in terms]
+            values = [mpmath.re(arithmetic.number_of(evaluate(term, {}))) for term in terms]
         except NoValue:
             return self.contract.order == "as named"
         ordered = {"increasing": sorted(values), "decreasing": sorted(values, reverse=True)}
@@ -559,7 +527,7 @@ class Comparison:
         return len(p) == len(g) and all(self.equal(a, b) for a, b in zip(p, g, strict=True))
 
     def _unordered(self, p: Sequence[Answer], g: Sequence[Answer]) -> bool:
-        return len(p) == len(g) and one_to_one(p, g, self.equal)
+        return len(p) == len(g) and answers.one_to_one(p, g, self.equal)
 
     def _distinct(self, items: Sequence[Answer]) -> tuple[Answer, ...]:
         kept: list[Answer] = []
@@ -580,7 +548,7 @@ class Comparison:
             return False  # a time of day, which no ratio equals
         if self._ordered(p.items, g.items):
             return True
-        if any(isinstance(x, Scalar) and equal_terms(x.term, ZERO) for x in (*p.items, *g.items)):
+        if any(isinstance(x, Scalar) and equal_terms(x.term, arithmetic.ZERO) for x in (*p.items, *g.items)):
             return False
         (first_p, *_), (first_g, *_) = terms = _terms(p), _terms(g)
         return all(equal_terms(("mul", a, first_g), ("mul", b, first_p)) for a, b in zip(*terms, strict=True))
@@ -609,14 +577,14 @@ class Comparison:
     def _sets(self, p: Answer, g: Answer) -> bool:
         if self.contract.point and isinstance(p, Relation) and isinstance(g, Listing) and g.kind == "tuple":
             return False  # 2 < x < 5 is no point
-        point = point_for(symbols_of(p) | symbols_of(g), 0)
+        point = arithmetic.point_for(symbols_of(p) | symbols_of(g), 0)
         same = _same_sets(p, g, point)
         if isinstance(p, Scalar) or isinstance(g, Scalar):
             return False
         if isinstance(p, Relation) and isinstance(g, Relation) and symbols_of(p) != symbols_of(g):
             return False  # x > 3 is not y > 3
         if same is not None:
-            return stable(lambda: bool(_same_sets(p, g, point)))
+            return arithmetic.stable(lambda: bool(_same_sets(p, g, point)))
         if isinstance(p, Union) and isinstance(g, Union) and len(p.parts) == len(g.parts):
             return all(a[0] == b[0] and self.equal(a[1], b[1]) for a, b in zip(p.parts, g.parts, strict=True))
         return False

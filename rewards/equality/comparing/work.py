@@ -14,38 +14,9 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import chain
 
-from gtpo.rewards.equality.answers import (
-    Answer,
-    Based,
-    Listing,
-    Named,
-    Relation,
-    Scalar,
-    Words,
-    leaves,
-    one_to_one,
-    quotient_of,
-    ratios,
-    symbols_of,
-)
-from gtpo.rewards.equality.arithmetic import (
-    NO_BASE,
-    ONE,
-    ZERO,
-    Term,
-    addends,
-    canonical,
-    constant_value,
-    contains,
-    equal_terms,
-    integer,
-    is_literal,
-    number_of,
-    parts,
-    subterms,
-    symbols,
-    whole_root,
-)
+from gtpo.rewards.equality import answers, arithmetic
+from gtpo.rewards.equality.answers import Answer, Listing, Named, Relation, Scalar, Words, leaves, ratios, symbols_of
+from gtpo.rewards.equality.arithmetic import ONE, ZERO, Term, addends, canonical, is_literal, parts, subterms, symbols
 from gtpo.rewards.equality.comparing.comparison import rename
 from gtpo.rewards.equality.reading.grammar import occurs, tokens_of
 from gtpo.rewards.equality.reading.problem import ProblemText
@@ -252,7 +223,7 @@ def _power(base: Term, exponent: Term, found: Count) -> None:
         found[Work.POWER] += bare[0] in ("mul", "div") and any(map(is_rational, chain(*factors(bare)[:2])))
         found[Work.POWER] += base == ("const", "i")
     if base == ("const", "e"):
-        found[Work.FUNCTION] += contains(exponent, "const", "i") and _is_turn(exponent)
+        found[Work.FUNCTION] += arithmetic.contains(exponent, "const", "i") and _is_turn(exponent)
         found[Work.FUNCTION] += any(part[:2] in (("fn", "ln"), ("fn", "log")) for part in addends(exponent))
     # `10^{\log_{10} x}`
     found[Work.FUNCTION] += any(part[:2] == ("fn", "log") and part[3:] == (base,) for part in addends(exponent))
@@ -262,8 +233,11 @@ def _power(base: Term, exponent: Term, found: Count) -> None:
 
 def _is_turn(exponent: Term) -> bool:
     """Return whether an exponent of e is a whole multiple of i pi / 2: then the power is 1, -1, i or -i."""
-    quarters = constant_value(("div", exponent, ("mul", ("const", "i"), ("const", "pi"))))
-    return quarters is not None and bool(abs(2 * (number := number_of(quarters)) - round(2 * number.real)) < 1e-30)
+    quarters = arithmetic.constant_value(("div", exponent, ("mul", ("const", "i"), ("const", "pi"))))
+    if quarters is None:
+        return False
+    number = arithmetic.number_of(quarters)
+    return bool(abs(2 * number - round(2 * number.real)) < 1e-30)
 
 
 def _divides(divisor: Term, number: Term) -> bool:
@@ -302,7 +276,7 @@ def _root(radicand: Term, degree: Term, found: Count, whole: bool, below: bool) 
         found[Work.ROOT] += composed or below
     elif is_rational(bare) and bare[0] != "pow":
         found[Work.ROOT] += 1
-        if not symbols(degree) and isinstance(constant_value(("fn", "root", radicand, degree)), Fraction):
+        if not symbols(degree) and isinstance(arithmetic.constant_value(("fn", "root", radicand, degree)), Fraction):
             found[Work.FRACTION if whole else Work.REDUCTION] += 1  # `0.25^{0.5}` is 0.5
     else:
         nested = any(part[0] == "add" for part in subterms(radicand)) and radicand[0] != "pow"
@@ -316,7 +290,7 @@ def _perfect(number: int, index: int) -> tuple[bool, bool]:
     # Beyond these a search for factors costs more than it would tell.
     if not 2 <= index <= 64 or number > 10**12:
         return False, False
-    if whole_root(number, index) is not None:
+    if arithmetic.whole_root(number, index) is not None:
         return True, False
     return False, any(number % n**index == 0 for n in range(2, min(round(number ** (1 / index)) + 2, 1000)))
 
@@ -364,7 +338,7 @@ def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozense
         if next(shapes) != next(shapes):
             return False
     if "simplest" in forms and symbols(g):
-        return not (has_product_of_sums(p) or contains(p, "div")) or _sums(p) <= _sums(g)
+        return not (has_product_of_sums(p) or arithmetic.contains(p, "div")) or _sums(p) <= _sums(g)
     return True
 
 
@@ -387,7 +361,9 @@ def _is_factored_as(p: Term, g: Term) -> bool:
     ours, theirs = _all_factors(p), _all_factors(g)
     if len(theirs) < 2:
         return True
-    return one_to_one(theirs, ours, lambda a, b: equal_terms(a, b) or equal_terms(a, ("neg", b)))
+    return answers.one_to_one(
+        theirs, ours, lambda a, b: arithmetic.equal_terms(a, b) or arithmetic.equal_terms(a, ("neg", b))
+    )
 
 
 def _all_factors(term: Term) -> list[Term]:
@@ -423,10 +399,10 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
         to_one = isinstance(last := ratio.items[-1], Scalar) and last.term == ONE
         if not to_one and not all(isinstance(item, Scalar) and is_rational(item.term) for item in ratio.items):
             return "UNEVALUATED"
-    if divided and (quotient := quotient_of(p)) is not None:
+    if divided and (quotient := answers.quotient_of(p)) is not None:
         p, prediction = quotient, prediction.rpartition(":")[0] if to_one else prediction
-    if isinstance(g, Based):
-        return "CORRECT" if isinstance(p, (Based, Scalar, Named)) else "UNEVALUATED"
+    if isinstance(g, answers.Based):
+        return "CORRECT" if isinstance(p, (answers.Based, Scalar, Named)) else "UNEVALUATED"
     if is_solved(g) and isinstance(p, Relation) and not is_solved(p):
         return "UNEVALUATED"  # `6x + 14 = 44` for x = 5
     if isinstance(p, Listing) and p.kind == "ratio" and "simplest" in problem.contract.forms:
@@ -453,7 +429,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
         return "UNEVALUATED"
     if not wanted:
         return "CORRECT"
-    numeric = not symbols_of(g) and not any(contains(leaf.term, "opaque") for leaf in wanted)
+    numeric = not symbols_of(g) and not any(arithmetic.contains(leaf.term, "opaque") for leaf in wanted)
     if not numeric and not problem.is_known:
         return "CORRECT"
     if undone or not in_form(written, wanted, problem.contract.forms):
@@ -462,7 +438,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
         return "CORRECT"
     # What is left is one number that could be written shorter: it depends on the problem whether it must.
     reducible = excess[Work.FRACTION] and any(
-        integer(constant_value(leaf.term)) is not None and _work_of([leaf]) for leaf in written
+        arithmetic.integer(arithmetic.constant_value(leaf.term)) is not None and _work_of([leaf]) for leaf in written
     )
     # A power or a fraction of two numbers of the problem is an operation that stands still to be done.
     numbers = [token for token in tokens if token[0].isdigit()]
@@ -499,7 +475,7 @@ def _work_of(parts: Iterable[Scalar]) -> Count:
     for part in parts:
         term = part.unscaled or part.term
         if term[0] == "div":  # `\frac{\ln 5}{\ln 2}` is the logarithm to the base 2 that it stands for
-            above, below = (side[1] if side[2:] == (NO_BASE,) else side for side in term[1:])
+            above, below = (side[1] if side[2:] == (arithmetic.NO_BASE,) else side for side in term[1:])
             logarithms = above[0] == "fn" and above[1] in ("ln", "log") and above[1] == below[1]
             if logarithms and above[3:] == below[3:]:
                 term = ("fn", "log", above[2], below[2])
