@@ -291,8 +291,10 @@ class _Parser:
             return self._command(token[1:])
         raise NotMathematics(f"unexpected {token!r}")
 
-    def _listed(self, opening: str) -> list[Term]:
-        """Read expressions with commas between them, and the bracket that closes `opening`, which has been read."""
+    def _listed(self) -> list[Term]:
+        """Read an opening bracket, expressions with commas between them, and the bracket that closes it."""
+        opening = self._peek()
+        self._at += 1
         terms = [self._sum()]
         while self._take(","):
             terms.append(self._sum())
@@ -300,8 +302,7 @@ class _Parser:
         return terms
 
     def _bracketed(self, opening: str) -> Term:
-        self._at += 1
-        term, *others = self._listed(opening)
+        term, *others = self._listed()
         if others:
             return ("opaque", "tuple" + opening, term, *others)
         if opening in ("\\lfloor", "\\lceil"):
@@ -325,8 +326,7 @@ class _Parser:
         while self._take("'") or (self._peek() == "^" and self._peek(1) in ("\\prime", "'") and self._take("^")):
             name += "'"
         if self._peek() == "(" and (name != letter or letter in CALLED):
-            self._at += 1
-            return ("opaque", name, *self._listed("("))
+            return ("opaque", name, *self._listed())
         return ("const" if name in ("e", "i") else "sym", name)
 
     def _subscripted(self, letter: str) -> Term:
@@ -399,7 +399,10 @@ class _Parser:
                     raise NotMathematics("degrees after a function name")
                 power = self._exponent()
         self._trigonometry += name in TRIGONOMETRY
-        arguments = self._arguments()
+        if self._peek() in ("(", "[", "\\{") and self._peek(1):
+            arguments = self._listed()
+        else:
+            arguments = [self._group() if self._peek() == "{" else self._function_argument()]
         self._trigonometry -= name in TRIGONOMETRY
         if name == "lg":
             name, base = "log", ("num", Fraction(10))
@@ -416,12 +419,6 @@ class _Parser:
         if name not in FUNCTIONS:
             raise NotMathematics(f"the function {name}")
         return term if power is None else ("pow", term, power)
-
-    def _arguments(self) -> list[Term]:
-        if self._peek() in ("(", "[", "\\{") and self._peek(1):
-            self._at += 1
-            return self._listed(self._tokens[self._at - 1][1])
-        return [self._group() if self._peek() == "{" else self._function_argument()]
 
     def _function_argument(self) -> Term:
         """Take the factors that follow a function's name, up to a sign or the next function: `\\sin 2x \\cos y`."""
