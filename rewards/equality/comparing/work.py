@@ -41,6 +41,7 @@ class Work(enum.Enum):
 Count = Counter[Work]
 # What no answer may leave that its gold does not leave; the others depend on the problem.
 ALWAYS = frozenset(Work) - {Work.FRACTION, Work.ROOT, Work.LITERAL_POWER}
+_TWO: Term = ("num", Fraction(2))
 _INVERSES = {"ln": "exp", "exp": "ln", "sin": "arcsin", "cos": "arccos", "tan": "arctan", "arcsin": "sin",
              "arccos": "cos", "arctan": "tan"}  # fmt: skip
 
@@ -144,7 +145,7 @@ def _base(factor: Term) -> Term:
 def _root_of(factor: Term) -> tuple[Term, Term] | None:
     """Return (radicand, degree) of a root, None for anything else."""
     if factor[:2] == ("fn", "sqrt"):
-        return factor[2], ("num", Fraction(2))
+        return factor[2], _TWO
     if factor[:2] == ("fn", "root"):
         return factor[2], factor[3]
     power = _unsigned(factor[2]) if factor[0] == "pow" else ZERO
@@ -219,7 +220,7 @@ def _power(base: Term, exponent: Term, found: Count) -> None:
         root = _root_of(bare)
         found[Work.SIGN] += base[0] == "neg"
         found[Work.POWER] += root is not None and (not symbols(root[0]) or _divides(root[1], exponent))
-        found[Work.POWER] += bare[:2] == ("fn", "abs") and _divides(("num", Fraction(2)), exponent)
+        found[Work.POWER] += bare[:2] == ("fn", "abs") and _divides(_TWO, exponent)
         found[Work.POWER] += bare[0] in ("mul", "div") and any(map(is_rational, chain(*factors(bare)[:2])))
         found[Work.POWER] += base == ("const", "i")
     if base == ("const", "e"):
@@ -256,8 +257,7 @@ def _is_reducible(unit: Term) -> bool:
 
 def _whole_base(unit: Term) -> int | None:
     """Return an integer, or that of which it is a power; None for other rationals."""
-    unit = _unsigned(unit)
-    base = _unsigned(unit[1]) if unit[0] == "pow" else unit
+    base = _unsigned(_base(_unsigned(unit)))
     return int(base[1]) if _is_integer(base) else None
 
 
@@ -305,12 +305,8 @@ def _function(term: Term, found: Count) -> None:
     if name == "det" and first[0] == "mat":
         found[Work.FUNCTION] += 1
     numbers = not symbols(term) and not any(part[0] == "opaque" for part in subterms(term))
-    undone = first[0] in ("fn", "pow") and (
-        first[1] == _INVERSES.get(name) or (name == "ln" and first[1] == ("const", "e"))
-    )
-    kept = name == "abs" and (
-        first[:2] == ("fn", "abs") or (first[0] == "pow" and _divides(("num", Fraction(2)), first[2]))
-    )
+    undone = first[:2] == ("fn", _INVERSES.get(name)) or (name == "ln" and first[:2] == ("pow", ("const", "e")))
+    kept = name == "abs" and (first[:2] == ("fn", "abs") or (first[0] == "pow" and _divides(_TWO, first[2])))
     found[Work.FUNCTION] += numbers or undone or kept
     for part in arguments:
         _visit(part, found)
@@ -407,9 +403,8 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
         return "UNEVALUATED"  # `6x + 14 = 44` for x = 5
     if isinstance(p, Listing) and p.kind == "ratio" and "simplest" in problem.contract.forms:
         numbers = [leaf.term[1] for leaf in leaves(p) if leaf.term[0] == "num"]
-        if (len(numbers) == len(p.items) and any(n.denominator > 1 for n in numbers)) or math.gcd(
-            *(int(n) for n in numbers)
-        ) > 1:
+        fractions = len(numbers) == len(p.items) and any(n.denominator > 1 for n in numbers)
+        if fractions or math.gcd(*map(int, numbers)) > 1:
             return "UNEVALUATED"
     written, wanted = list(leaves(p, bool(divided))), list(leaves(g))
     if wanted and _has_foreign_symbols(p, g):
