@@ -321,14 +321,11 @@ _SAYS_LETTER = re.compile(
 
 def _choice(text: str) -> str | None:
     """Return the letter that a completion chooses: in its tags or box, said to be the answer, or at its last line."""
-    tagged, boxed = extract_answer(text, "strict"), last_boxed(text)
-    for answer in (tagged, boxed):
-        if answer is not None:
-            match = _BEGINS_WITH_LETTER.match(answer)
-            return match[1] if match else None
-    if spoken := _SAYS_LETTER.findall(text):
+    answer = extract_answer(text, "strict")
+    answer = last_boxed(text) if answer is None else answer
+    if answer is None and (spoken := _SAYS_LETTER.findall(text)):
         return str(spoken[-1])
-    match = _BEGINS_WITH_LETTER.match(text.strip().rpartition("\n")[2])
+    match = _BEGINS_WITH_LETTER.match(text.strip().rpartition("\n")[2] if answer is None else answer)
     return match[1] if match else None
 
 

@@ -302,9 +302,7 @@ class Verifier:
         labels: list[int | None] = []
         # Class of a wrong integer, by its value, of any other wrong text, and of what equals the gold, by its verdict.
         known: dict[str | Fraction | tuple[Verdict], int] = {}
-        firsts: list[
-            tuple[int, str, bool]
-        ] = []  # of wrong answers: class, its first member, whether that is an integer
+        firsts: list[tuple[int, str, bool]] = []  # a class of wrong answers, its first one, whether that is an integer
         numbers = count()
         for answer, verdict in zip(given, verdicts, strict=True):
             if answer is None or verdict is Verdict.NO_ANSWER:

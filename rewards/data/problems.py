@@ -266,8 +266,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for place, column in enumerate(table.columns):
         if pyarrow.types.is_float32(column.type) or pyarrow.types.is_float16(column.type):
             # As written: 0.1 in float32 is 0.10000000149011612 in Python's own floats.
-            digits = [None if value is None else float(str(value)) for value in column.to_numpy()]
-            table = table.set_column(place, table.column_names[place], pyarrow.array(digits, pyarrow.float64()))
+            digits = column.to_numpy().astype(str).astype(float)
+            table = table.set_column(place, table.column_names[place], pyarrow.array(digits))
         elif pyarrow.types.is_decimal(column.type):
             texts = [None if value is None else f"{value:f}" for value in column.to_pylist()]
             # Without the zeros that the column's scale adds.

@@ -295,8 +295,7 @@ def whole_root(value: int, degree: int) -> int | None:
         root = math.isqrt(value)
     else:
         root = round(value ** (1 / degree)) if value.bit_length() < 900 else int(mpmath.root(value, degree))
-        root = next((r for r in (root - 1, root, root + 1) if r >= 0 and r**degree == value), -1)
-    return root if root >= 0 and root**degree == value else None
+    return next((r for r in (root, root - 1, root + 1) if r >= 0 and r**degree == value), None)
 
 
 def power(a: Value, b: Value) -> Value:

@@ -310,9 +310,7 @@ def _read_bracketed(text: str, depth: int) -> Answer | None:
     inner = text[1:-1]
     items = [part for _, part in split_top(inner, re.compile(r"[,;]"))]
     if len(items) < 2:
-        if (opening == "(" and closing == ")") or (opening == "[" and closing == "]"):
-            return read(inner, depth + 1)
-        return None
+        return read(inner, depth + 1) if opening + closing in ("()", "[]") else None
     # In France an open interval is `]1, 2[`.
     brackets = {"]": "(", "[": "["}.get(opening, opening) + {"[": ")", "]": "]"}.get(closing, closing)
     return Listing("tuple", tuple(read(item, depth + 1) for item in items), brackets)

@@ -11,6 +11,7 @@ from typing import Any
 from gtpo.rewards.equality.answers import Answer, Kind, Listing, Part, Same
 
 _LABEL = re.compile(r"(?:^|(?<=[\s,;.]))(?:\\text\s*\{\s*)?(?:Part\s+)?\(?([a-f]|i{1,3}v?|[1-6])\)[:.]?(?:\s*\})?\s*")
+_ORDERS = [*"abcdef"], [*"123456"], ["i", "ii", "iii", "iv"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class NamedParts(Kind):
         labels = list(_LABEL.finditer(text))
         ends = [*(after.start() for _, after in pairwise(labels)), len(text)]
         texts = {m[1]: text[m.end() : end].strip(" ,;.") for m, end in zip(labels, ends, strict=False)}
-        order = next((order for order in _in_order(len(labels)) if order == sorted(texts)), [])
+        order = next((names[: len(labels)] for names in _ORDERS if names[: len(labels)] == sorted(texts)), [])
         if len(order) < 2 or labels[0].start() or any(re.search(r"\bor\s*\}?$", each) for each in texts.values()):
             return None
         return cls(tuple(part(re.sub(r"[\s,;]*(?:\\text\s*\{\s*)?and\s*\}?$", "", texts[name])) for name in order))
@@ -44,7 +45,3 @@ class NamedParts(Kind):
     def parts(self) -> Sequence[Answer]:
         """Return the answers."""
         return self.answers
-
-
-def _in_order(count: int) -> list[list[str]]:
-    return [list("abcdef"[:count]), list("123456"[:count]), ["i", "ii", "iii", "iv"][:count]]

@@ -32,11 +32,8 @@ class Vector(Kind):
             return None
         size = max((len(vector) for vector in vectors), default=0)
         unit = "unitvector" in text
-        if (
-            size < 2
-            or (len(vectors) < 2 and not unit)
-            or any(not vector or (len(vector) < size and not unit) for vector in vectors)
-        ):
+        uneven = len(vectors) < 2 or any(len(vector) < size for vector in vectors)
+        if size < 2 or not all(vectors) or (uneven and not unit):
             return None
         items = []
         for at in range(size):
