@@ -8,7 +8,6 @@ option (system prompt, sampling, scoring) is that option's default: a flag wins.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import re
@@ -24,6 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.files import Lines, read_yaml
 from gtpo.common.log import LOG
+from gtpo.common.provenance import text_hash
 from gtpo.common.settings import validate_yaml
 from gtpo.evalkit.engines.base import Prompt, Reading
 from gtpo.evalkit.evaluation.settings import EvalSettings, SamplingName
@@ -302,8 +302,7 @@ class Benchmark(_Section):
 
 def checksum(problems: Iterable[Problem]) -> str:
     """Return 16 hex digits that stand for the ids and golds of a set, whatever their order."""
-    lines = sorted(f"{p.id}\t{p.answer}" for p in problems)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return text_hash("\n".join(sorted(f"{p.id}\t{p.answer}" for p in problems)))
 
 
 def content_checksum(problems: Sequence[Problem]) -> str | None:
@@ -313,8 +312,7 @@ def content_checksum(problems: Sequence[Problem]) -> str | None:
     """
     if not all(p.problem for p in problems):
         return None
-    lines = sorted(json.dumps([p.id, p.problem, p.answer, p.answers]) for p in problems)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return text_hash("\n".join(sorted(json.dumps([p.id, p.problem, p.answer, p.answers]) for p in problems)))
 
 
 def _benchmark(path: Path, values: dict[str, Any], lines: Lines | None = None) -> Benchmark:
