@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import model_validator
-
 from gtpo.common.errors import UserError
 from gtpo.common.settings import CommandSettings, JsonObject, either, option
 
@@ -151,12 +149,6 @@ class EvalSettings(CommandSettings):
     verbose: bool = _output(False, "Show details that help to find a fault.")
     json_output: bool = _output(False, "Print eval.json on stdout.", "--json")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _servers_are_asked(cls, values: dict[str, Any]) -> dict[str, Any]:
-        by_url = values.get("base_url") and values.get("engine", "auto") == "auto"
-        return values | {"engine": "openai"} if by_url else values
-
     def check_together(self) -> None:
         """Check what more than one option decides."""
         keys = self.keys()
@@ -225,7 +217,9 @@ class EvalSettings(CommandSettings):
     @property
     def source(self) -> str:
         """What samples: an engine, or the flag that starts a server."""
-        return self.server[0] if self.server else self.engine
+        if self.server:
+            return self.server[0]
+        return "openai" if self.base_url and self.engine == "auto" else self.engine
 
     @property
     def n(self) -> int:
