@@ -110,12 +110,6 @@ def test_rates_are_those_counted_by_hand() -> None:
     assert list(score_held_out(PROBLEMS, [[RIGHT]] * 4)) == ["pass@1", "format", "problems"], "one has no majority"
 
 
-def test_votes_are_for_answers_and_not_for_texts() -> None:
-    halves = ["<reasoning>a</reasoning>\n<answer>0.5</answer>", "<reasoning>b</reasoning>\n<answer>1/2</answer>"]
-    found = score_held_out([Problem(id="a", problem="?", answer="4")] * 2, [[RIGHT, *halves]] * 2)
-    assert found["maj@3"].mean == 0, "two samples say one half, in different words"
-
-
 @pytest.mark.parametrize("completions", [[], [[]] * 4, [[RIGHT], [RIGHT], [RIGHT], [RIGHT, WRONG]], [[RIGHT]] * 3])
 def test_ragged_samples_are_refused(completions: list[list[str]]) -> None:
     with pytest.raises(ValueError, match="equally many completions"):

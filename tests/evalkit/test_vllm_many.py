@@ -138,17 +138,3 @@ def test_ctrl_c(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def
     assert "the same command resumes" in run.stderr
     assert samples(run.run)
     assert psutil.wait_procs(below, timeout=60)[1] == []
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
-        ("--pipeline-parallel-size 0", "the server does not start: it ended with exit code"),
-    ],
-)
-def test_what_cannot_start_is_said_in_a_sentence(start, tiny_model: Path, flags: str, message: str) -> None:  # type: ignore[no-untyped-def]
-    run = start(tiny_model, *COMMON, "--serve", flags, "--quiet")
-    run.end(code=2)
-    assert message in run.stderr
-    assert run.stderr.count("\n") == 1, run.stderr
