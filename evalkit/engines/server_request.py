@@ -78,11 +78,6 @@ class Access:
         proxies = not self.direct and bool(getproxies())
         return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self.headers, trust_env=proxies)
 
-    def refusal(self, url: str, status: int) -> str:
-        """Return what to tell of a server that refuses the key, or a request without one."""
-        state = f"the key in {self.variable}" if self.key else f"a request without a key; set {self.variable}"
-        return f"{url} refuses {state} (HTTP {status})"
-
 
 def apart(coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine to its end; the caller may itself be in an event loop (a notebook)."""
@@ -189,7 +184,9 @@ class Server:
         if status in (400, 404) and (told := self.unlisted):
             return told
         if status == 401:
-            return self.access.refusal(self.url, status)
+            name = self.access.variable
+            state = f"the key in {name}" if self.access.key else f"a request without a key; set {name}"
+            return f"{self.url} refuses {state} (HTTP {status})"
         if status in (404, 405):
             usual = "" if re.search(r"/v\d", self.url) else f"; most addresses end in /v1: --base-url {self.url}/v1"
             return f"{self.url}/chat/completions is not there ({text}){usual}"
@@ -281,8 +278,6 @@ class Server:
         # What a proxy says of a server that is not there.
         if status in (502, 503, 504):
             self.out = f"HTTP {status}"
-        elif status in (401, 403):
-            raise UserError(self.access.refusal(self.url, status))
         try:
             listed = json.loads(body) if status == 200 else []
             if isinstance(listed, dict):
@@ -335,7 +330,7 @@ class Server:
 def find_servers(ref: ModelRef, given: Sequence[str], access: Access) -> list[Server]:
     """Return the servers of a run, each with what it lists of its models. given: the values of --base-url.
 
-    Raises UserError if no server answers, or one refuses the key.
+    Raises UserError if no server answers. One may show its list to no one, and answer all the same.
     """
     servers = [Server(url, ref, access) for url in server_urls(given, access.variable)]
 
