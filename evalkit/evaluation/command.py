@@ -44,12 +44,9 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
 
     try:
         folder, record = rescore(settings) if settings.rescore else evaluate(settings)
-    except Incomplete as stop:
-        LOG.error("incomplete: %s. What was sampled is stored; the same command resumes", stop)
-        return INTERRUPTED if stop.interrupted else INCOMPLETE
-    except KeyboardInterrupt:
-        LOG.error("stopped. What was sampled is stored; the same command resumes")
-        return INTERRUPTED
+    except (Incomplete, KeyboardInterrupt) as stop:
+        LOG.error("incomplete: %s. What was sampled is stored; the same command resumes", str(stop) or "stopped")
+        return INCOMPLETE if isinstance(stop, Incomplete) and not stop.interrupted else INTERRUPTED
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
