@@ -166,8 +166,6 @@ class QuestionSamples:
 
     def first(self, n: int) -> QuestionSamples:
         """Return the samples with an index below n."""
-        if all(i < n for i in (*self.scored, *self.failed)):
-            return self
         scored, failed = ({i: s for i, s in of.items() if i < n} for of in (self.scored, self.failed))
         return QuestionSamples(scored, failed)
 
