@@ -127,14 +127,3 @@ def test_a_model_over_two_ranks(start, tiny_model: Path, tmp_path: Path) -> None
         run.run.rename(tmp_path / str(len(found)))
     assert len(found[0]) == 64
     assert found[0] == found[1]
-
-
-def test_ctrl_c(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
-    """As a terminal sends it, to every process of the group: what came is stored, and it ends soon."""
-    run = start(tiny_model, "--benchmarks", "arithmetic", "--limit", "256", "--k", "256", "--max-tokens", "200", *TWO)
-    below = run.wait_for_a_part()
-    os.killpg(run.process.pid, signal.SIGINT)
-    run.end(code=130, seconds=60)
-    assert "the same command resumes" in run.stderr
-    assert samples(run.run)
-    assert psutil.wait_procs(below, timeout=60)[1] == []
