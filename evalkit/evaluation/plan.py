@@ -304,6 +304,9 @@ def render_prompts(
                 key: p._replace(text=r.text, ids=r.ids) for (key, p), r in zip(prompts.items(), rendered, strict=True)
             }
             about |= renderer.fields(next(iter(prompts.values())).messages)
+            if renderer.asks_for_time and ref.prompt and ref.prompt.schema_version is None:
+                told = "the chat template prints the date, and %s does not say which it printed: %s is taken"
+                LOG.warning(told, ref.name, renderer.time)
             trained = ref.prompt and ref.prompt.chat_template_hash
             if trained and trained != about["chat_template_hash"]:
                 LOG.warning("%s was trained with another chat template than it is asked with now", ref.name)
