@@ -6,15 +6,12 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from gtpo.common.errors import UserError
 from gtpo.common.files import check_writable
 from gtpo.common.settings import CommandSettings, option
 from gtpo.common.terminal import stdout_console, visible
-
-if TYPE_CHECKING:
-    from gtpo.runs.find import FoundRuns
 
 # Exit codes of --fail-if-worse: shown to be worse; neither that nor that it is good enough is shown.
 WORSE, NOT_SHOWN = 5, 6
@@ -160,31 +157,29 @@ def names_of(text: str) -> tuple[str, list[str]]:
     return name.strip(), [part.strip() for part in runs.split(",") if part.strip()]
 
 
-def _every_run(settings: CompareSettings, scored: Mapping[str, str], seeds: Sequence[str]) -> FoundRuns:
-    """Return the runs of the arguments, and those that only --seeds names."""
-    from gtpo.evalkit.comparison.methods import members_of, named_by
-    from gtpo.runs.find import find_runs
-
-    words, incomplete = [scored.get(word, word) for word in settings.runs], settings.allow_mismatch
-    found = find_runs(words, allow_incomplete=incomplete) if words else ([], [], [])
-    members = members_of(*found[:2])
-    further = [word for text in seeds for word in names_of(text)[1] if not named_by(word, members)]
-    return find_runs([*words, *dict.fromkeys(further)], allow_incomplete=incomplete) if further else found
-
-
 def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = None) -> int:
     """Run the command and return its exit code. The comparison goes to stdout, everything else to stderr.
 
     scored: the eval run of each word that names a file of completions. Raises UserError.
     """
     from gtpo.evalkit.comparison.columns import parse_columns
+    from gtpo.evalkit.comparison.methods import members_of, named_by
+    from gtpo.runs.find import find_runs
+
+    def run_of(word: str) -> str:
+        return (scored or {}).get(word, word)
 
     def runs_of(texts: Sequence[str] | None) -> list[str]:
-        named = map(names_of, texts or ())
-        return [f"{name}={','.join((scored or {}).get(word, word) for word in words)}" for name, words in named]
+        return [f"{name}={','.join(map(run_of, words))}" for name, words in map(names_of, texts or ())]
 
-    metrics = parse_columns(settings.metric or ())
-    evals, trains, notes = _every_run(settings, scored or {}, runs_of(settings.seeds))
+    metrics, seeds = parse_columns(settings.metric or ()), runs_of(settings.seeds)
+    words, incomplete = [run_of(word) for word in settings.runs], settings.allow_mismatch
+    evals, trains, notes = find_runs(words, allow_incomplete=incomplete) if words else ([], [], [])
+    members = members_of(evals, trains)
+    # Those that only --seeds names.
+    further = [word for text in seeds for word in names_of(text)[1] if not named_by(word, members)]
+    if further:
+        evals, trains, notes = find_runs([*words, *dict.fromkeys(further)], allow_incomplete=incomplete)
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
     from gtpo.evalkit.report.summary import FAILS, OPEN, PASSES, TRAINING_UNKNOWN, answer, gate
@@ -193,7 +188,7 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
     details = settings.details or settings.k is not None
     comparison = compare(
         evals, trains, baseline=settings.baseline, group_by=settings.group_by, labels=runs_of(settings.label),
-        seeds=runs_of(settings.seeds), looks=settings.looks, metrics=metrics, ks=settings.k, scoring=settings.scoring,
+        seeds=seeds, looks=settings.looks, metrics=metrics, ks=settings.k, scoring=settings.scoring,
         details=details or settings.html is not None or settings.figures is not None, per_subject=settings.per_subject,
         allow_mismatch=settings.allow_mismatch, margin=settings.margin and settings.margin / 100, notes=notes,
     )  # fmt: skip
