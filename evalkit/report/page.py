@@ -2,8 +2,7 @@
 
 Text that a model wrote is data here, never markup: it lies in JSON blocks in which every `<` is written `\\u003c`,
 the page's code puts it on screen through textContent only, and a Content-Security-Policy with the hashes of the
-page's own script and style stops anything else from running or loading. Without JavaScript the tables are shown as
-plain HTML. The page needs its core at once, and reads blocks when they are asked for.
+page's own script and style stops anything else from running or loading.
 
 A problem's LaTeX between $, $$, \\( \\) and \\[ \\] becomes MathML, which browsers set themselves: no font to load. It
 travels as a tree of plain lists, of which the page builds elements one by one: no markup of a problem's text is ever
@@ -117,21 +116,14 @@ def render(
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src {connect}; "
         "base-uri 'none'; form-action 'none'"
     )
-    data = [("core", core), *blocks.items()]
     pieces = {
-        "POLICY": html.escape(policy),
-        "STYLE": style,
-        "STATIC": static,
-        "DATA": "\n".join(
-            f'<script type="application/json" id="{name}">{inert_json(value)}</script>' for name, value in data
-        ),
-        "SCRIPT": script,
-    }
+        "NAME": name, "POLICY": html.escape(policy), "STYLE": style, "STATIC": static, "SCRIPT": script,
+        "DATA": "\n".join(f'<script type="application/json" id="{key}">{inert_json(value)}</script>'
+                          for key, value in {"core": core, **blocks}.items()),
+    }  # fmt: skip
     page, body = ((templates / f"{part}.html").read_text(encoding="utf-8") for part in ("page", name))
-    page = page.replace("@@NAME@@", name).replace("@@BODY@@", body.strip())
-    head, *rest = page.split("@@")
-    # Pieces are put in once, left to right: text that looks like a placeholder stays text.
-    return head + "".join(pieces[part] if i % 2 == 0 else part for i, part in enumerate(rest))
+    # In one pass: text that looks like a placeholder stays text.
+    return re.sub("@@([A-Z]+)@@", lambda place: pieces[place[1]], page.replace("@@BODY@@", body.strip()))
 
 
 def segments(text: str) -> list[Node]:
@@ -233,7 +225,7 @@ def payload(comparison: MethodComparison, *, samples_bytes: int) -> tuple[dict[s
     bases = {named: tables} if named else {}
     bases |= {name: fill_tables(comparison, zip(tables, keys, strict=True), name) for name in others}
     members = [member for method in comparison.trained for member in method.members]
-    with_weights = [(m, files) for m in members if m.train is not None and (files := m.train.completions_files())]
+    with_weights = [(m, files) for m in members if m.train and (files := m.train.completions_files())]
     room = samples_bytes * (1 - WEIGHTS_SHARE * bool(with_weights))
     room /= max(1, sum(table.questions for table in comparison.benchmarks))
     formats = {"Markdown": writers.as_markdown, "LaTeX": writers.as_latex, "CSV": writers.as_csv}
@@ -306,10 +298,7 @@ def _method(method: Method) -> dict[str, Any]:
 
 
 def training_payload(trains: list[TrainFolder], more: Iterable[str] = ()) -> dict[str, Any]:
-    """The curves of train runs of one method, `more` and those of CURVES, and what its entropy gate did.
-
-    low, high of a curve are there if it is not a line: see `Band`.
-    """
+    """The curves of a method's train runs, `more` and CURVES, with `low` and `high` if they differ; and its gate."""
     curves: dict[str, dict[str, list[float]]] = {}
     by_key = bands(list(map(read_curves, trains)), POINTS)
     for key in (key for key in (*more, *(curve.key for curve in CURVES)) if key in by_key):
@@ -328,10 +317,10 @@ def training_payload(trains: list[TrainFolder], more: Iterable[str] = ()) -> dic
 def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Choose and read the completions of one benchmark within `budget` bytes of text.
 
-    Returns what the question list needs: all counts, which questions are `shown` (by their places), how many
-    completions at most of `each` question and run, whether that is `complete`; and by question and, inside, by method:
-    problems (text, gold, formulas), prompts (as the first run's model read them, with their tokens), answers (classes
-    of all samples, not only of those shown), samples.
+    Returns what the question list needs: all counts, the places of the questions `shown`, the most completions of
+    `each` question and run, and whether that is `complete`; and by question and, inside, by method: problems (text,
+    gold, formulas), prompts (as the first run's model read them, with their tokens), answers (classes of all samples,
+    not only of those shown), samples.
     """
     benchmark, first = table.benchmark, table.first
     counts = {
@@ -418,9 +407,7 @@ def _keep(kept: list[dict[str, Any]], sample: dict[str, Any], each: int) -> None
     """Keep at most `each` samples: one of every verdict before a second of any, low indices first."""
     kept.append(sample)
     if len(kept) > each:
-        first_of: dict[str, dict[str, Any]] = {}
-        for one in kept:
-            first_of.setdefault(one["verdict"], one)
+        first_of = {one["verdict"]: one for one in reversed(kept)}
         later = [one for one in kept if first_of[one["verdict"]] is not one] or kept
         kept.remove(max(later, key=lambda one: one["index"]))
 
@@ -430,12 +417,11 @@ def choose_groups(files: list[Path], budget: int) -> list[dict[str, Any]]:
 
     Of every step first the group in which most tokens have a conflict weight, then a second of each.
     """
-    picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, num=min(len(files), LOGS))})
     # (its place among those of its step, the group).
     ranked: list[tuple[int, dict[str, Any]]] = []
-    for path in (files[i] for i in picked):
+    for i in sorted({int(i) for i in np.linspace(0, len(files) - 1, num=min(len(files), LOGS))}):
         members: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        for row in read_completions(path):
+        for row in read_completions(files[i]):
             members.setdefault((int(row["step"]), int(row["group"])), []).append(row)
         # Where all advantages are alike, no weight differs from 1.
         changed = {key: sum(w != 1.0 for row in rows for w in row["weight"]) for key, rows in members.items()}
