@@ -205,19 +205,14 @@ def fewest(noise: Noise, design: Design, vary: Lever, chance: Chance, *, level: 
 
 
 def over_range(value: Callable[[int], float]) -> Estimate:
-    """Return what follows from the variances' mean, and from the ends of their ranges, by size.
-
-    Near a ceiling the prior sees less noise as more.
-    """
+    """Return what follows from the variances' mean, and from the ends of their ranges."""
+    # By size: near a ceiling the prior sees less noise as more.
     mean, *ends = map(value, range(3))
     return Estimate(mean, min(mean, *ends), max(mean, *ends))
 
 
 def needs(noise: Noise, design: Design, chance: Chance, level: float) -> tuple[Estimate, dict[Lever, Estimate]]:
-    """Return what a design that was a pilot sees, and what it lacks: how many of one thing would be enough.
-
-    Nothing if the design is; infinite if no number is.
-    """
+    """Return what the design of a pilot sees, and how many of one thing would do: none if it does; maybe infinite."""
     noise = noise.at_least_zero(design)
     sees = over_range(lambda end: strength(noise, design, level=level, end=end).detectable())
     if chance(strength(noise, design, level=level)) >= ENOUGH:

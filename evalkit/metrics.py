@@ -158,8 +158,10 @@ def maj_at_all_k(
             _check(n, n)
     out = np.full((len(keys), max(samples, default=0)), np.nan)
     # Questions share signatures (all right, all wrong, ...): each is worked out once; like sizes lie side by side.
-    unique = sorted(set(keys), key=lambda key: (key[1], len(key[0]), key))
-    results: dict[tuple[tuple[int, ...], int, int], Array] = {}
+    places: dict[tuple[tuple[int, ...], int, int], list[int]] = {}
+    for q, key in enumerate(keys):
+        places.setdefault(key, []).append(q)
+    unique = sorted(places, key=lambda key: (key[1], len(key[0]), key))
     for start in range(0, len(unique), _BLOCK):
         block = unique[start : start + _BLOCK]
         width = max(len(vs) for vs, _, _ in block)
@@ -169,9 +171,7 @@ def maj_at_all_k(
         totals = _maj_block(padded.reshape(len(block), width), right, silent)
         for key, total in zip(block, totals, strict=True):
             n = sum(key[0]) + key[1] + key[2]
-            results[key] = total[1 : n + 1] / _binomials(n)[n, 1:]
-    for q, (key, n) in enumerate(zip(keys, samples, strict=True)):
-        out[q, :n] = results[key]
+            out[places[key], :n] = total[1 : n + 1] / _binomials(n)[n, 1:]
     # Rounding: 1 + 2e-16 is no probability.
     np.minimum(out, 1.0, out=out)
     return out

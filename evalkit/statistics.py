@@ -168,10 +168,7 @@ class PairedDifference(NamedTuple):
         return 2 * self._tail(-np.abs(self.difference))
 
     def equivalence_p(self, margin: float, moved: tuple[ArrayLike, ArrayLike] = (0.0, 0.0)) -> Array:
-        """The p-value of equivalence: below 1 - level exactly if the interval lies within +-margin.
-
-        moved: how far missing samples could move the difference, down and up.
-        """
+        """Of equivalence: below 1 - level exactly if the interval lies within +-margin. moved: as in `shown`."""
         low, high = self.difference + np.minimum(moved[0], 0.0), self.difference + np.maximum(moved[1], 0.0)
         p: Array = np.minimum(2 * np.maximum(self._tail(high - margin), self._tail(-low - margin)), 1.0)
         return p
@@ -445,16 +442,12 @@ def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> Meth
         low, high = float(min(max(centre - half, 0.0), mean)), float(max(min(centre + half, 1.0), mean))
     solved = int(np.count_nonzero(by_question))
     if solved == by_question.sum():  # 0/1 scores: with one or two apart, Wilson's inner end covers as little as 84 %
+        # The expected counts for which so many or more would be seen with probability 1 - LEVEL.
         if 0 < solved <= _FEW:
-            low = min(low, _poisson_limit(solved) / questions)
+            low = min(low, float(special.gammaincinv(solved, 1 - LEVEL)) / questions)
         if 0 < questions - solved <= _FEW:
-            high = max(high, 1 - _poisson_limit(questions - solved) / questions)
+            high = max(high, 1 - float(special.gammaincinv(questions - solved, 1 - LEVEL)) / questions)
     return MethodMean(mean, low, high, covers_training, tuple(seed_means.tolist()))
-
-
-def _poisson_limit(count: int) -> float:
-    """The expected count for which `count` or more would be seen with probability 1 - LEVEL."""
-    return float(special.gammaincinv(count, 1 - LEVEL))
 
 
 def holm_factors(p: Array, owners: Sequence[int] | None = None) -> Array:
