@@ -50,9 +50,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-# What a request asks for.
-Query = Mapping[str, str]
-
 
 def stamp(folder: Path) -> str:
     """Return what changes whenever a run has something new to show."""
@@ -83,7 +80,7 @@ def training(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rollout(folder: Path, query: Query) -> dict[str, Any]:
+def rollout(folder: Path, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the groups of a train run's logged rollout, the most telling first; without a `log` of the last."""
     files = TrainFolder(folder).completions_files()
     asked = [path for path in files if path.stem == query.get("log")]
@@ -109,7 +106,7 @@ def evaluation(folder: Path) -> dict[str, Any]:
     return {"status": record.status, "scoring": record.scoring, "benchmarks": benchmarks}
 
 
-def samples(folder: Path, query: Query) -> dict[str, Any]:
+def samples(folder: Path, query: Mapping[str, str]) -> dict[str, Any]:
     """Return one page of an eval run's samples, wrong answers first, and how many there are of each verdict.
 
     The query has the `benchmark`, the `page`, a `verdict` (also format: a wrong one; truncated; any) and what to
@@ -128,8 +125,7 @@ def samples(folder: Path, query: Query) -> dict[str, Any]:
         judged = sample.verdict(record.scoring) or "UNSCORED"
         kinds = ["any", judged] + ["format"] * (not sample.format_ok) + ["truncated"] * bool(sample.cut_off)
         counts.update(kinds)
-        if query.get("verdict", "any") in kinds:
-            found.append((judged, path, place, sample))
+        found += [(judged, path, place, sample)] * (query.get("verdict", "any") in kinds)
     # The first sample of each question before a second of any.
     order = {verdict: place for place, verdict in enumerate(_RIGHT_LAST)}
     found.sort(key=lambda row: (order.get(row[0], 0), row[3].sample_index))
@@ -183,7 +179,7 @@ class Runs:
         """Return the runs' folders by the keys under which the page knows them."""
         return {str(folder): folder for folder in self._named or every_folder() if folder.is_dir()}
 
-    def state(self, query: Query) -> dict[str, Any]:
+    def state(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return every run, in full if it has changed after the version that the page knows (`since`)."""
         found: dict[str, Any] = {}
         latest = max((version for _, version in self._known.values()), default=0)
@@ -207,7 +203,7 @@ def _readable(act: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, 
         return {"error": str(error)}
 
 
-def _whole(query: Query, name: str) -> int:
+def _whole(query: Mapping[str, str], name: str) -> int:
     return int(text) if (text := query.get(name, "")).isdecimal() else 0
 
 
@@ -227,7 +223,7 @@ def application(runs: Runs, token: str) -> web.Application:
         response.headers.update(HEADERS)
         return response
 
-    def data(name: str, query: Query) -> dict[str, Any]:
+    def data(name: str, query: Mapping[str, str]) -> dict[str, Any]:
         if name == "state":
             return runs.state(query)
         folder = runs.folders().get(query.get("run", ""))

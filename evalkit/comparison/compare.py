@@ -155,12 +155,11 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
     if len(methods) < 2:
         return None, "fewer than two methods with an eval run: nothing to compare with"
     # By preset before by order: the answer does not depend on how a shell sorts `results/eval/*`.
-    for preset in BASELINE_ORDER:
-        for method in methods:
-            if method.preset == preset:
-                what = f"trained with {preset}" if preset else "that was not trained here"
-                return method.name, f"the first {what}; choose another with --baseline"
-    return methods[0].name, "the first given; choose another with --baseline"
+    first = next((m for preset in BASELINE_ORDER for m in methods if m.preset == preset), None)
+    if first is None:
+        return methods[0].name, "the first given; choose another with --baseline"
+    what = f"trained with {first.preset}" if first.preset else "that was not trained here"
+    return first.name, f"the first {what}; choose another with --baseline"
 
 
 class Contrast:

@@ -57,6 +57,7 @@ NOT_SETTINGS = (
     "model.source", "model.fingerprint", "model.weights", "model.tokenizer", "model.generation_config",
     "model.train_run", "model.checkpoint", "model.method", "model.preset", "sampling.n", "scoring_by",
     *(f"prompt.{name}" for name in DERIVED if name != "time"),
+    "engine.canaries", "engine.base_urls",  # these differ between any two models
 )  # fmt: skip
 
 
@@ -510,10 +511,9 @@ def _other_differences(runs: list[EvalRun]) -> list[str]:
 
 
 def _other_settings(record: EvalRecord) -> dict[str, Any]:
-    skipped = {*NOT_SETTINGS, "engine.canaries", "engine.base_urls"}  # these differ between any two models
     keys = flatten(record.as_json())
     above = {key: {key, key.split(".")[0], ".".join(key.split(".")[:2])} for key in keys}
-    kept = {key: value for key, value in keys.items() if not skipped & above[key]}
+    kept = {key: value for key, value in keys.items() if above[key].isdisjoint(NOT_SETTINGS)}
     return kept | {"adapter": "yes" if kept.pop("model.adapter", None) else "no"}
 
 

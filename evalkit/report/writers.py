@@ -74,7 +74,7 @@ def paper_grids(comparison: MethodComparison) -> list[Grid]:
         head = ["method", *(f"{visible(table.benchmark)} ({table.questions:,})" for table in tables)]
         rows: list[list[Entry]] = []
         for name in methods:
-            rows.append([_head(comparison, name), *(table.cells.get((name, column)) for table in tables)])
+            rows.append([method_name(comparison, name), *(table.cells.get((name, column)) for table in tables)])
             if several:
                 means = average(comparison, name, column)
                 rows[-1].append(means and " ±".join(column.metric.text(one) for one in means if one is not None))
@@ -92,7 +92,8 @@ def section_grids(comparison: MethodComparison, table: Table) -> list[Grid]:
     for title in dict.fromkeys(metric.title for metric in METRICS):
         if columns := [column for column in table.columns if column.metric.title == title]:
             rows: list[list[Entry]] = [
-                [_head(comparison, name), *(table.cells[name, column] for column in columns)] for name in table.sides
+                [method_name(comparison, name), *(table.cells[name, column] for column in columns)]
+                for name in table.sides
             ]
             head, over = ["method", *(column.label for column in columns)], f"{header(table)}: {title}"
             grids.append(Grid(f"{table.title} {title}", over, head, rows, title, list(table.sides)))
@@ -223,20 +224,16 @@ def average(comparison: MethodComparison, method: str, column: Column) -> tuple[
     return mean, float(by_seed.std(ddof=1)) if by_seed.size > 1 else None
 
 
-def method_name(comparison: MethodComparison, name: str) -> str:
-    """Return `gtpo · 5 seeds`: a method, and how many seeds it has."""
+def method_name(comparison: MethodComparison, name: str, *, role: bool = True) -> str:
+    """Return `gtpo · 5 seeds  (baseline)`: a method, how many seeds it has, and its role."""
     method = next(m for m in comparison.methods if m.name == name)
     text = visible(name)
     if method.preset and method.preset.lower() not in name.lower():
         text += f" ({visible(method.preset)})"
     text += f" · {method.counted}" * bool(method.counted)
     lost = sum(train.collapsed for train in method.trains)
-    return text + f" · {lost} collapsed" * bool(lost)
-
-
-def _head(comparison: MethodComparison, name: str) -> str:
-    """Return what stands at the head of a method's row."""
-    return method_name(comparison, name) + "  (baseline)" * (name == comparison.baseline)
+    text += f" · {lost} collapsed" * bool(lost)
+    return text + "  (baseline)" * (role and name == comparison.baseline)
 
 
 def header(table: Table) -> str:
@@ -286,7 +283,7 @@ def _draw_short(comparison: MethodComparison, column: Column, width: int) -> lis
             value, _, interval, change = texts_of(cell)
             change = "baseline" if name == table.baseline else change
             styled = Text(change, style=STYLES.get(cell.verdict or "", ""))
-            lines.append((method_name(comparison, name), _join(value, interval), styled))
+            lines.append((method_name(comparison, name, role=False), _join(value, interval), styled))
     rows = [line for line in lines if isinstance(line, tuple)]
     names, values, changes = (max((len(row[i]) for row in rows), default=0) for i in range(3))
     room = max(12, min(names, width - values - changes - 6))
@@ -464,9 +461,6 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
             "train_run": member.train and member.train.name, "collapsed": member.train and member.train.collapsed,
         }  # fmt: skip
 
-    def seed_means(table: Table, name: str) -> dict[str, list[Any]]:
-        return {c.label: [plain(mean) for mean in table.cells[name, c].value.seed_means] for c in table.columns}
-
     def noise(cell: Cell) -> dict[str, list[float]] | None:
         every = [parts(*cell.noise, end) for end in range(3)] if cell.noise else []
         return {source: [getattr(each, source) for each in every] for source in Parts._fields} if every else None
@@ -484,7 +478,8 @@ def _document(comparison: MethodComparison) -> dict[str, Any]:
         "tables": [
             {"benchmark": table.benchmark, "group": table.group or None, "questions": table.questions,
              "samples": table.samples, "notes": table.notes,
-             "seed_means": {name: seed_means(table, name) for name in table.sides},
+             "seed_means": {name: {c.label: [plain(mean) for mean in table.cells[name, c].value.seed_means]
+                                   for c in table.columns} for name in table.sides},
              "noise": {name: noise(table.cells[name, primary]) for name in table.sides
                        if table.baseline not in (None, name)}}
             for table in comparison.tables
