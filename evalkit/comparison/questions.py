@@ -511,9 +511,8 @@ def _other_differences(runs: list[EvalRun]) -> list[str]:
 
 
 def _other_settings(record: EvalRecord) -> dict[str, Any]:
-    keys = flatten(record.as_json())
-    above = {key: {key, key.split(".")[0], ".".join(key.split(".")[:2])} for key in keys}
-    kept = {key: value for key, value in keys.items() if above[key].isdisjoint(NOT_SETTINGS)}
+    skipped = tuple(f"{name}." for name in NOT_SETTINGS)
+    kept = {key: value for key, value in flatten(record.as_json()).items() if not f"{key}.".startswith(skipped)}
     return kept | {"adapter": "yes" if kept.pop("model.adapter", None) else "no"}
 
 

@@ -339,11 +339,9 @@ def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, A
         problems, prompts = run.problems(benchmark) | problems, run.prompts(benchmark) | prompts
     tokens = [mean for run in runs if (mean := run.entry(benchmark).mean_tokens)]
     length = CHARACTERS * sum(tokens) / len(tokens) if tokens else LONGEST / 4
-    of_each = len(list(table.sides)) * (OVERHEAD + min(max(length, 40.0), LONGEST))
-    affordable, most = (
-        int(budget / (of_each * len(ids))),
-        table.samples * max(len(side.runs) for side in table.sides.values()),
-    )
+    of_each = len(table.sides) * (OVERHEAD + min(max(length, 40.0), LONGEST))
+    affordable = int(budget / (of_each * len(ids)))
+    most = table.samples * max(len(side.runs) for side in table.sides.values())
     everything, each = affordable >= most, min(most, max(FEW, affordable))
     # Twice as many as fit: sizes are estimates, and what fits is settled below.
     order = order if everything else order[: 2 * max(1, int(budget / (of_each * each)))]
@@ -354,8 +352,8 @@ def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, A
     names += ["finish_reason", "completion"]
     for method, run in ((str(m), run) for m, side in enumerate(table.sides.values()) for run in side.runs):
         asked = (pc.field("benchmark") == run.stored_name(benchmark)) & pc.field("question_id").isin(wanted)
-        for part in (read_table(path, ["benchmark", *names]).filter(asked) for path in sample_parts(run.folder)):
-            for row in part.select(names).to_pylist():
+        for path in sample_parts(run.folder):
+            for row in read_table(path, ["benchmark", *names]).filter(asked).select(names).to_pylist():
                 question, index, verdict, answer, form, *ending, text = row.values()
                 verdict = verdict or "UNSCORED"
                 answers[question].setdefault(method, Counter())[answer, verdict] += 1
