@@ -337,8 +337,9 @@ class ServerEngine(Engine):
         asked = self.servers[0].ref.served_name
         for model in set(models.values()) - {asked}:
             LOG.warning('"%s" answers, and "%s" was asked for', model, asked)
-        draws, same = self.sampling.temperature > 0, [len(found) > 1 == len(set(found)) for found in texts.values()]
-        if draws and any(same):
+        draws = self.sampling.temperature > 0
+        copies = any(len(found) > 1 == len(set(found)) for found in texts.values())
+        if draws and copies:
             LOG.warning(
                 "%d requests with different seeds got the same text: the samples of a question may be copies of one (a "
                 "cache, or a seed that the server sets itself)", CANARIES,
@@ -347,12 +348,11 @@ class ServerEngine(Engine):
             LOG.warning("the same request got different texts: the server's samples cannot be repeated")
         found = {
             "models": sorted(set(models.values())),
-            "seed_matters": not any(same) if draws else None,
+            "seed_matters": not copies if draws else None,
             "texts": {url: [text_hash(text) for text in of_server] for url, of_server in texts.items()},
         }
-        about: dict[str, Any] = {"base_urls": [server.url for server in self.servers]}
-        if self._process is not None:
-            about = self._process.about
+        addresses = {"base_urls": [server.url for server in self.servers]}
+        about: dict[str, Any] = self._process.about if self._process is not None else addresses
         versions = about.get("versions", {}) | package_versions("aiohttp")
         if served := sorted({server.version for server in self.servers if server.version is not None}):
             versions["server"] = ", ".join(served)
@@ -541,12 +541,9 @@ class ServerEngine(Engine):
             if now - server.full_since > self.access.timeout_s:
                 self._leave_out(server, f"it has accepted no request for {now - server.full_since:.0f} s (HTTP 429)")
             return
-        if self._process is not None and (ended := self._process.exit_report()):
-            self._waiting.appendleft(request)
-            self._leave_out(server, ended)
-            return
         # This says nothing of the sample: another server may answer it.
-        if server.out is not None or (server.served and status in (401, 429)):
+        ended = self._process is not None and self._process.exit_report()
+        if ended or server.out is not None or (server.served and status in (401, 429)):
             self._waiting.appendleft(request)
             self._leave_out(server, f"it refuses further requests ({text})")
             return
