@@ -163,15 +163,10 @@ def adapter_rank(ref: ModelRef) -> int | None:
 
 
 def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = False) -> ModelRef:
-    """Return what `model` stands for.
+    """Return what a path, the name of a run in results/train, or a Hub name stands for. UserError if it is nothing.
 
-    Args:
-        model: path, name of a run in results/train, or Hub name.
-        checkpoint: of a train run: best, final, a folder of its checkpoints/, or a path; best if it has one.
-        served: the name of a model behind a server (openai engine), which is not looked for on disk unless it is a
-            train run, whose settings then apply.
-
-    Raises UserError if there is nothing under that name.
+    checkpoint: of a train run: best, final, a folder of its checkpoints/, or a path; best if it has one. served: it is
+    the name of a model behind a server, which is looked for on disk as a train run only; its settings then apply.
     """
     path = Path(model)
     if (run := find_train_run(model)) is not None:

@@ -40,8 +40,7 @@ class Batch(NamedTuple):
 def plan_batches(tasks: Sequence[Task], n: int, rows: int) -> list[Batch]:
     """Cut the samples of a benchmark into batches and return those that still lack a sample.
 
-    Questions of like prompt length share a batch. Which samples form a batch depends on the questions and on rows
-    only: not on n, and not on what is missing.
+    Questions of like prompt length share a batch.
     """
     ordered = sorted(tasks, key=lambda task: (-len(task.prompt.ids or ()), task.question_id))
     batches, low = [], 0
