@@ -110,12 +110,11 @@ def check_backend(config: TrainConfig) -> None:
     """Refuse what this machine cannot load or sample with. Raises UserError, before anything is downloaded."""
     if torch.cuda.is_available():
         return
-    engine = config.rollout.engine if config.method != "sft" else "transformers"
     if config.model.backend == "unsloth":
         raise UserError(
             "model.backend unsloth needs a CUDA device; this machine has none. Set model.backend: transformers"
         )
-    if engine == "vllm_server" and not config.model.lora_rank:
+    if config.method != "sft" and config.rollout.engine == "vllm_server" and not config.model.lora_rank:
         raise UserError(
             "rollout.engine vllm_server sends weights over NCCL, which needs GPUs on both sides; there is none here. "
             "Set model.lora_rank (an adapter needs no NCCL), or rollout.engine: vllm (in this process) or transformers"
@@ -288,10 +287,8 @@ def router_loss_obstacle(config: Any, coefficient: float | None = None) -> str |
     """
     text = config.get_text_config()
     coefficient = getattr(text, "router_aux_loss_coef", 0.0) if coefficient is None else coefficient
-    if not coefficient or not hasattr(text, "output_router_logits"):
-        return None
     absent = [name for name in ("num_experts", "num_experts_per_tok") if not hasattr(text, name)]
-    if not absent:
+    if not (coefficient and absent and hasattr(text, "output_router_logits")):
         return None
     return (
         f"{text.model_type} is a mixture of experts with a load-balancing loss (router_aux_loss_coef {coefficient}), "
@@ -308,13 +305,10 @@ def logit_transform(config: Any) -> tuple[float, float | None]:
     """
     softcap = getattr(config, "final_logit_softcapping", None)
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        scale = getattr(config, name, None)
-        if scale is not None:
+        if (scale := getattr(config, name, None)) is not None:
             return float(scale), softcap
-    scaling = getattr(config, "logits_scaling", None)
-    if scaling is not None:
-        return float(scaling if config.model_type == "hyperclovax" else 1 / scaling), softcap
-    return 1.0, softcap
+    scaling = getattr(config, "logits_scaling", None) or 1.0
+    return float(scaling if config.model_type == "hyperclovax" else 1 / scaling), softcap
 
 
 def dropouts(model: nn.Module) -> Iterator[tuple[Any, str, float]]:
