@@ -315,7 +315,8 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
 
     def drop_failed(self, keys: Set[Key]) -> None:
         """Forget those of the samples with an error: they are asked for again."""
-        for part in sample_parts(self.path) if keys else ():
+        failing = (part for part in sample_parts(self.path) if any(s.error for s in self.part(part, ["error"])))
+        for part in failing if keys else ():
             samples = self.part(part)
             rest = [sample for sample in samples if sample.error is None or sample.key not in keys]
             if len(rest) < len(samples):
