@@ -210,12 +210,10 @@ def find_runs(names: list[str], *, allow_incomplete: bool = False) -> FoundRuns:
 
 def _evaluation(train: TrainFolder, notes: list[str]) -> Path | None:
     """Return the eval run that a train run stands for; None if there is none. Raises UserError if it is not clear."""
-    complete = []
-    for entry, record in evals_of(train.root).items():
-        if record.status == "complete":
-            complete.append(entry)
-        else:
-            notes.append(f"{train.name}: eval run {entry.name} is incomplete and left out")
+    every = evals_of(train.root)
+    complete = [entry for entry, record in every.items() if record.status == "complete"]
+    left_out = (entry.name for entry in every if entry not in complete)
+    notes += [f"{train.name}: eval run {name} is incomplete and left out" for name in left_out]
     if len(complete) < 2:
         return next(iter(complete), None)
     several = f"has {len(complete)} eval runs ({', '.join(map(str, complete))})"
