@@ -81,7 +81,7 @@ def print_summary(folder: Path, record: EvalRecord, settings: EvalSettings) -> N
     console = stdout_console(pipe=250)
     done = {name: entry for name, entry in record.benchmarks.items() if entry.pass_at_k}
     # With --like the k is the other run's.
-    every_k = settings.rescore or (settings.like is not None and "k" not in settings.given)
+    every_k = settings.rescore or (settings.like is not None and "k" not in settings.model_fields_set)
     # Every k up to the fewest samples of a question is known.
     known = {name: len(entry.pass_at_k) for name, entry in done.items()}
     largest = known if every_k else {name: min(settings.k, most) for name, most in known.items()}

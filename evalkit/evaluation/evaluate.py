@@ -222,7 +222,7 @@ def _start_engine(settings: EvalSettings, plan: Plan, rows: int | None, folder: 
         servers = [find_own_server(process, ref, settings.timeout)] if process is not None else rendered.servers or []
         # A template that was applied here is not the server's.
         body = settings.request_body() if process is None else settings.extra_body
-        by_default = process is not None and "concurrency" not in settings.given
+        by_default = process is not None and "concurrency" not in settings.model_fields_set
         concurrency = IN_FLIGHT * replicas(settings.serve or "") if by_default else settings.concurrency
         return ServerEngine(
             servers, sampling, concurrency=concurrency, retries=settings.retries, body=body, first=plan.tasks,

@@ -149,7 +149,7 @@ def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]
     path = find_run(settings.like, "--like")
     record, problems = read_record(path), read_problems(path)
     sampling, prompt = record.sampling, record.prompt
-    if sampling.max_tokens is None and "max_tokens" not in settings.given:
+    if sampling.max_tokens is None and "max_tokens" not in settings.model_fields_set:
         raise UserError(
             f"--like {settings.like}: its completions came from a file, which does not say how they were sampled: pass "
             "--max-tokens, and --temperature, --top-p and what else was not the default"
@@ -157,7 +157,7 @@ def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]
     taken: dict[str, Any] = {name: getattr(sampling, name) for name in (*settings.SAMPLING, "max_tokens", "seed")}
     taken |= {"k": sampling.n, "prompt": prompt.system, "scoring": record.scoring}
     taken["chat_template_kwargs"] = prompt.chat_template_kwargs or None
-    if "samples" in settings.given:
+    if "samples" in settings.model_fields_set:
         del taken["k"]
     way = Protocol(
         name=prompt.protocol, stop=sampling.stop, system=prompt.system,

@@ -155,7 +155,7 @@ class EvalSettings(CommandSettings):
         for one, other in (("quiet", "verbose"), ("serve", "serve_command")):
             if getattr(self, one) not in (None, False) and getattr(self, other) not in (None, False):
                 raise UserError(f"{keys[one].flags[0]} and {keys[other].flags[0]} exclude each other")
-        given = [key for name, key in keys.items() if name in self.given and getattr(self, name) is not None]
+        given = [key for name, key in keys.items() if name in self.model_fields_set and getattr(self, name) is not None]
         idle = sorted(found.flags[0] for found in given if self.mode not in found.about["modes"])
         if idle and self.mode != "model":
             raise UserError(f"{MODES[self.mode]}, and {', '.join(idle)} would have no effect: leave out what has none")

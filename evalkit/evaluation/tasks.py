@@ -384,7 +384,7 @@ def find_benchmarks(names: str, fields: Mapping[str, str] | None = None) -> list
 def way_of_asking(settings: EvalSettings, benchmarks: Sequence[Benchmark]) -> Protocol:
     """Return --protocol, else how the tasks ask: one run asks in one way. UserError if they differ."""
     default = find_protocol(settings.protocol)
-    if "protocol" in settings.given or not benchmarks:
+    if "protocol" in settings.model_fields_set or not benchmarks:
         return default
     asked = [benchmark.prompt or default for benchmark in benchmarks]
     ways = [way.model_dump(exclude={"name", "title", "source", "extends"}) for way in asked]

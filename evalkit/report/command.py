@@ -87,7 +87,7 @@ class CompareSettings(CommandSettings):
             raise UserError("--k must be whole numbers from 1 on, e.g. --k 1,8,64")
         if not self.runs and not self.seeds:
             raise UserError(f"{self.COMMAND} needs RUNS; {self.COMMAND} --help says what they may be")
-        if "undecided" in self.given and self.fail_if_worse is None:
+        if "undecided" in self.model_fields_set and self.fail_if_worse is None:
             raise UserError("--undecided belongs to --fail-if-worse POINTS, and none is given")
         if self.html is not None:
             check_writable("--html", self.html, folder=False)

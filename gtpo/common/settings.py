@@ -313,14 +313,9 @@ class CommandSettings(BaseModel):
             raise UserError("\n      ".join((*lines, f"`{cls.COMMAND} --help` lists what it takes.")))
         return cls(**values)
 
-    @property
-    def given(self) -> frozenset[str]:
-        """Names of the options that were given a value."""
-        return frozenset(self.model_fields_set)
-
     def filled(self, values: Mapping[str, Any]) -> Self:
         """Return settings in which what was not given is as in `values`; None there says nothing."""
-        own = {name: getattr(self, name) for name in self.given}
+        own = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**{name: value for name, value in values.items() if value is not None} | own)
 
 

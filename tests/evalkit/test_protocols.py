@@ -31,7 +31,8 @@ def test_a_flag_wins_over_the_protocol() -> None:
     assert (found.temperature, found.top_p, found.top_k, found.scoring, found.prompt) == (0.7, 0.5, 20, "lenient", "")
     assert found.chat_template_kwargs == {"enable_thinking": False}
     assert protocol.apply_to(settings(scoring="strict", prompt="Hi")).scoring == "strict"
-    assert "temperature" not in protocol.apply_to(settings(sampling="model")).given  # the model's recommendation holds
+    # The model's recommendation holds.
+    assert "temperature" not in protocol.apply_to(settings(sampling="model")).model_fields_set
     assert vars(presets()["gtpo"].apply_to(settings())) == vars(settings())
 
 
