@@ -145,7 +145,6 @@ class TrainingProblems:
         self._order: list[Problem] | None = None
         self.time = local_time()  # what the chat template is told
         self._unverifiable: dict[tuple[Problem, ...], dict[str, str]] = {}
-        self._parts: tuple[list[Problem], list[Problem]] | None = None
 
     @contextmanager
     def _named(self, key: str) -> Iterator[None]:
@@ -176,23 +175,23 @@ class TrainingProblems:
         Held out are the last `dataset.validation_problems` of the shuffled order, so that the others keep their place
         in it. Raises UserError if they are not enough, or `dataset.validation_file` cannot be read.
         """
-        if self._parts is None:
-            order, dataset = self.load(), self.config.dataset
-            held_out: list[Problem] = []
-            if self.config.training.eval_steps is not None and dataset.validation_file is not None:
-                with self._named("validation_file"):
-                    held_out = load_file(dataset.validation_file, fields=parse_fields(dataset.fields))
-            elif self.config.training.eval_steps is not None:
-                if len(order) <= dataset.validation_problems:
-                    raise UserError(
-                        f"dataset.validation_problems {dataset.validation_problems}: {self.source} has {len(order):,} "
-                        "problems, and some must be left to train on; lower it, or name a dataset.validation_file"
-                    )
-                order, held_out = order[: -dataset.validation_problems], order[-dataset.validation_problems :]
-            # By text: one problem may stand in two files under two ids.
-            texts = {problem.problem for problem in held_out}
-            self._parts = [problem for problem in order if problem.problem not in texts], held_out
-        return self._parts
+        order, dataset = self.load(), self.config.dataset
+        if self.config.training.eval_steps is None:
+            return order, []
+        if dataset.validation_file is not None:
+            with self._named("validation_file"):
+                held_out = load_file(dataset.validation_file, fields=parse_fields(dataset.fields))
+        else:
+            count = dataset.validation_problems
+            if len(order) <= count:
+                raise UserError(
+                    f"dataset.validation_problems {count}: {self.source} has {len(order):,} problems, and some must be "
+                    "left to train on; lower it, or name a dataset.validation_file"
+                )
+            order, held_out = order[:-count], order[-count:]
+        # By text: one problem may stand in two files under two ids.
+        texts = {problem.problem for problem in held_out}
+        return [problem for problem in order if problem.problem not in texts], held_out
 
     def prompts(self, tokenizer: PreTrainedTokenizerBase) -> PromptRenderer:
         """Return what renders the run's prompts."""
