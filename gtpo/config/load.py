@@ -399,10 +399,9 @@ def _of_training(config: TrainConfig) -> Iterator[str]:
             yield f"training.{name} {every} is no multiple of training.logging_steps {steps}, {why}"
     longest, whole = training.max_completion_length, config.model.max_seq_length
     if method != "sft" and training.max_prompt_length + (longest or 1) > whole:
-        lengths = (
-            f"max_completion_length {longest} + " if longest else ""
-        ) + f"max_prompt_length {training.max_prompt_length}"
-        yield f"training.{lengths} leaves no room in model.max_seq_length {whole}"
+        completion = f"max_completion_length {longest} + " if longest else ""
+        prompt = f"max_prompt_length {training.max_prompt_length}"
+        yield f"training.{completion}{prompt} leaves no room in model.max_seq_length {whole}"
     for name, value in config.objective.model_dump(exclude_none=True).items():
         if method == "sft":
             yield f"objective.{name} contradicts method sft: supervised fine-tuning has no RL objective"
@@ -450,9 +449,8 @@ def _precision(config: TrainConfig) -> Iterator[str]:
 def _batch(config: TrainConfig, world_size: int) -> Iterator[str]:
     """Make every rollout hold complete groups: by the published rule, raise a smaller batch to G; else round it."""
     training = config.training
-    group, rounds, batch = (
-        training.num_generations, training.micro_batches_per_rollout, training.per_device_train_batch_size,
-    )  # fmt: skip
+    group, batch = training.num_generations, training.per_device_train_batch_size
+    rounds = training.micro_batches_per_rollout
     if (batch * rounds * world_size) % group == 0:
         return
     taken = group * max(1, math.ceil(batch / group - 0.5))  # of two that are as near, the smaller
