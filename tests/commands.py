@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,12 @@ def process(*words: object, code: int = 0, **options: Any) -> subprocess.Complet
 def python(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` so."""
     return process(sys.executable, *words, **options)
+
+
+def copy_packages(root: Path, target: Path) -> None:
+    """Copy the packages into a folder that can stand on PYTHONPATH, as an installation holds them: all inside gtpo/."""
+    for source, name in (("gtpo", "gtpo"), ("rewards", "gtpo/rewards"), ("evalkit", "gtpo/evalkit")):
+        shutil.copytree(root / source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def make_once() -> None:

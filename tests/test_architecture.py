@@ -10,8 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from commands import python
-from layout import copy_packages
+from commands import copy_packages, python
 
 LONGEST = 750
 """Lines of a file: about one subject."""

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import process, python
-from layout import copy_packages
+from commands import copy_packages, process, python
 
 from gtpo.common.provenance import command_line
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 import pytest
+from commands import copy_packages, python
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout import copy_packages
 
 from gtpo.common.errors import UserError
 from gtpo.rewards import Verdict, Verifier, accuracy_reward, math_verify_reward
@@ -388,10 +388,9 @@ if sys.argv[1] == "killed":
 
 @pytest.mark.parametrize("end", ["finished", "killed"])
 def test_workers_go_when_the_program_ends(end: str) -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, end], capture_output=True, text=True, timeout=240)
+    done = python("-c", SCRIPT, end, code=0 if end == "finished" else -9, timeout=240)
     verdict, pid = done.stdout.split()
     assert verdict == "CORRECT"
-    assert done.returncode == (0 if end == "finished" else -9)
     while psutil.pid_exists(int(pid)):
         time.sleep(0.05)
 
@@ -463,8 +462,7 @@ except RuntimeError as error:
 def test_where_it_does_not_run_it_says_so(root: Path, tmp_path: Path, missing: str, printed: str) -> None:
     # As installed: the finder of an editable install asks which system this is.
     copy_packages(root, tmp_path)
-    command = [sys.executable, "-c", ELSEWHERE.format(missing=missing)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = python("-c", ELSEWHERE.format(missing=missing), cwd=tmp_path, timeout=120)
     assert done.stdout.startswith("[10.0]"), done.stderr
     assert printed in done.stdout
 
