@@ -143,21 +143,10 @@ def ours(pairs: Sequence[Pair], verifier: Verifier) -> list[bool]:
     return [verdict is Verdict.CORRECT for verdict in verdicts]
 
 
-class Score(NamedTuple):
-    """How a verifier does on pairs of one kind; contested pairs are left out but for their number."""
-
-    equal: int
-    accepted: int
-    """Of the equal pairs."""
-    others: int
-    false_accepts: int
-    """Of the pairs that are not equal, or equal but left undone."""
-    contested: int
-
-
-def score(pairs: Sequence[Pair], accepted: Sequence[bool]) -> Score:
-    """Count what was rightly and wrongly accepted."""
+def score(pairs: Sequence[Pair], accepted: Sequence[bool]) -> dict[str, int]:
+    """Count the equal pairs and the others, with what was accepted of each; contested ones are counted apart."""
     judged = [(p.label == "equal", yes) for p, yes in zip(pairs, accepted, strict=True) if not p.contested]
     equal = [yes for same, yes in judged if same]
     others = [yes for same, yes in judged if not same]
-    return Score(len(equal), sum(equal), len(others), sum(others), len(pairs) - len(judged))
+    return {"equal": len(equal), "accepted": sum(equal), "others": len(others), "false_accepts": sum(others),
+            "contested": len(pairs) - len(judged)}  # fmt: skip

@@ -144,7 +144,7 @@ def mutation_scores(shared: Path, workers: int, pool: Pool) -> list[dict[str, An
         accepted = mutations.ours(pairs, verifier)
     theirs = pool.map(math_verify_one, [(f"${pair.prediction}$", pair.gold) for pair in pairs], chunksize=32)
     both = zip(MEASURED, (accepted, theirs), strict=True)
-    return [{"contender": c, **mutations.score(pairs, verdicts)._asdict()} for c, verdicts in both]
+    return [{"contender": c, **mutations.score(pairs, verdicts)} for c, verdicts in both]
 
 
 def main() -> None:

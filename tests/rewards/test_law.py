@@ -198,7 +198,7 @@ def assert_judged_right(pairs: list[Pair], verifier: Verifier) -> None:
     wrongly = [p for p, yes in zip(pairs, accepted, strict=True) if yes and p.label != "equal" and not p.contested]
     assert wrongly == []
     result = score(pairs, accepted)
-    assert result.accepted >= 0.99 * result.equal, [
+    assert result["accepted"] >= 0.99 * result["equal"], [
         p for p, yes in zip(pairs, accepted, strict=True) if not yes and p.label == "equal"
     ]
 
