@@ -6,7 +6,6 @@ import argparse
 import os
 import random
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -81,15 +80,6 @@ def seconds(call: Callable[[], Any], calls: int = 1, clock: Callable[[], float] 
     for _ in range(calls):
         call()
     return (clock() - begin) / calls
-
-
-def run_timed(command: Sequence[str], **options: Any) -> dict[str, float]:
-    """Run a command to its end and return its seconds and cpu_seconds, its children's included. Raises if it fails."""
-    start, used = time.perf_counter(), os.times()
-    subprocess.run(command, check=True, **options)
-    now = os.times()
-    processor = now.children_user + now.children_system - used.children_user - used.children_system
-    return {"seconds": time.perf_counter() - start, "cpu_seconds": processor}
 
 
 def with_temporaries(call: Callable[[], Any], tensors: Callable[[Any], Sequence[Any]]) -> tuple[Any, int]:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.common import parser, run_timed, save, table
+from bench.common import parser, save, table
 from gtpo.common.files import write_json
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.statistics import mean_interval
@@ -52,12 +54,10 @@ def write_train(folder: Path, method: str, seed: int) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_table(path: Path, schema: pa.Schema, count: int, columns: dict[str, Any]) -> None:
-    """Write rows; a single value stands for a column of it, and a column that is not given is empty."""
-    table = {
-        name: column if isinstance(column := columns.get(name), list) else [column] * count for name in schema.names
-    }
-    pq.write_table(pa.table(table, schema=schema), path, compression="zstd")
+def made_up(schema: pa.Schema, count: int, columns: dict[str, Any]) -> pa.Table:
+    """Return rows; a single value stands for a column of it, and a column that is not there is empty."""
+    values = (columns.get(name) for name in schema.names)
+    return pa.table([each if isinstance(each, list) else [each] * count for each in values], schema=schema)
 
 
 def write_run(
@@ -72,7 +72,7 @@ def write_run(
         "prompt": {"system": "", "chat_template_hash": None, "hash": ""},
         "scoring": "strict", "verifier": {"version": 1}, "benchmarks": {},
     }  # fmt: skip
-    rows: dict[str, list[Any]] = {}
+    tables = []
     for benchmark, count in SIZES.items():
         difficulty = np.random.default_rng(count).normal(0.0, 2.0, count)
         rng = np.random.default_rng([seed, count])
@@ -87,18 +87,15 @@ def write_run(
         entry = {"source": "made up", "questions": count, "samples": N * count, "n": N, "checksum": "x"}
         document["benchmarks"][benchmark] = {**entry, **scored, "strict": scored, "lenient": scored}
         values = {
-            "benchmark": [benchmark] * count, "question_id": [f"{benchmark}/{i}" for i in range(count)],
+            "benchmark": benchmark, "question_id": [f"{benchmark}/{i}" for i in range(count)], "n": N, "truncated": 0,
             "correct": right.tolist(), "abstentions": silent, "votes": votes, "pass_at_k": list(passes),
-            "maj_at_k": list(majority), "format_ok": rng.binomial(N, 0.95, count).tolist(),
+            "maj_at_k": list(majority), "format_ok": rng.binomial(N, 0.95, count).tolist(), "mean_tokens": 200.0,
         }  # fmt: skip
-        for scoring in ("strict", "lenient"):
-            for name, column in {**values, "scoring": [scoring] * count}.items():
-                rows.setdefault(name, []).extend(column)
+        tables += [made_up(QUESTION_SCHEMA, count, {**values, "scoring": each}) for each in ("strict", "lenient")]
         if benchmark == samples_of:
             write_samples(folder / "samples", benchmark, right)
     write_json(folder / "eval.json", document)
-    same = {"n": N, "truncated": 0, "mean_tokens": 200.0}
-    write_table(folder / "questions.parquet", QUESTION_SCHEMA, len(rows["scoring"]), {**rows, **same})
+    pq.write_table(pa.concat_tables(tables), folder / "questions.parquet", compression="zstd")
 
 
 def write_samples(folder: Path, benchmark: str, right: np.ndarray) -> None:
@@ -109,20 +106,28 @@ def write_samples(folder: Path, benchmark: str, right: np.ndarray) -> None:
     for part, start in enumerate(range(0, len(keys), CHUNK)):
         chosen = keys[start : start + CHUNK]
         verdicts, indices = ["CORRECT" if j < right[q] else "INCORRECT" for q, j in chosen], [j for _, j in chosen]
-        write_table(folder / f"part-{part:06d}.parquet", SAMPLE_SCHEMA, len(chosen), {
+        rows = made_up(SAMPLE_SCHEMA, len(chosen), {
             "benchmark": benchmark, "question_id": [f"{benchmark}/{q}" for q, _ in chosen], "sample_index": indices,
             "completion": [" ".join(words[(7 * q + 13 * j) % 3800 :][:140]) for q, j in chosen], "seed": indices,
             "answer_strict": "12", "answer_lenient": "12", "verdict_strict": verdicts, "verdict_lenient": verdicts,
             "format_ok": True, "tokens": 200, "finish_reason": "stop", "unfinished": False,
         })  # fmt: skip
+        pq.write_table(rows, folder / f"part-{part:06d}.parquet", compression="zstd")
 
 
 def fastest(command: list[str], rounds: int, cwd: Path) -> dict[str, float]:
     """Least of `rounds` wall and processor times of a command; the second hardly depends on the load."""
     root = Path(__file__).resolve().parent.parent
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    found = [run_timed(command, cwd=cwd, env=environment, capture_output=True) for _ in range(rounds)]
-    return {name: min(row[name] for row in found) for name in found[0]}
+    times = []
+    for _ in range(rounds):
+        start, before = time.perf_counter(), os.times()
+        subprocess.run(command, check=True, cwd=cwd, env=environment, capture_output=True)
+        now = os.times()
+        used = now.children_user + now.children_system - before.children_user - before.children_system
+        times.append((time.perf_counter() - start, used))
+    seconds, processor = map(min, zip(*times, strict=True))
+    return {"seconds": seconds, "cpu_seconds": processor}
 
 
 def main() -> None:
@@ -138,23 +143,20 @@ def main() -> None:
             method, seed = str(METHODS[1 + i // 5]), i % 5
             write_train(trains / name, method, seed)
             write_run(evals / f"{name}-eval", method, 10 + 10 * (i // 5) + seed, None, train_run=name)
-        two = ["run-grpo", "run-gtpo"]
+        gtpo, page = [sys.executable, "-m", "gtpo", "compare"], home / "page.html"
+        chosen = {
+            "2 runs x 5 benchmarks": ["run-grpo", "run-gtpo"], "8 runs x 5 benchmarks": single,
+            "30 runs (6 methods x 5 seeds)": seeded, "page, 8 runs": single,
+            "page, 30 runs (6 methods x 5 seeds)": seeded,
+            "page, 2 runs, 5,000 x 64 completions": ["run-grpo", "run-gtpo"],
+        }  # fmt: skip
         bare = fastest([sys.executable, "-c", "import numpy"], arguments.rounds, home)
         rows: list[dict[str, Any]] = [{"what": "python -c 'import numpy'"} | bare]
-        gtpo, page = [sys.executable, "-m", "gtpo", "compare"], home / "page.html"
-        for what, chosen in (
-            ("2 runs x 5 benchmarks", two),
-            ("8 runs x 5 benchmarks", single),
-            ("30 runs (6 methods x 5 seeds)", seeded),
-            ("page, 8 runs", single),
-            ("page, 30 runs (6 methods x 5 seeds)", seeded),
-            ("page, 2 runs, 5,000 x 64 completions", two),
-        ):
+        for what, runs in chosen.items():
             if what.startswith("page"):
-                row = fastest([*gtpo, *chosen, "--html", str(page)], 1, home)
-                row["bytes"] = page.stat().st_size
+                row = fastest([*gtpo, *runs, "--html", str(page)], 1, home) | {"bytes": page.stat().st_size}
             else:
-                row = fastest([*gtpo, *chosen], arguments.rounds, home)
+                row = fastest([*gtpo, *runs], arguments.rounds, home)
             rows.append({"what": what} | row)
     columns = dict.fromkeys(key for row in rows for key in row)
     print(table(columns, ([row.get(column, "") for column in columns] for row in rows)))
