@@ -31,21 +31,6 @@ from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import Sample
 
 
-class LastYield:
-    """A vLLM engine that notes when its last completion was handed over."""
-
-    def __init__(self, engine: Any) -> None:
-        self.vllm, self.ended = engine, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.vllm, name)
-
-    def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
-        """Yield what the engine yields."""
-        yield from self.vllm.generate(tasks)
-        self.ended = time.perf_counter()
-
-
 def bare(engine: Any, tasks: Sequence[Task], sampling: Sampling) -> int:
     """Add every request, step until none is left; return the tokens."""
     from vllm import SamplingParams
@@ -85,29 +70,35 @@ def main() -> None:
     metrics = min(metrics_seconds() for _ in range(3))
     print(f"metrics: pass@k and maj@k, 1319 questions, all k <= 64: {metrics:.2f} s")
     chosen = {name: getattr(arguments, name) for name in ("model", *given)}
-    settings = EvalSettings(**chosen, engine="vllm")
-    settings, benchmarks, protocol = find_tasks(settings)
+    settings, benchmarks, protocol = find_tasks(EvalSettings(**chosen, engine="vllm"))
     with Verifier() as verifier:
         plan = plan_evaluation(settings, protocol, verifier, "vllm", benchmarks)
     plan = with_sampling(plan, settings, protocol)
     sampling, tasks = plan.sampling, plan.tasks
     assert sampling is not None
     measured: dict[str, list[float]] = {"bare": [], "gtpo": []}
+    ends: list[float] = []
     tails: list[float] = []
     tokens = 0
-    with tempfile.TemporaryDirectory() as scratch, running_engine(settings, plan) as started:
-        engine, described = LastYield(started), started.describe()
+    with tempfile.TemporaryDirectory() as scratch, running_engine(settings, plan) as engine:
+        described, plain = engine.describe(), engine.generate
+
+        def generate(tasks: Sequence[Task]) -> Iterator[list[Sample]]:
+            yield from plain(tasks)
+            ends.append(time.perf_counter())
+
+        engine.generate = generate  # type: ignore[method-assign]
 
         def harness(name: str) -> None:
             evaluate(settings.filled({"out": Path(scratch) / name}), engine=engine)
-            tails.append(time.perf_counter() - engine.ended)
+            tails.append(time.perf_counter() - ends[-1])
 
         harness("warm")  # imports, the tokenizer's caches
         for number, contender in in_turns(measured, arguments.rounds):
-            engine.vllm._engine.reset_prefix_cache()
+            engine._engine.reset_prefix_cache()  # type: ignore[attr-defined]
             start = time.perf_counter()
             if contender == "bare":
-                tokens = bare(engine.vllm, tasks, sampling)
+                tokens = bare(engine, tasks, sampling)
             else:
                 harness(f"round{number}")
             measured[contender].append(time.perf_counter() - start)
