@@ -31,13 +31,8 @@ _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RENAMED = {name: by for by, names in TABLES["commands"].items() for name in names.split()}
 
 
-def _repeating(match: re.Match[str]) -> str:
-    period = match["bar"] or match["bracket"] or match["first"] or match["block"]
-    return f"\\repeating{{{match['whole']}}}{{{match['fixed']}}}{{{period}}}"
-
-
 _TYPED: list[tuple[re.Pattern[str], Any]] = [
-    (SAYS.repeating, _repeating),
+    (SAYS.repeating, r"\\repeating{\g<whole>}{\g<fixed>}{\g<bar>\g<bracket>\g<first>\g<block>}"),  # one of four
     (re.compile(r"(?<![\d.,])(\d{1,2}(?:,\d\d)+,\d{3})(?![\d,])"), lambda m: m[1].replace(",", "")),  # 1,00,000
     (re.compile(r"(?<![\d.,'])(\d{1,3}(?:'\d{3})+)(?![\d'])"), lambda m: m[1].replace("'", "")),  # 1'234'567
     (
@@ -188,12 +183,8 @@ def one_spelling(text: str) -> str:
         text = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in text).translate(_TRANSLATION)
         # NFKC leaves the digits of Arabic and Devanagari as they are.
         text = "".join(c if c.isascii() or not c.isdecimal() else str(unicodedata.decimal(c)) for c in text)
-    return re.sub(
-        r"(?<!\\)\\\((?P<a>.*?)(?<!\\)\\\)|(?<!\\)\\\[(?P<b>.*?)(?<!\\)\\\]",
-        lambda m: m["a"] if m["a"] is not None else m["b"],
-        SAYS.nothing_joined.sub("", text),
-        flags=re.DOTALL,
-    )
+    text = SAYS.nothing_joined.sub("", text)
+    return re.sub(r"(?s)(?<!\\)\\\((.*?)(?<!\\)\\\)|(?<!\\)\\\[(.*?)(?<!\\)\\\]", r"\1\2", text)
 
 
 def _substituted(text: str, substitutions: Sequence[tuple[re.Pattern[str], Any]]) -> str:
@@ -522,12 +513,7 @@ def _worded(text: str) -> str | None:
 
     A word has three letters or is a known short one: `x-y` and `n!` are none.
     """
-    plain = re.sub(
-        r"^(?:(?:it is|it's|it was|on)\s+)?(?:(?:the|an?)\s+)?(?=[a-z]{3})",
-        "",
-        SAYS.text.sub(r" \1 ", text).strip("() "),
-        flags=re.IGNORECASE,
-    )
+    plain = SAYS.leading.sub("", SAYS.text.sub(r" \1 ", text).strip("() "))
     if re.fullmatch(r"[A-Za-z\d\s\"'`.,;:!?~/-]+", plain) is None:
         return None
     runs = re.findall(r"[A-Za-z]+", plain)

@@ -284,10 +284,7 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
     """
     unit, percent = NO_UNIT, False
     scales: tuple[str, ...] = ()
-    currency = re.match(
-        r"[-+]?\s*(?:\\(?=[$t]))?(\$|text\{(?:sterling|euro|yen|rupee)\}|(?P<typed>USD|US|EUR|GBP|JPY|INR|Rs\.?)(?=\s*[\d(]))\s*",
-        text,
-    )
+    currency = SAYS.currency.match(text)
     if currency:
         name = currency[1].removeprefix("text{").removesuffix("}")
         text = text[: currency.start(1) - (currency["typed"] is None)] + text[currency.end() :]
