@@ -206,17 +206,14 @@ def format_ok(text: str) -> bool:
     return tuple(_TAG.findall(text)) == TAGS and text.rstrip().endswith("</answer>")
 
 
-def format_score(text: str) -> float:
-    """Return 10 for the full format, 1 for a part of the tags, 0 for none (GTPO paper, reward section)."""
-    if format_ok(text):
+def format_score(text: str, *, filled: bool = False) -> float:
+    """Return 10 for the full format, 1 for a part of the tags, 0 for none (GTPO paper, reward section).
+
+    filled: 10 only if both blocks hold something and nothing stands outside them.
+    """
+    if format_ok(text) and not (filled and _FILLED.fullmatch(without_end(text)) is None):
         return FULL
     return PARTIAL if _TAG.search(text) else NONE
-
-
-def filled_score(text: str) -> float:
-    """Return `format_score`, with 10 only if both blocks hold something and nothing stands outside them."""
-    score = format_score(text)
-    return PARTIAL if score == FULL and _FILLED.fullmatch(without_end(text)) is None else score
 
 
 _NO_GOLD = frozenset(TABLES["golds"]["none"])

@@ -26,7 +26,6 @@ from gtpo.rewards.completions import (
     Completion,
     as_text,
     completion_text,
-    filled_score,
     format_score,
     problem_text,
     without_spaces,
@@ -56,7 +55,7 @@ def format_reward_filled(completions: Sequence[Completion], **kwargs: Any) -> li
 
     The paper's pays 10 of 20 for empty blocks, and for any amount of text between and before them.
     """
-    return [filled_score(completion_text(completion)) for completion in completions]
+    return [format_score(completion_text(completion), filled=True) for completion in completions]
 
 
 Where = Literal["strict", "lenient", "boxed"]
