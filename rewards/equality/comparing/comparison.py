@@ -457,10 +457,7 @@ class Comparison:
             return False
         if len(p.ops) > 1:
             flipped = Relation(tuple(FLIPPED[op] for op in reversed(p.ops)), tuple(reversed(p.terms)))
-            return any(
-                way.ops == g.ops and all(equal_terms(a, b) for a, b in zip(way.terms, g.terms, strict=True))
-                for way in (p, flipped)
-            )
+            return any(way.ops == g.ops and all(map(equal_terms, way.terms, g.terms)) for way in (p, flipped))
         (op, p_term), (other, g_term) = difference(p), difference(g)
         if op != other:
             return False

@@ -240,9 +240,7 @@ def _pieces(text: str) -> list[_Piece]:
             end += text[end : end + 1].isdigit()
             position, found[-1] = end, found[-1]._replace(end=end)
             continue
-        is_word = (
-            kind == "word" and (len(said) > 1 or not said.isascii() or said in "aIA") and said not in WORDS.functions
-        )
+        is_word = kind == "word" and (len(said) > 1 or not said.isascii()) and said not in WORDS.functions
         if said in ("a", "I", "A"):  # an article, or a letter: `a = 3`
             is_word = re.match(r"\s+[\w$\\]", text[end:]) is not None
         is_word = is_word and not (said.isupper() and said.isascii() and 1 < len(said) < 4 and said not in ("PM", "AM"))
@@ -446,9 +444,8 @@ def _is_of_the_question(before: str, after: str, asked: frozenset[str]) -> bool:
     foreign = not set(re.findall(r"[^\W\d_]+", before.lower())[-1:]) <= WORDS.verbs | set(spoken)
     foreign |= bool(spoken) and spoken[-1] in WORDS.copulas - WORDS.verbs
     of = [word for word in spoken if word not in _STATING and not re.search(rf"\b{word.upper()}\b", before)]
-    if (multiple := SAYS.multiple.search(before)) is not None and not asked.issuperset(
-        multiple.group().lower().split()
-    ):
+    multiple = SAYS.multiple.search(before)
+    if multiple is not None and not asked.issuperset(multiple.group().lower().split()):
         return False  # `Half the width is 12`
     if not of or foreign or asked <= _STATING or SAYS.named.search(before.strip()):
         return True
@@ -478,12 +475,8 @@ def _states(before: str) -> bool:
     if any(word in WORDS.opinions and spoken[max(0, at - 1)] not in ("i", "we") for at, word in enumerate(spoken)):
         return False
     inner = next((at for at, word in enumerate(spoken) if at and word in WORDS.subjects), 0)
-    if (
-        inner
-        and spoken[0] not in WORDS.placing
-        and not WORDS.leads.issuperset(spoken[:inner])
-        and spoken[-1] not in WORDS.copulas
-    ):
+    leading = not inner or spoken[0] in WORDS.placing or WORDS.leads.issuperset(spoken[:inner])
+    if not leading and spoken[-1] not in WORDS.copulas:
         return False  # a clause within another, which may say anything of it
     while spoken and spoken[-1] in WORDS.articles:
         spoken.pop()

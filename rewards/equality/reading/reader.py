@@ -59,9 +59,7 @@ def split_choice(text: str) -> tuple[str, str, bool] | None:
     if rest and not (match["a"] and marked):
         # `(A)(B)`, `(A) + 1`, `(x) y`: a product or sum in brackets, no choice with its answer
         apart = text[match.start("rest") - 1] == " " and re.match(r"\(|-\S", rest) is not None  # `(A) -5`
-        operator = (rest[0] in "^_!+*/=<>-,;(" and not apart) or rest.startswith(
-            ("\\cdot", "\\times", "\\cup", "\\le", "\\ge")
-        )
+        operator = (rest[0] in "^_!+*/=<>-,;(" and not apart) or re.match(r"\\(?:cdot|times|cup|le|ge)", rest)
         if operator or not marked or letter not in "ABCDEFGH":
             return None
     return letter, rest, marked
