@@ -542,7 +542,9 @@ class ServerEngine(Engine):
                 self._leave_out(server, f"it has accepted no request for {now - server.full_since:.0f} s (HTTP 429)")
             return
         # This says nothing of the sample: another server may answer it.
-        ended = self._process is not None and self._process.exit_report()
+        # Connections to a started one break before it has ended.
+        patience = ENDING_S if status is None and request.attempts >= self._retries else 0.0
+        ended = self._process is not None and self._process.exit_report(patience)
         if ended or server.out is not None or (server.served and status in (401, 429)):
             self._waiting.appendleft(request)
             self._leave_out(server, f"it refuses further requests ({text})")
