@@ -454,6 +454,16 @@ def test_another_model_in_the_middle(serve: Serve) -> None:
         collect(make(server, retries=0), tasks(20, 4))
 
 
+@pytest.mark.parametrize("retries", [0, 3])
+def test_a_started_server_that_is_not_seen_to_have_ended_yet_fails_no_sample(serve: Serve, retries: int) -> None:
+    server = serve(lambda payload, times: Reply(send=0.0))
+    engine = make(server, retries=retries, concurrency=1)
+    ended = SimpleNamespace(exit_report=lambda patience=0.0: "it ended" if patience else "", about={})
+    engine._process = ended  # type: ignore[assignment]
+    with pytest.raises(EngineStopped, match="it ended"):
+        assert not collect(engine, tasks(3, 4))
+
+
 def test_a_key_that_fits_no_header(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\u00e9")
     with pytest.raises(UserError, match="the key in OPENAI_API_KEY has characters") as error:
