@@ -3,7 +3,7 @@
     python recompute.py            compute them; exit code 1 if results.json has other numbers
     python recompute.py --write    write results.json
     python recompute.py --design   the primary test on pairs without a difference and with one, before any run
-    python recompute.py --pack RECORDS.jsonl    put finished runs into runs.parquet, and nothing else
+    python recompute.py --pack RECORDS.jsonl [--into credit.parquet]    put finished runs into runs.parquet, only
 
 It needs numpy, scipy and pyarrow. Rates and numbers of pairs follow from the records by the functions of run.py.
 """
@@ -44,6 +44,8 @@ from run import (
 HERE = Path(__file__).parent
 # Points within which two methods are equivalent.
 MARGIN = 2.0
+# Seeds of the presets of token credit.
+CREDIT = 10
 SECONDARY = ("8 steps", "1 step", "larger model", "common rate", "conflict weights", "gate", "against DAPO",
              "against Dr. GRPO")  # fmt: skip
 
@@ -309,6 +311,24 @@ def afterwards(records: Records, explored: Records) -> dict[str, Any]:
         "completions that the gate keeps, %": 100 * float(np.mean(kept)) if kept else None}  # fmt: skip
 
 
+def token_credit(records: Records, credit: Records) -> dict[str, Any]:
+    """Return each preset of token credit, and the conflict weights, less GRPO in the same trainer, all at one rate.
+
+    Exploratory: the arm `gate`, which drops nothing here, stands for GRPO. An arm without all CREDIT seeds is left out.
+    """
+    both, grpo = {**records, **credit}, Run("pairs", "130k", 0, "gate", 4, 2e-4)
+    out: dict[str, Any] = {}
+    for arm in ("rsi", "ntf", "entropy-band", "conflict"):
+        seeds = seeds_with(both, grpo._replace(arm=arm), grpo)[:CREDIT]
+        if len(seeds) == CREDIT:
+            ends = [
+                [accuracy(both[grpo._replace(arm=name, seed=seed).name]) for seed in seeds] for name in (arm, "gate")
+            ]
+            d = differences(both, grpo._replace(arm=arm), grpo, seeds)
+            out[arm] = tested(d) | {"ends": [float(np.mean(end)) for end in ends]}
+    return out
+
+
 def small(name: str, value: Any) -> Any:
     """Return a value of a record as the Parquet file holds it: strict scoring as one count, curves to four digits."""
     if name == "strict":
@@ -348,15 +368,19 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--design", action="store_true")
     parser.add_argument("--pack", type=Path)
+    parser.add_argument("--into", default="runs.parquet", help="the file beside this one that --pack writes")
     given = parser.parse_args()
     if given.design:
         print(json.dumps(rounded(design()), indent=1))
         return
     if given.pack:
-        pack(given.pack, HERE / "runs.parquet")
+        pack(given.pack, HERE / given.into)
         return
-    records, explored = (read(Path("none"), HERE / name) for name in ("runs.parquet", "explored.parquet"))
-    found = rounded(results(records) | {"afterwards": afterwards(records, explored)})
+    records, explored, credit = (
+        read(Path("none"), HERE / f"{name}.parquet") for name in ("runs", "explored", "credit")
+    )
+    outside = {"afterwards": afterwards(records, explored), "token credit": token_credit(records, credit)}
+    found = rounded(results(records) | outside)
     file = HERE / "results.json"
     if given.write:
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
