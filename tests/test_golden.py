@@ -265,9 +265,13 @@ def test_page_without_its_data(comparison: Any, tmp_path: Path) -> None:
     check("page-html.txt", text)
 
 
-def test_schema_of_compare(home: Path) -> None:
-    document = json.loads(command_line("compare", *ALL.split(), "--format", "json", cwd=home).stdout)
-    check_schema("schema-compare.json", [document], document["schema_version"])
+@pytest.mark.parametrize(("name", "ways"), [
+    ("schema-compare.json", [f"compare {ALL} --format json"]),
+    ("schema-plan.json", ["plan --accuracy 0.4 --json", "plan --accuracy 0.4 --margin 10 --models --json"]),
+])  # fmt: skip
+def test_schemas_of_what_is_printed(home: Path, name: str, ways: list[str]) -> None:
+    documents = [json.loads(command_line(*words.split(), cwd=home).stdout) for words in ways]
+    check_schema(name, documents, documents[0]["schema_version"])
 
 
 def test_every_approved_file_is_compared() -> None:

@@ -129,7 +129,7 @@ def _document(plan: BenchmarkPlan, settings: PlanSettings, goals: Goals) -> dict
     cheapest: dict[str, Any] = {}
     for name, chance in chances.items():
         best = plan.cheapest(chance)
-        cheapest["cheapest" if name == "power" else f"cheapest_{name}"] = best and {
+        cheapest["cheapest" if name == "power" else "cheapest_equivalent"] = best and {
             **best[0]._asdict(), "seeds_range": [plain(end) for end in best[1][1:]],
         }  # fmt: skip
     noise = {name: value and list(value) for name, value in asdict(plan.noise).items() if name != "paired"}
