@@ -237,6 +237,8 @@ class CommandSettings(BaseModel):
     @classmethod
     def _sentence(cls, error: Mapping[str, Any]) -> str:
         name = str(error["loc"][0])
+        if error["type"] == "extra_forbidden":  # set from Python: words are checked before
+            return f'{cls.COMMAND} has no option "{name}".{did_you_mean(name, cls.keys())}'
         key = cls.keys()[name]
         if error["type"] == "missing":
             return f"{cls.COMMAND} needs {name.upper()}; {cls.COMMAND} --help says what it may be"

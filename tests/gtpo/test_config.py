@@ -14,11 +14,13 @@ import yaml
 from logs import logged
 
 from gtpo.common.errors import UserError
+from gtpo.common.settings import CommandSettings
 from gtpo.config import load_config
 from gtpo.config.load import RENAMED
 from gtpo.config.schema import keys
 from gtpo.demo import COMMANDS, run_demo
 from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.report.command import CompareSettings, PlanSettings
 from gtpo.options import START, from_flags, read_command
 from gtpo.presets import PRESETS
 from gtpo.train.command import choose_devices
@@ -232,3 +234,10 @@ def test_no_tracker_in_a_file_and_as_a_flag(tmp_path: Path, value: Any) -> None:
 )
 def test_words(words: str, values: dict[str, Any]) -> None:
     assert EvalSettings.split(words.split()) == (values, {})
+
+
+@pytest.mark.parametrize("command", [EvalSettings, CompareSettings, PlanSettings])
+def test_an_option_that_a_script_misspells_is_named_with_what_is_near(command: type[CommandSettings]) -> None:
+    for name in command.model_fields:
+        with pytest.raises(UserError, match=f'has no option "{name}x".'):
+            command(**{f"{name}x": 1})
