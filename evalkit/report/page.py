@@ -71,8 +71,11 @@ Node = str | list[Any]
 _MATHS = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?!\s)([^$\n]+?)(?<![\s\\])\$(?!\d)", re.DOTALL
 )
-# Those that open nothing and load nothing: maction and mglyph lose what they act by with their attributes.
-_TAG = re.compile("m[a-z]+|none")
+_TAG_NAMES = (
+    "math mrow mi mn mo ms mtext mspace mfrac msqrt mroot msub msup msubsup munder mover munderover mmultiscripts "
+    "mtable mtr mtd mstyle mpadded mphantom menclose mfenced merror mprescripts none"
+)
+_TAGS = frozenset(_TAG_NAMES.split())
 _ATTRIBUTE_NAMES = (
     "display displaystyle scriptlevel mathvariant stretchy fence form separator lspace rspace width height depth "
     "linethickness columnalign rowalign columnlines rowlines rowspacing columnspacing notation accent accentunder "
@@ -147,7 +150,7 @@ def _tree_of(formula: str, *, block: bool) -> Node | None:
         element = convert_to_element(formula, display="block" if block else "inline")
     except Exception:  # whatever a formula does to the converter, the page shows its source
         return None
-    known = all(_TAG.fullmatch(one.tag.rpartition("}")[2]) for one in element.iter())
+    known = all(one.tag.rpartition("}")[2] in _TAGS for one in element.iter())
     return _tree(element) if known and "\\" not in "".join(element.itertext()) else None
 
 
