@@ -44,7 +44,7 @@ from gtpo.inputs.model import LoadedModel, compute_precision, load_model, rounde
 from gtpo.rewards.completions import problem_text
 from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
 from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
-from gtpo.train.collapse import CollapseWatch, Validation, untrained_kl
+from gtpo.train.collapse import CollapseWatch, ScoreHeldOut, Validation, untrained_kl
 from gtpo.train.environment import Stop, begin, check_same, quiet_libraries
 from gtpo.train.resume import ExactCheckpoints, check_checkpoint, out_of_space, provide_base
 from gtpo.train.run_log import Advice, Progress, RunLog
@@ -67,7 +67,7 @@ class TrainingRun:
         inputs: RunInputs,
         stop: Stop,
         *,
-        score_held_out: Any = None,
+        score_held_out: ScoreHeldOut | None = None,
     ) -> None:
         quiet_libraries()
         if not torch.accelerator.is_available():
@@ -215,6 +215,7 @@ class TrainingRun:
             problems = self.inputs.problems.validation(loaded.tokenizer)
             prompts = [to_row(problem, config)["prompt"] for problem in problems]
             how: Any = {"every": training.eval_steps, "samples": training.eval_samples, "prompts": prompts}
+            assert self.score_held_out is not None  # `gtpo train` gives it
             validation = Validation(trainer, problems, self.score_held_out, **how)
         distance = untrained_kl(trainer, config, loaded, self.inputs.weights)
         self.watch = CollapseWatch(trainer, validation=validation, best=self.folder.best, **config.health.model_dump())

@@ -121,6 +121,15 @@ def test_the_power_of_the_plan_of_a_real_model(root: Path, pretrained: Any) -> N
     assert f"at most {100 * max(row['0 points'] for row in found.values()):.1f} %" in " ".join(page.split())
 
 
+def test_the_sets_of_problems_are_disjoint(small: Any) -> None:
+    from gtpo.rewards.data.arithmetic import arithmetic_problems
+
+    sets = {name: {each.problem for each in problems} for name, problems in small.problem_sets().items()}
+    sets["train"] = {each.problem for each in arithmetic_problems("train")}
+    assert {name: len(each) for name, each in sets.items()} == {"search": 256, "final": 512, "train": 3000}
+    assert len(set.union(*sets.values())) == 3768
+
+
 def test_the_results_follow_from_the_runs(root: Path, tmp_path: Path) -> None:
     """From a copy of the folder, so from its files and without gtpo."""
     folder = shutil.copytree(root / "results/published/small", tmp_path / "small")
