@@ -81,7 +81,7 @@ def pretrained(again: Any) -> Any:
     ids=["no rate lifts both", "eight pairs", "a wide spread", "shown at the look"],
 )
 def test_the_plan_of_a_real_model(
-    pretrained: Any, monkeypatch: pytest.MonkeyPatch, lift: float, gain: float, spread: float, pairs: int
+    pretrained: Any, again: Any, monkeypatch: pytest.MonkeyPatch, lift: float, gain: float, spread: float, pairs: int
 ) -> None:
     monkeypatch.setattr(pretrained, "steps_of_the_plan", lambda: 1)
     rng = np.random.default_rng(1)
@@ -93,12 +93,24 @@ def test_the_plan_of_a_real_model(
     base = record(pretrained.BASE, 0.45) | {"lenient_search": [8 * 0.45] * 4}
     records, made = {pretrained.BASE.name: base}, []
     while run := next((run for run in pretrained.planned(records) if run.name not in records), None):
-        records[run.name] = record(run, right(run))
+        records[run.name] = record(run, right(run)) | {"completions/length": [30.0, 30.0 - 10 * (run.arm == "gtpo")]}
         made.append(run)
     assert len({run.rate for run in made if run.phase == "search"}) == 4, "the best was at the edge of three"
     assert sum(run.phase == "search" for run in made) == 16
     assert {run.seed for run in made if run.phase == "pairs"} == set(range(401, 401 + pairs))
     assert sum(run.phase == "pairs" for run in made) == 2 * pairs
+    found = again.real_model(records)
+    assert found["warm start"]["search"] == pytest.approx(45.0)
+    assert [len(each) for each in found["accuracy by rate"]["gtpo"].values()] == [2] * 4
+    if not pairs:
+        assert found["search"] == "no pairs: no gain of 5 points by both"
+        assert "primary" not in found
+        return
+    assert found["search"] == {arm: pytest.approx(6e-4) for arm in ("gtpo", "grpo")}
+    assert found["primary"]["pairs"] == pairs
+    assert found["primary"]["difference"] == pytest.approx(100 * gain, abs=8)
+    assert (found["primary"]["verdict"] == "better") == (gain > 0)
+    assert found["log ratio of lengths, last ten steps"] == pytest.approx([np.log(2 / 3)] * 3)
 
 
 def test_a_real_model_waits_for_the_small_ones(

@@ -192,8 +192,9 @@ def train(run: Run) -> None:
         "training.per_device_train_batch_size": 8, "training.gradient_accumulation_steps": BATCH // 8,
         "training.num_iterations": run.steps,
         "training.max_steps": STEPS, "training.save_steps": STEPS, "training.lr_scheduler_type": "constant_with_warmup",
-        "training.log_completions_steps": 0, "dataset.validation_file": "search.jsonl", "training.eval_steps": 20,
-        "training.eval_samples": 1,
+        "training.log_completions_steps": 0, "dataset.validation_file": "search.jsonl", "training.eval_samples": 1,
+        # A record has one mean length for each stretch between validations; the plan looks at that of ten steps.
+        "training.eval_steps": 10 if run.phase == "pairs" else 20,
     }  # fmt: skip
     words = (word for key, value in flags.items() for word in (f"--{key}", str(value)))
     command("train", "laptop/first-steps", *ARMS[run.arm], *shared, *words)

@@ -1,4 +1,4 @@
-"""Compute the tests of README.md beside this file from runs.parquet, without gtpo.
+"""Compute the tests of README.md beside this file from the Parquet files there, without gtpo.
 
     python recompute.py            compute them; exit code 1 if results.json has other numbers
     python recompute.py --write    write results.json
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent))
+import pretrained
 from driver import Records, read
 from run import (
     ALPHA,
@@ -329,6 +330,46 @@ def token_credit(records: Records, credit: Records) -> dict[str, Any]:
     return out
 
 
+def real_model(records: Records) -> dict[str, Any]:
+    """Return what pretrained.md asks, as far as the records reach: the search, then answers' length, then accuracy."""
+    if (base := records.get(pretrained.BASE.name)) is None:
+        return {"runs": 0}
+    steps = pretrained.steps_of_the_plan()
+    grid, _ = pretrained.grid_of(records, steps)
+    search: dict[str, dict[str, list[float]]] = {arm: {f"{rate:.3g}": [] for rate in grid} for arm in pretrained.ARMS}
+    for run in pretrained.search_runs(steps, grid):
+        if run.name in records:
+            search[run.arm][f"{run.rate:.3g}"].append(accuracy(records[run.name]))
+    rates = pretrained.rates_of(records, steps)
+    no_pairs = f"no pairs: no gain of {pretrained.LIFT:g} points by both"
+    found: dict[str, Any] = {
+        "runs": len(records), "steps a rollout": steps,
+        "warm start": {"search": pretrained.accuracy(base, "lenient_search"), "final": accuracy(base)},
+        "accuracy by rate": search,
+        "search": "not complete" if rates is None else rates or no_pairs,
+    }  # fmt: skip
+    count = pretrained.pairs_of_the_end(records, steps, rates) if rates else 0
+    d = pretrained.differences(records, steps, rates, count) if rates else None
+    if rates is None or d is None:
+        return found
+    pairs = [[records[pretrained.Run("pairs", "135m", pretrained.FIRST_PAIR + at, arm, steps, rates[arm]).name]
+              for arm in ("gtpo", "grpo")] for at in range(count)]  # fmt: skip
+    length = np.array([np.log(one["completions/length"][-1] / other["completions/length"][-1]) for one, other in pairs])
+    primary = tested(d) | {
+        "ends": [float(np.mean([accuracy(pair[at]) for pair in pairs])) for at in (0, 1)],
+        "p of equivalence": equivalence_p(d, pretrained.MARGIN),
+        "power for equivalence": equivalence_power(count, float(d.std(ddof=1)), pretrained.MARGIN),
+    }
+    level = pretrained.LOOK_LEVEL if count == pretrained.LOOK else pretrained.LEVEL
+    outcome = verdict(primary, primary["p"], level)
+    if outcome == "equivalent" and primary["power for equivalence"] < 0.5:
+        outcome = "undecided"
+    return found | {
+        "log ratio of lengths, last ten steps": [float(length.mean()), *interval(length)],
+        "primary": primary | {"verdict": outcome},
+    }
+
+
 def small(name: str, value: Any) -> Any:
     """Return a value of a record as the Parquet file holds it: strict scoring as one count, curves to four digits."""
     if name == "strict":
@@ -376,10 +417,11 @@ def main() -> None:
     if given.pack:
         pack(given.pack, HERE / given.into)
         return
-    records, explored, credit = (
-        read(Path("none"), HERE / f"{name}.parquet") for name in ("runs", "explored", "credit")
+    records, explored, credit, real = (
+        read(Path("none"), HERE / f"{name}.parquet") for name in ("runs", "explored", "credit", "pretrained")
     )
     outside = {"afterwards": afterwards(records, explored), "token credit": token_credit(records, credit)}
+    outside |= {"real model": real_model(real)}
     found = rounded(results(records) | outside)
     file = HERE / "results.json"
     if given.write:
