@@ -24,6 +24,9 @@ def require_trainer() -> None:
     named = [name for name in os.environ.get(EXTERNAL_MODULES, "").split(",") if name]
     os.environ[EXTERNAL_MODULES] = ",".join(dict.fromkeys([*named, TRAINER_MODULE]))
     try:
+        # First: it imports the modules that the variable names, and one of the user's may import our trainer.
+        import verl.trainer.ppo.v1  # noqa: F401
+
         import gtpo.integrations.verl.trainer  # noqa: F401  # it registers itself
     except ImportError as error:
         raise UserError(
