@@ -1,8 +1,8 @@
 """Worker processes that verify answers and may be killed at any moment.
 
 A worker is a fresh interpreter (`python -m gtpo.rewards.verification.worker`), never a fork: it holds no CUDA context,
-no torch, no lock of the caller's. One daemon thread per worker feeds it one task at a time and kills it at the
-deadline, so callers may live on any thread and their signal handlers and alarms are left alone.
+no torch, no lock of the caller's. Who calls `run` takes workers for its tasks, reads what they say and kills those that
+are overdue, on the thread that it is: signal handlers and alarms are left alone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
-import queue
 import select
 import signal
 import subprocess
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,16 +32,6 @@ from gtpo.rewards.limits import AHEAD_BYTES, GROW_AFTER_S, RETRY_AFTER_S, START_
 Task = dict[str, Any]
 
 
-@dataclass
-class _Chunk:
-    """Tasks of one call, their outcomes, and a latch for the caller."""
-
-    tasks: Sequence[Task]
-    outcomes: list[str] = field(default_factory=list)
-    done: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
-
-
 class NotStarted(UserError, RuntimeError):
     """A worker that cannot start, or lacks what it needs: the command line says it in a sentence."""
 
@@ -48,12 +39,30 @@ class NotStarted(UserError, RuntimeError):
         super().__init__(f"a verification worker did not start: {why}")
 
 
-class Stalled(Exception):
-    """A worker that does not begin a task in time: it was stopped, or the machine has no time for it."""
+@dataclass
+class _Chunk:
+    """Tasks that are sent together, so that the worker never waits for its caller, and their outcomes."""
+
+    lines: Sequence[bytes]
+    outcomes: list[str] = field(default_factory=list)
+    # How workers have failed at the first task without an outcome: whether they had begun it.
+    failed: set[bool] = field(default_factory=set)
+
+
+def _chunks(tasks: Sequence[Task], most: int) -> Iterator[_Chunk]:
+    """Yield chunks of up to `most` tasks and of half a pipe's size: a write that blocked would stop the clock."""
+    lines: list[bytes] = []
+    for line in (json.dumps(task).encode() + b"\n" for task in tasks):
+        if lines and (len(lines) == most or sum(map(len, lines)) + len(line) > AHEAD_BYTES):
+            yield _Chunk(lines)
+            lines = []
+        lines.append(line)
+    if lines:
+        yield _Chunk(lines)
 
 
 class _Worker:
-    """One interpreter: send a task, await its outcome until a deadline, or kill it."""
+    """One interpreter and what it works on; whoever holds it reads what it says, until its deadline."""
 
     def __init__(self, memory_mb: int, timeout_s: float) -> None:
         paths = [str(CHECKOUT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -76,91 +85,67 @@ class _Worker:
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self._stdin, self._stdout = self.process.stdin, self.process.stdout
-        self._buffer = b""
-        self._ready = False
-        # poll and not select, which refuses descriptors from 1,024 on: a training run may have more files open.
-        self._poll = select.poll()
-        self._poll.register(self._stdout.fileno(), select.POLLIN | select.POLLHUP)
+        self._stdin, self.stdout = self.process.stdin, self.process.stdout
+        self._rest = b""
+        self._timeout_s = timeout_s
+        self.deadline = time.monotonic() + START_ALLOWANCE_S
+        self.ready = self._begun = False
+        self.chunk: _Chunk | None = None
 
-    def _line(self, deadline: float) -> list[Any]:
-        """Read one message. Raises TimeoutError at the deadline, EOFError when the worker is gone, and NotStarted with
-        what it lacks."""
-        while b"\n" not in self._buffer:
-            if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise TimeoutError
-            part = os.read(self._stdout.fileno(), 65536)
-            if not part:
-                raise EOFError
-            self._buffer += part
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        message: list[Any] = json.loads(line)
-        if message[0] == "lacks":
-            raise NotStarted(message[1])
-        return message
+    def give(self, chunk: _Chunk) -> None:
+        """Send the tasks of a chunk that have no outcome. The clock of each starts when the worker begins it."""
+        self.chunk, self._begun, self.deadline = chunk, False, time.monotonic() + self._timeout_s
+        with contextlib.suppress(OSError):  # it is gone: the end of its output says so
+            self._stdin.write(b"".join(chunk.lines[len(chunk.outcomes) :]))
 
-    def await_ready(self) -> None:
-        """Wait until the worker has imported what it needs. Raises NotStarted if it cannot start."""
-        if self._ready:
-            return
-        try:
-            self._line(time.monotonic() + START_ALLOWANCE_S)
-        except TimeoutError:
-            raise NotStarted(
-                f"it said nothing for {START_ALLOWANCE_S:.0f} s; the machine is too busy, or short of memory"
-            ) from None
-        except EOFError:
-            status = self.process.wait()
-            how = f"signal {-status}" if status < 0 else f"exit status {status}; its message is on stderr"
-            raise NotStarted(f"it ended with {how}") from None
-        self._ready = True
-
-    def run(self, tasks: Sequence[Task], timeout_s: float) -> Iterator[tuple[str, bool]]:
-        """Yield (outcome, whether the worker stays fit for use) of each task, in order.
-
-        Tasks are sent ahead, so that the worker never waits for its caller; each still has its own time. Raises
-        TimeoutError in place of an outcome that does not come in time, Stalled if the worker does not begin in
-        time, EOFError if it is gone.
-        """
-        self.await_ready()
-        lines = [json.dumps(task).encode() + b"\n" for task in tasks]
-        sent = ahead = 0
-        deadline = time.monotonic() + timeout_s  # until it says that it has begun
-        begun = False
+    def hear(self) -> bool:
+        """Take in what the worker has said; return False if it is gone. Raises NotStarted with what it lacks."""
+        part = os.read(self.stdout.fileno(), 65536)
+        *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
-            # Never more than a pipe holds: a write that blocked would stop the clock.
-            while sent < len(lines) and (ahead == 0 or ahead + len(lines[sent]) <= AHEAD_BYTES):
-                try:
-                    self._stdin.write(lines[sent])
-                except (BrokenPipeError, OSError):
-                    break  # it is gone: what it had answered is read first, then comes the end of file
-                ahead += len(lines[sent])
-                sent += 1
-            while True:
-                try:
-                    kind, *rest = self._line(deadline)
-                except TimeoutError:
-                    if begun:
-                        raise
-                    raise Stalled from None
-                if kind == "load":  # imports what few tasks need, and begins again after it
-                    deadline = time.monotonic() + START_ALLOWANCE_S
-                elif kind == "begin":
-                    begun, deadline = True, time.monotonic() + timeout_s
-                else:
-                    break
-            ahead -= len(line)
-            yield str(rest[0]), kind == "done"
-            begun, deadline = ahead > 0, time.monotonic() + timeout_s
+            kind, *rest = json.loads(line)
+            if kind == "lacks":
+                raise NotStarted(rest[0])
+            # "load": it imports what few tasks need, and begins again after it.
+            self.deadline = time.monotonic() + (START_ALLOWANCE_S if kind == "load" else self._timeout_s)
+            self.ready, self._begun = True, kind in ("begin", "load", "done")
+            if self.chunk is not None and kind in ("done", "retire"):
+                self.chunk.outcomes.append(str(rest[0]))
+                self.chunk.failed.clear()
+                if len(self.chunk.outcomes) == len(self.chunk.lines):
+                    self.chunk = None
+        return bool(part)
+
+    def fail(self, gone: bool) -> None:
+        """Note that the worker is gone, or silent beyond its deadline. Raises NotStarted if it was never ready.
+
+        It was stopped or killed from outside, or by its task: one more try on a fresh worker tells them apart, unless
+        the task has used up its time or its processor time, which is its own doing.
+        """
+        status = self.process.wait() if gone else 0
+        if not self.ready and not gone:
+            why = f"it said nothing for {START_ALLOWANCE_S:.0f} s; the machine is too busy, or short of memory"
+            raise NotStarted(why)
+        if not self.ready:
+            how = f"signal {-status}" if status < 0 else f"exit status {status}; its message is on stderr"
+            raise NotStarted(f"it ended with {how}")
+        if self.chunk is None:
+            return
+        spent = self._begun and (not gone or status == -signal.SIGPROF)
+        if spent or self._begun in self.chunk.failed:
+            self.chunk.outcomes.append("REJECTED" if gone and self._begun else "TIMEOUT")
+            self.chunk.failed.clear()
+        else:
+            self.chunk.failed.add(self._begun)
 
     def kill(self) -> None:
-        """Kill the process and reap it, so that no zombie stays. Its streams stay open: the thread that it serves may
+        """Kill the process and reap it, so that no zombie stays. Its streams stay open: the thread that holds it may
         be reading from them, and the number of a closed one soon belongs to another file."""
         self.process.kill()
         self.process.wait()
 
     def end(self) -> None:
-        """Kill the process and close its streams: for the thread that it serves."""
+        """Kill the process and close its streams: for the thread that holds it."""
         with self.process:
             self.kill()
 
@@ -179,162 +164,141 @@ class WorkerPool:
         _POOLS.add(self)
 
     def _renew(self) -> None:
-        """Begin without workers: at first, and in a forked child, where locks, threads and workers are the parent's."""
-        self.lock = threading.Lock()
-        self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        self._threads = self._starting = 0
-        self._grows_at = 0.0  # not before: what waits while workers start says nothing of how many are needed
+        """Begin without workers: at first, and in a forked child, where locks and workers are the parent's."""
+        self.lock = threading.Condition()
         self._alive: set[_Worker] = set()
+        self._idle: list[_Worker] = []  # those that no call holds; some may be starting still
+        self._grows_at = 0.0  # not before
+        self._refusals: list[str] = []  # to be told when the call is done
 
     def run(self, tasks: Sequence[Task]) -> list[str]:
         """Return each task's outcome, in order: what the worker said, or `TIMEOUT`, or `REJECTED` if it died."""
-        if not tasks:
-            return []
         # About four chunks a worker, so that one slow answer does not hold up what others could do.
-        size = max(1, min(64, -(-len(tasks) // (self.workers * 4))))
-        chunks = [_Chunk(tasks[start : start + size]) for start in range(0, len(tasks), size)]
-        for chunk in chunks:
-            self._queue.put(chunk)
-        if not self._threads:
-            self._grow(1)
-        for chunk in chunks:
-            # Every wait doubles the workers; most calls end before the first, and a start costs more than many answers.
-            while not chunk.done.wait(GROW_AFTER_S):
-                self._grow(self._threads)
-            if chunk.error is not None:
-                raise chunk.error
+        chunks = list(_chunks(tasks, max(1, min(64, -(-len(tasks) // (self.workers * 4))))))
+        waiting = deque(chunks)
+        held: list[_Worker] = []
+        tried = False
+        patient_until = time.monotonic() + GROW_AFTER_S
+        try:
+            while waiting or held:
+                impatient = time.monotonic() >= patient_until
+                if impatient:
+                    patient_until = time.monotonic() + GROW_AFTER_S
+                lacking = len(waiting) - sum(worker.ready and worker.chunk is None for worker in held)
+                held += self._take(lacking, impatient) if lacking > 0 else []
+                for worker in held:
+                    if waiting and worker.ready and worker.chunk is None:
+                        worker.give(waiting.popleft())
+                for worker, speaks in self._awaited(held, patient_until if waiting else math.inf):
+                    chunk, starting, refused = worker.chunk, not worker.ready, None
+                    try:
+                        if speaks and worker.hear():
+                            if starting:  # what has waited for it says nothing of how many are needed
+                                patient_until = time.monotonic() + GROW_AFTER_S
+                            continue
+                        worker.fail(gone=speaks)
+                    except NotStarted as error:
+                        refused = error
+                    held.remove(worker)
+                    self._discard(worker)
+                    if chunk is not None and len(chunk.outcomes) < len(chunk.lines):
+                        waiting.appendleft(chunk)
+                    if refused is not None and (self._alive or tried):
+                        self._go_on_without(refused)
+                    tried = refused is not None  # one that was killed as it started is replaced, once
+                    with contextlib.suppress(NotStarted):  # whoever needs one is told
+                        held += self._start(1)  # now: the next task need not wait for its start
+                if not waiting:
+                    self._give_back([worker for worker in held if worker.chunk is None])
+                    held = [worker for worker in held if worker.chunk is not None]
+        finally:
+            self._give_back(held)
+        refusals, self._refusals = self._refusals, []
+        for refusal in refusals:  # now that no worker is held: whoever handles the warning may verify something
+            LOG.warning("%s", refusal)
         return [outcome for chunk in chunks for outcome in chunk.outcomes]
 
-    def _grow(self, most: int) -> None:
-        """Start up to `most` workers for what waits, unless some are starting already."""
-        refused: NotStarted | None = None
+    def _awaited(self, held: Sequence[_Worker], until: float) -> list[tuple[_Worker, bool]]:
+        """Return those of the workers that have spoken or ended, and those that are overdue (False), once there are
+        any, or nothing at the time `until`."""
+        if not held:
+            with self.lock:
+                self.lock.wait_for(lambda: self._idle or self._closed, max(0.0, until - time.monotonic()))
+            return []
+        # poll and not select, which refuses descriptors from 1,024 on: a training run may have more files open.
+        poll = select.poll()
+        for worker in held:
+            poll.register(worker.stdout.fileno(), select.POLLIN | select.POLLHUP)
+        until = min(until, *(worker.deadline for worker in held))
+        spoken = dict(poll.poll(max(0.0, until - time.monotonic()) * 1000))
+        now = time.monotonic()
+        each = [(worker, worker.stdout.fileno() in spoken) for worker in held]
+        return [(worker, speaks) for worker, speaks in each if speaks or now >= worker.deadline]
+
+    def _take(self, most: int, impatient: bool) -> list[_Worker]:
+        """Return up to `most` idle workers. New ones start if there is none at all, and as many as there are if the
+        caller has waited for those that are all at work: a start costs more than many answers."""
         with self.lock:
             if self._closed:
                 raise RuntimeError("the verifier is closed")
-            if self._starting or time.monotonic() < self._grows_at:
-                return
-            for _ in range(min(most, self._queue.qsize(), self.workers - self._threads)):
-                thread = threading.Thread(target=_serve, args=(self,), name="gtpo-verifier", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # no thread left; those that started wait for this lock
-                    refused = NotStarted(str(error))
-                    break
-                self._threads += 1
-                self._starting += 1
-        if refused is not None and not self._goes_on_without(refused):
-            raise refused
+            taken = [self._idle.pop() for _ in range(min(most, len(self._idle)))]
+            grows = not self._alive or (impatient and not taken and all(worker.ready for worker in self._alive))
+            count = max(1, len(self._alive))
+        return taken + self._start(count) if grows else taken
 
-    def _goes_on_without(self, error: RuntimeError, chunk: _Chunk | None = None, served: int = 0) -> bool:
-        """Give up a worker that cannot start, and its thread (`served`), if others serve the pool and can do its chunk.
-
-        The last one stays, to tell its caller.
-        """
-        with self.lock:
-            if self._closed or self._threads <= served:
-                return False
-            self._threads -= served
-            self._grows_at = time.monotonic() + RETRY_AFTER_S
-        if chunk is not None:
-            self._queue.put(chunk)
-        # Without the lock: whoever handles the warning may verify something.
-        LOG.warning("%s; verification goes on with %d of up to %d workers", error, self._threads, self.workers)
-        return True
-
-    def _start(self) -> _Worker:
+    def _start(self, most: int) -> list[_Worker]:
+        """Start up to `most` workers, as far as there is room and none was refused lately. Raises NotStarted."""
         if os.name != "posix":
             raise RuntimeError(
                 "answers other than plain numbers are verified in worker processes, which need Linux or macOS; "
                 "on Windows run gtpo under WSL 2"
             )
-        try:
-            worker = _Worker(self.memory_mb, self.timeout_s)
-        except OSError as error:  # no memory, processes or descriptors left
-            raise NotStarted(str(error)) from error
+        started: list[_Worker] = []
+        refused = None
         with self.lock:
-            if not self._closed:
-                self._alive.add(worker)
-                return worker
-        worker.end()
-        raise RuntimeError("the verifier is closed")
+            room = 0 if self._alive and time.monotonic() < self._grows_at else self.workers - len(self._alive)
+            try:
+                while len(started) < min(most, room) and not self._closed:
+                    started.append(_Worker(self.memory_mb, self.timeout_s))
+            except OSError as error:  # no memory, processes or descriptors left
+                refused = NotStarted(str(error))
+            self._alive.update(started)
+        if refused is not None:
+            self._go_on_without(refused)
+        return started
+
+    def _go_on_without(self, error: NotStarted) -> None:
+        """Start no worker for a while, if there are others. Raises the error if there are none."""
+        self._grows_at = time.monotonic() + RETRY_AFTER_S
+        if not self._alive:
+            raise error
+        others = f"verification goes on with {len(self._alive)} of up to {self.workers} workers"
+        self._refusals.append(f"{error}; {others}")
+
+    def _give_back(self, held: Sequence[_Worker]) -> None:
+        """Leave workers to other calls, but for those that are at work: the call has failed."""
+        with self.lock:
+            free = [] if self._closed else [worker for worker in held if worker.chunk is None]
+            self._idle += free
+            self.lock.notify_all()
+        for worker in held:
+            if worker not in free:
+                self._discard(worker)
 
     def _discard(self, worker: _Worker) -> None:
         with self.lock:
             self._alive.discard(worker)
         worker.end()
 
-    def _run_chunk(self, chunk: _Chunk, worker: _Worker | None) -> _Worker | None:
-        outcomes = chunk.outcomes
-        failed: set[type] = set()  # how workers have failed at the first task without an outcome
-        while len(outcomes) < len(chunk.tasks):
-            worker = worker or self._start()
-            try:
-                for outcome, fit in worker.run(chunk.tasks[len(outcomes) :], self.timeout_s):
-                    outcomes.append(outcome)
-                    failed.clear()
-                    if not fit:
-                        break
-                else:
-                    return worker
-            except (TimeoutError, NotStarted, Stalled, EOFError) as error:
-                # Stopped or killed from outside, or by this task: one more try on a fresh worker tells them apart,
-                # unless the task has used up its time or its processor time, which is its own doing.
-                spent = isinstance(error, EOFError) and worker.process.wait() == -signal.SIGPROF
-                if not spent and not isinstance(error, TimeoutError) and type(error) not in failed:
-                    failed.add(type(error))
-                elif isinstance(error, NotStarted):
-                    self._discard(worker)
-                    raise
-                else:
-                    outcomes.append("REJECTED" if isinstance(error, EOFError) else "TIMEOUT")
-                    failed.clear()
-            self._discard(worker)
-            worker = None
-        with contextlib.suppress(RuntimeError):  # closed meanwhile
-            worker = self._start()  # replace a killed worker now: the next task need not wait for its start
-        return worker
-
     def close(self) -> None:
         """Kill the workers. Calls in progress fail with RuntimeError or see their task REJECTED."""
         with self.lock:
             self._closed = True
-            alive, self._alive = list(self._alive), set()
-            threads, self._threads = self._threads, 0
+            alive, idle = list(self._alive), self._idle
+            self._alive, self._idle = set(), []
+            self.lock.notify_all()
         for worker in alive:
-            worker.kill()
-        for _ in range(threads):
-            self._queue.put(None)
-
-
-def _serve(pool: WorkerPool) -> None:
-    """Feed one worker until the pool closes (a module function: the thread's name says what it is)."""
-    worker: _Worker | None = None
-    gone = False
-    try:
-        worker = pool._start()
-        worker.await_ready()  # before it takes a chunk, which another worker may have done by then
-    except RuntimeError as error:  # it cannot start, or the pool has closed: its first chunk will be told
-        gone = pool._goes_on_without(error, served=1)
-    if gone and worker is not None:
-        pool._discard(worker)
-    with pool.lock:
-        pool._starting -= 1
-        pool._grows_at = max(pool._grows_at, time.monotonic() + GROW_AFTER_S)
-    while not gone:
-        chunk = pool._queue.get()
-        if chunk is None:
-            if worker is not None:
-                worker.end()
-            return
-        try:
-            worker = pool._run_chunk(chunk, worker)
-        except BaseException as error:  # handed to the caller, who waits on the latch
-            worker = None  # _run_chunk has discarded it
-            # A killed worker has no successor: the others do the rest of the chunk.
-            if isinstance(error, NotStarted) and pool._goes_on_without(error, chunk, served=1):
-                return
-            chunk.error = error
-        chunk.done.set()
+            worker.end() if worker in idle else worker.kill()
 
 
 _POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
@@ -345,7 +309,7 @@ def _with_all(action: Callable[[WorkerPool], None]) -> None:
         action(pool)
 
 
-# A daemon thread ends without a word to its worker, which would wait for tasks after this process is gone.
+# Another child of this process may hold the pipe of a worker open, which would wait for tasks after its end.
 atexit.register(_with_all, WorkerPool.close)
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=lambda: _with_all(WorkerPool._renew))
