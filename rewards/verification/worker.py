@@ -16,37 +16,24 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from gtpo.rewards.limits import ORPHAN_GRACE_S, PROCESSOR_SHARE
 
 
-def _send(stream: int, *message: Any) -> None:
-    # One system call, so that the caller never waits for the rest of a line.
-    os.write(stream, json.dumps(message).encode() + b"\n")
-
-
-def _lines(stream: int) -> Iterator[tuple[bytes, bool]]:
-    """Yield (line, whether it had to be awaited) until stdin closes or the caller has died, whose other children
-    may hold the pipe open."""
-    parent, buffer, awaited = os.getppid(), b"", True
+def _lines() -> Iterator[tuple[bytes, bool]]:
+    """Yield (line of stdin, whether it had to be awaited) until stdin closes or the caller has died."""
+    parent, rest = os.getppid(), b""
     while True:
-        while b"\n" in buffer:
-            line, buffer = buffer.split(b"\n", 1)
-            yield line, awaited
-            awaited = False
         # Every 5 seconds, as a caller that was killed closes no pipe that another child of its holds.
-        ready, _, _ = select.select([stream], [], [], 5.0)
-        if not ready:
+        if not select.select([0], [], [], 5.0)[0]:
             if os.getppid() != parent:
                 return
             continue
-        part = os.read(stream, 65536)
-        if not part:
+        if not (part := os.read(0, 65536)):
             return
-        buffer += part
-        awaited = True
+        *lines, rest = (rest + part).split(b"\n")
+        yield from zip(lines, [True, *[False] * len(lines)], strict=False)
 
 
 def _arm(timeout_s: float) -> None:
@@ -91,27 +78,36 @@ def main() -> None:
     # Prints of a library must not reach the protocol: keep a private copy of stdout, point fd 1 at stderr.
     replies = os.dup(1)
     os.dup2(2, 1)
+
+    def send(*message: str) -> None:
+        # One system call, so that the caller never waits for the rest of a line.
+        os.write(replies, json.dumps(message).encode() + b"\n")
+
     _limit_memory(memory_mb)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     # A product of hundreds of factors is a term that is as deep, and terms are walked by recursion.
     sys.setrecursionlimit(2000)
-
     try:
-        from gtpo.rewards.equality.arithmetic import TooBig
-        from gtpo.rewards.equality.comparing.decide import decide, explain
-        from gtpo.rewards.extract import extract_by
-    except ImportError as error:
-        _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
+        _serve(send, timeout_s)
+    except ImportError as error:  # of Math-Verify, too, which few answers need: no verdict on this one
+        send("lacks", f"{error}; install gtpo again with its dependencies")
         os._exit(1)
     except MemoryError:
-        _send(replies, "lacks", f"memory_mb {memory_mb} is too little")
+        send("lacks", f"memory_mb {memory_mb} is too little")
         os._exit(1)
+    os._exit(0)
 
-    _send(replies, "ready")
-    for line, awaited in _lines(0):
+
+def _serve(send: Callable[..., None], timeout_s: float) -> None:
+    from gtpo.rewards.equality.arithmetic import TooBig
+    from gtpo.rewards.equality.comparing.decide import decide, explain
+    from gtpo.rewards.extract import extract_by
+
+    send("ready")
+    for line, awaited in _lines():
         if awaited:  # the caller's clock for a task that was sent ahead starts with the outcome before it
-            _send(replies, "begin")
+            send("begin")
         _arm(timeout_s)
         try:
             task = json.loads(line)
@@ -120,9 +116,9 @@ def main() -> None:
                 if "math_verify" not in sys.modules:
                     # Its import, with SymPy's, takes a second: off the clock, which starts again with "begin".
                     _arm(0)
-                    _send(replies, "load")
+                    send("load")
                     _math_verify("$x$", "x")
-                    _send(replies, "begin")
+                    send("begin")
                     _arm(timeout_s)
                 outcome = _math_verify(**task)
             elif by == "rule":
@@ -130,11 +126,10 @@ def main() -> None:
             else:
                 outcome = (explain if by == "explain" else decide)(**task)
         except MemoryError:
-            _send(replies, "retire", "REJECTED")  # a fresh process for the next: this one's memory may be fragmented
-            os._exit(0)
-        except ImportError as error:  # what few answers need is not installed: no verdict on this one
-            _send(replies, "lacks", f"{error}; install gtpo again with its dependencies")
-            os._exit(1)
+            send("retire", "REJECTED")  # a fresh process for the next: this one's memory may be fragmented
+            return
+        except ImportError:
+            raise
         except (RecursionError, TooBig):
             outcome = "REJECTED"
         except Exception:  # a fault of ours: said on stderr with the pair, and no reason to lose the worker
@@ -142,8 +137,7 @@ def main() -> None:
             traceback.print_exc()
             outcome = "REJECTED"
         _arm(0)
-        _send(replies, "done", outcome)
-    os._exit(0)
+        send("done", outcome)
 
 
 if __name__ == "__main__":
