@@ -43,10 +43,9 @@ def import_dotted(path: str, what: str) -> Any:
     of the path that fails: the module or the attribute.
     """
     module, attribute = _locate(path, what, importlib.import_module)
-    module_name = module.__name__
     if not hasattr(module, attribute):
         known = [name for name in dir(module) if not name.startswith("_") and callable(getattr(module, name))]
-        raise UserError(f'{what} "{path}": {module_name} has no "{attribute}".{did_you_mean(attribute, known)}')
+        raise UserError(f'{what} "{path}": {module.__name__} has no "{attribute}".{did_you_mean(attribute, known)}')
     return getattr(module, attribute)
 
 
@@ -91,17 +90,17 @@ def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> Reward
     arguments: given to each call if the function takes completions; else the function is called with them once, and
     returns the reward (as trl.rewards.get_soft_overlong_punishment does).
     """
-    function = import_dotted(path, "reward")
+    function: RewardFunction = import_dotted(path, "reward")
     if arguments is not None and callable(function):
         try:
             known = inspect.signature(function)
             known.bind_partial(**arguments)
-            of_samples = bool(_SAMPLED & set(known.parameters))
-            function = partial(function, **arguments) if of_samples else function(**arguments)
+            if _SAMPLED & set(known.parameters):
+                function = update_wrapper(partial(function, **arguments), function)  # with the function's name
+            else:
+                function = function(**arguments)
         except (TypeError, ValueError) as error:
             raise UserError(f'reward "{path}" with args {dict(arguments)}: {error}') from error
-        if isinstance(function, partial):  # with the function's name
-            update_wrapper(function, function.func)
     if not callable(function) or inspect.isclass(function):
         raise UserError(f'reward "{path}": {type(function).__name__}, not a function')
     if is_async(function):
@@ -112,8 +111,7 @@ def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> Reward
     more = " and every column of the dataset (take **kwargs)"
     if (fault := _call_fault(f'"{path}"', function, dict.fromkeys(_KEYWORDS), more)) is not None:
         raise UserError(fault)
-    checked: RewardFunction = function
-    return checked
+    return function
 
 
 def _call_fault(name: str, function: Callable[..., Any], keywords: Mapping[str, Any], more: str = "") -> str | None:
@@ -168,29 +166,32 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 def score_fault(name: str, scores: Any, count: int) -> str | None:
     """Return what is wrong with the scores that reward `name` returned for `count` completions, or None."""
+    fault = _wrong(scores, count)
     expects = "a reward returns one finite number (below 3e38) per completion, or None where it cannot tell"
+    return fault and f"reward {name} returned {fault}; {expects}"
+
+
+def _wrong(scores: Any, count: int) -> str | None:
     if inspect.iscoroutine(scores):
         scores.close()  # Python warns of one that is dropped
-        return f"reward {name} returned a coroutine for {count} completions; await it (asyncio.run), {expects}"
+        return f"a coroutine for {count} completions; await it (asyncio.run)"
     if not isinstance(scores, Iterable) or isinstance(scores, str | Mapping):
-        return f"reward {name} returned {type(scores).__name__} for {count} completions; {expects}"
+        return f"{type(scores).__name__} for {count} completions"
     listed = list(scores)
     if len(listed) != count:
-        return f"reward {name} returned {len(listed)} scores for {count} completions; {expects}"
+        return f"{len(listed)} scores for {count} completions"
     for index, score in enumerate(listed):
-        if score is None:
-            continue
         try:
             if isinstance(score, str | bytes):
                 raise TypeError  # TRL makes a tensor of the scores, which takes no text
-            value = float(score)
+            value = 0.0 if score is None else float(score)
         except OverflowError:
-            return f"reward {name} returned a number beyond float64 for completion {index}; {expects}"
+            return f"a number beyond float64 for completion {index}"
         except (TypeError, ValueError):
-            return f"reward {name} returned {score!r} for completion {index}; {expects}"
+            return f"{score!r} for completion {index}"
         # NaN passes: TRL itself makes it of None. What float32 has no number for would be infinite.
         if abs(value) > 3e38:
-            return f"reward {name} returned {value} for completion {index}; {expects}"
+            return f"{value} for completion {index}"
     return None
 
 
