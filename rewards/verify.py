@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, count, islice
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 from gtpo.common.errors import UserError
 from gtpo.rewards.completions import AnswerText, as_text, is_no_gold, without_spaces
@@ -174,19 +174,12 @@ class Verifier:
     ) -> Verdict: ...  # fmt: skip
     @overload
     def verify(
-        self, prediction: AnswerText, gold: AnswerText, *, problem: str | None = None, scoring: Scoring = "strict",
-        answers: Answers = "mathematics", explain: Literal[True],
-    ) -> Explained: ...  # fmt: skip
+        self, prediction: AnswerText, gold: AnswerText, *, explain: Literal[True], **options: Any
+    ) -> Explained: ...
     def verify(
-        self,
-        prediction: AnswerText,
-        gold: AnswerText,
-        *,
-        problem: str | None = None,
-        scoring: Scoring = "strict",
-        answers: Answers = "mathematics",
-        explain: bool = False,
-    ) -> Verdict | Explained:
+        self, prediction: AnswerText, gold: AnswerText, *, problem: str | None = None, scoring: Scoring = "strict",
+        answers: Answers = "mathematics", explain: bool = False,
+    ) -> Verdict | Explained:  # fmt: skip
         """Return the verdict on one extracted answer; see `verify_many`. With `explain` its reason too, in a line."""
         verdict = self.verify_many([(prediction, gold)], [problem], scoring=scoring, answers=answers)[0]
         if not explain:
@@ -240,19 +233,17 @@ class Verifier:
         """Return what each key comes to: from the cache, by exact arithmetic, or from the workers."""
         # The pool's lock is renewed in a forked child; a second one for the cache could stay held there for ever.
         with self._pool.lock:
-            known = {key: finding for key in keys if (finding := self._cache.get(key)) is not None}
-        unknown = [key for key in dict.fromkeys(keys) if key not in known]
-        found = {key: decided for key in unknown if (decided := _decide_here(*key)) is not None}
-        open_keys = [key for key in unknown if key not in found]
+            known = {key: self._cache.get(key) for key in keys}
+        found = {key: _decide_here(*key) for key, finding in known.items() if finding is None}
+        open_keys = [key for key, finding in found.items() if finding is None]
         tasks = [dict(zip(("prediction", "gold", "problem", "by"), key, strict=True)) for key in open_keys]
         found |= zip(open_keys, self._pool.run(tasks), strict=True)
         with self._pool.lock:
             # A timeout tells how busy the machine was: the same pair may be decided the next time.
-            self._cache.update((key, finding) for key, finding in found.items() if finding != "TIMEOUT")
+            self._cache.update((key, str(finding)) for key, finding in found.items() if finding != "TIMEOUT")
             for key in [*islice(self._cache, max(0, len(self._cache) - self.cache_size))]:
                 del self._cache[key]
-        known |= found
-        return [known[key] for key in keys]
+        return [str(known[key] or found[key]) for key in keys]
 
     def extract_by_rules(self, rules: Sequence[tuple[str, str]]) -> list[str | None]:
         """Return the answers by (regular expression, completion), in the workers. UserError for one without an end."""
