@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import reduce
@@ -46,9 +46,7 @@ def symbols(term: Term) -> set[str]:
     if term[0] == "sym":
         return {term[1]}
     if term[0] == "bind":
-        _, _, variable, body, low, high = term
-        ends = set().union(*(symbols(end) for end in (low, high) if end is not None))
-        return (symbols(body) - {variable}) | ends
+        return (symbols(term[3]) - {term[2]}).union(*(symbols(end) for end in term[4:] if end is not None))
     return set().union(*map(symbols, parts(term)))
 
 
@@ -67,11 +65,9 @@ def subterms(term: Term) -> Iterator[Term]:
 def addends(term: Term) -> Iterator[Term]:
     """Yield the terms of a sum, those of sums within it too, each with its sign."""
     if term[0] == "add":
-        for part in term[1:]:
-            yield from addends(part)
+        yield from chain.from_iterable(map(addends, term[1:]))
     elif term[0] == "neg" and term[1][0] == "add":
-        for part in addends(term[1]):
-            yield ("neg", part)
+        yield from (("neg", part) for part in addends(term[1]))
     else:
         yield term
 
@@ -105,10 +101,9 @@ def canonical(term: Term) -> Term:
     if kind == "neg":
         return _product([MINUS_ONE, canonical(term[1])])
     if kind == "add":
-        parts = [part for each in term[1:] for part in _operands(canonical(each), "add")]
+        each = (part for added in term[1:] for part in _operands(canonical(added), "add") if part != ZERO)
         # Any order does that is the same for both sides.
-        parts = sorted((part for part in parts if part != ZERO), key=repr)
-        return ("add", *parts) if len(parts) > 1 else parts[0] if parts else ZERO
+        return _joined("add", sorted(each, key=repr), ZERO)
     if kind == "mul":
         return _product([canonical(part) for part in term[1:]])
     if kind == "div":
@@ -126,6 +121,10 @@ def _operands(term: Term, kind: str) -> tuple[Term, ...]:
     return term[1:] if term[0] == kind else (term,)
 
 
+def _joined(kind: str, terms: Sequence[Term], empty: Term) -> Term:
+    return (kind, *terms) if len(terms) > 1 else terms[0] if terms else empty
+
+
 def _power(base: Term, exponent: Term) -> Term:
     if exponent == ONE:
         return base
@@ -135,27 +134,20 @@ def _power(base: Term, exponent: Term) -> Term:
 
 
 def _product(factors: list[Term]) -> Term:
-    parts: list[Term] = []
-    sign = 1
-    for factor in factors:
-        for part in _operands(factor, "mul"):
-            if part[0] == "num" and part[1] < 0:
-                sign, part = -sign, ("num", -part[1])
-            if part != ONE:
-                parts.append(part)
+    counts: Counter[Term] = Counter()
+    negative = False
+    for part in (part for factor in factors for part in _operands(factor, "mul")):
+        if part[0] == "num" and part[1] < 0:
+            negative, part = not negative, ("num", -part[1])
+        counts[part] += part != ONE
     merged: list[Term] = []
-    for part, count in Counter(parts).items():
-        if part[0] == "num":
-            # Numbers stay side by side: `5 * 5` of a problem is not the `5^2` of an answer.
-            merged += [part] * count
-        else:
-            merged.append(_power(part, ("num", Fraction(count))))
+    for part, count in counts.items():
+        # Numbers stay side by side: `5 * 5` of a problem is not the `5^2` of an answer.
+        merged += [part] * count if part[0] == "num" else [_power(part, ("num", Fraction(count)))]
     merged.sort(key=repr)
-    if sign < 0:
-        if len(merged) < 2 and (not merged or merged[0][0] == "num"):
-            return ("num", -(merged[0][1] if merged else 1))
-        merged.insert(0, MINUS_ONE)
-    return ("mul", *merged) if len(merged) > 1 else merged[0] if merged else ONE
+    if negative and [part[0] for part in merged] in ([], ["num"]):
+        return ("num", -(merged[0][1] if merged else 1))
+    return _joined("mul", [MINUS_ONE] * negative + merged, ONE)
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -191,13 +183,13 @@ class Magnitudes:
     @classmethod
     def note(cls, value: Value) -> None:
         """Take notice of a value; 0, infinities and matrices have no size."""
+        if isinstance(value, mpmath.mpc):
+            cls.note(value.real)
+            value = value.imag
         if isinstance(value, Fraction):
             size = value.numerator.bit_length() - value.denominator.bit_length() if value else 0
         elif isinstance(value, mpmath.mpf):
             size = value._mpf_[2] + value._mpf_[3] if value._mpf_[1] else 0
-        elif isinstance(value, mpmath.mpc):
-            cls.note(value.real)
-            size = value.imag._mpf_[2] + value.imag._mpf_[3] if value.imag._mpf_[1] else 0
         else:
             return
         if size > cls.high:
@@ -250,16 +242,20 @@ def integer(value: Value) -> int | None:
     return value.numerator if isinstance(value, Fraction) and value.denominator == 1 else None
 
 
+def _shape(value: Value) -> list[int] | None:
+    return [len(row) for row in value] if isinstance(value, Matrix) else None
+
+
 def _both_exact(a: Value, b: Value) -> bool:
     return isinstance(a, Fraction) and isinstance(b, Fraction) and bits(a) + bits(b) <= 2 * MAX_EXACT_BITS
 
 
 def add(a: Value, b: Value) -> Value:
     """Return a + b. Raises NoValue for matrices of different shapes."""
-    if isinstance(a, Matrix) or isinstance(b, Matrix):
-        if not (isinstance(a, Matrix) and isinstance(b, Matrix)) or [len(r) for r in a] != [len(r) for r in b]:
-            raise NoValue
-        return Matrix(tuple(add(x, y) for x, y in zip(p, q, strict=True)) for p, q in zip(a, b, strict=True))
+    if _shape(a) != _shape(b):
+        raise NoValue
+    if isinstance(a, Matrix):
+        return Matrix(tuple(map(add, p, q)) for p, q in zip(a, b, strict=True))
     return a + b if _both_exact(a, b) else number_of(a) + number_of(b)
 
 
@@ -357,15 +353,11 @@ def _tanh(value: Value) -> Value:
 
 def _factorial(value: Value) -> Value:
     number = integer(value)
-    if number is not None:
-        if number < 0:
-            raise NoValue
-        if number > MAX_FACTORIAL:
-            raise TooBig
-        return Fraction(math.factorial(number))
+    if number is not None and number < 0:
+        raise NoValue
     if abs(number_of(value)) > MAX_FACTORIAL:
         raise TooBig
-    return mpmath.gamma(number_of(value) + 1)
+    return mpmath.gamma(number_of(value) + 1) if number is None else Fraction(math.factorial(number))
 
 
 def _binomial(n: Value, k: Value) -> Value:
@@ -499,42 +491,31 @@ def constant_value(term: Term) -> Value | None:
     return None
 
 
+_OPERATIONS = {"add": add, "mul": multiply, "div": divide, "pow": power}
+
+
 def _value(term: Term, point: Mapping[str, Value]) -> Value:
     kind = term[0]
     if kind == "num":
         return term[1]
+    if kind in ("sym", "const") and term[1] in point:  # a bound variable may be called e or i
+        return point[term[1]]
     if kind == "sym":
-        try:
-            return point[term[1]]
-        except KeyError:
-            raise NoValue from None
+        raise NoValue
     if kind == "const":
-        if term[1] in point:  # a bound variable that happens to be called e or i
-            return point[term[1]]
         return mp.mpc(0, 1) if term[1] == "i" else +getattr(mp, term[1])
     if kind == "bind":
         return _bound(term, point)
     if kind == "mat":
         return Matrix(tuple(evaluate(cell, point) for cell in row) for row in term[1])
-    if kind == "fn" or kind == "opaque":
-        values = [evaluate(argument, point) for argument in term[2:]]
-        if kind == "opaque":
-            return noise("opaque", term[1], *map(fingerprint, values))
-        try:
-            return FUNCTIONS[term[1]](*values)
-        except (ValueError, ZeroDivisionError, TypeError, OverflowError):
-            raise NoValue from None
-    if kind == "pm":
-        value = evaluate(term[2], point)
-        return value if term[1] > 0 else negative(value)
-    values = [evaluate(argument, point) for argument in term[1:]]
+    values = [evaluate(part, point) for part in term[1:] if isinstance(part, tuple)]
+    if kind == "opaque":
+        return noise("opaque", term[1], *map(fingerprint, values))
+    if kind in ("neg", "pm"):
+        return values[0] if kind == "pm" and term[1] > 0 else negative(values[0])
     try:
-        if kind == "neg":
-            return negative(values[0])
-        if kind in ("add", "mul"):
-            return reduce(add if kind == "add" else multiply, values)
-        return divide(*values) if kind == "div" else power(*values)
-    except (ValueError, ZeroDivisionError, OverflowError):
+        return FUNCTIONS[term[1]](*values) if kind == "fn" else reduce(_OPERATIONS[kind], values)
+    except (ValueError, ZeroDivisionError, TypeError, OverflowError):
         raise NoValue from None
 
 
@@ -545,11 +526,8 @@ def _bound(term: Term, point: Mapping[str, Value]) -> Value:
     first, last = (None if end is None else integer(end) for end in ends)
     # Longer sums equal only those whose parts are equal: 500 numbers are what an answer is worth.
     if head in ("sum", "prod") and first is not None and last is not None and 0 <= last - first < 500:
-        total: Value = Fraction(0 if head == "sum" else 1)
-        for index in range(first, last + 1):
-            value = evaluate(body, {**point, variable: Fraction(index)})
-            total = add(total, value) if head == "sum" else multiply(total, value)
-        return total
+        values = (evaluate(body, {**point, variable: Fraction(index)}) for index in range(first, last + 1))
+        return reduce(add, values, Fraction(0)) if head == "sum" else reduce(multiply, values, Fraction(1))
     hidden = evaluate(body, {**point, variable: noise("bound", head)})
     return noise(head, fingerprint(hidden), *("" if end is None else fingerprint(end) for end in ends))
 
@@ -565,10 +543,10 @@ _STEPS, _EXTREMES = frozenset(("floor", "ceil", "mod", "gcd", "lcm")), frozenset
 
 def close(a: Value, b: Value) -> bool:
     """Return whether two values agree: exactly if both are rational, else relative to the larger or up to rounding."""
-    if isinstance(a, Matrix) or isinstance(b, Matrix):
-        if not (isinstance(a, Matrix) and isinstance(b, Matrix)) or [len(r) for r in a] != [len(r) for r in b]:
-            return False
-        return all(close(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
+    if _shape(a) != _shape(b):
+        return False
+    if isinstance(a, Matrix):
+        return all(map(close, chain(*a), chain(*b)))
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a == b
     x, y = number_of(a), number_of(b)
