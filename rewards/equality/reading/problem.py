@@ -126,6 +126,25 @@ class ProblemText:
         self._formulas, self._prose = _split(self._text)
         self._asking = [sentence for sentence in SAYS.sentence.split(self._question) if SAYS.asks.search(sentence)]
         self._asked_prose = _split(" ".join(self._asking))[1]
+        # Words outside formulas, in the singular and as they stand, in lower case.
+        spoken = re.findall(r"[a-z]+(?:'[a-z]+)?", self._prose.lower())
+        self.vocabulary = frozenset((*spoken, *map(singular, spoken)))
+        # Words of its questions and instructions, in lower case; and in the singular too.
+        self.asking = frozenset(re.findall(r"[a-z]+", self._asked_prose.lower()))
+        self.asked_nouns = self.asking.union(map(singular, self.asking))
+        # What "how many" asks for, in the singular.
+        phrases = SAYS.how_much.findall(self._asked_prose)
+        self.counted = frozenset(singular(word) for phrase in phrases for word in phrase.lower().split()[:3])
+        # Words with a capital letter within its sentences: of persons, mostly.
+        self.names = frozenset(SAYS.name.findall(self._prose))
+        # Those of whom it speaks and does not ask for, if it asks for some, in lower case.
+        wanted = set(re.findall(r"\b[A-Z][a-z]+\b", self._asked_prose))
+        self.others = frozenset(map(str.lower, self.names - wanted if self.names & wanted else ()))
+        # Words that a statement of its answer may use: those of its questions, and names that it asks for.
+        named = {word.lower() for word in re.findall(r"\b[A-Z][a-z]+\b", self._prose)}
+        self.speaking = self.asking | named - self.others
+        # What it speaks of, by the table of topics: `angles`, `matrices`, `monotony`.
+        self.topics = _named(_TOPICS, self._text)
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:
@@ -163,28 +182,6 @@ class ProblemText:
         return frozenset(canonical(term) for term in terms if term is not None and not is_literal(term))
 
     @cached_property
-    def vocabulary(self) -> frozenset[str]:
-        """Words outside formulas, in the singular and as they stand, in lower case."""
-        found = re.findall(r"[a-z]+(?:'[a-z]+)?", self._prose.lower())
-        return frozenset(found) | frozenset(map(singular, found))
-
-    @cached_property
-    def asking(self) -> frozenset[str]:
-        """Words of its questions and instructions, in lower case."""
-        return frozenset(re.findall(r"[a-z]+", self._asked_prose.lower()))
-
-    @cached_property
-    def asked_nouns(self) -> frozenset[str]:
-        """Words of its questions, in the singular and as they stand."""
-        return self.asking | frozenset(map(singular, self.asking))
-
-    @cached_property
-    def counted(self) -> frozenset[str]:
-        """What "how many" asks for, in the singular."""
-        phrases = SAYS.how_much.findall(self._asked_prose)
-        return frozenset(singular(word) for phrase in phrases for word in phrase.lower().split()[:3])
-
-    @cached_property
     def options(self) -> dict[str, str]:
         """Letter -> text of a choice, if there are two or more: letters from A on, in order."""
         text = self._question
@@ -220,23 +217,6 @@ class ProblemText:
         return False
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """Words with a capital letter within its sentences: of persons, mostly."""
-        return frozenset(SAYS.name.findall(self._prose))
-
-    @cached_property
-    def others(self) -> frozenset[str]:
-        """Names of persons whom it speaks of and does not ask for, if it asks for some, in lower case."""
-        wanted = set(re.findall(r"\b[A-Z][a-z]+\b", self._asked_prose))
-        return frozenset(name.lower() for name in self.names - wanted) if self.names & wanted else frozenset()
-
-    @cached_property
-    def speaking(self) -> frozenset[str]:
-        """Words that a statement of its answer may use: those of its questions, and names that it asks for."""
-        named = {word.lower() for word in re.findall(r"\b[A-Z][a-z]+\b", self._prose)}
-        return self.asking | named - self.others
-
-    @cached_property
     def asked_names(self) -> frozenset[str]:
         """Names of quantities in its question: `AC`, `f^{-1}(x)`."""
         pieces = [*_split(self._asking[-1])[0], *SAYS.segment.findall(self._asked_prose)] if self._asking else []
@@ -249,11 +229,6 @@ class ProblemText:
             return self.asked_names
         # `$m$` of "find $m$" has a value, which may have the unit m.
         return frozenset() if self.contract.units else self.asked_names - self.contract.unknowns
-
-    @cached_property
-    def topics(self) -> frozenset[str]:
-        """What it speaks of, by the table of topics: `angles`, `matrices`, `monotony`."""
-        return _named(_TOPICS, self._text)
 
     @cached_property
     def contract(self) -> Contract:
