@@ -41,17 +41,14 @@ def math_gold(solution: str) -> str:
 def plain_integer(answer: str) -> str:
     """Return an integer as it is commonly written: `27.0`, `073` and `1,080` become 27, 73 and 1080."""
     text = answer.strip()
-    if re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
-        text = text.replace(",", "")
     # AMC's file holds its golds as floats (27.0), AIME's as three digits (073).
-    if re.fullmatch(r"-?\d+(\.0+)?", text):
-        return str(int(text.split(".")[0]))
-    return text
+    match = re.fullmatch(r"(-?(?:\d{1,3}(?:,\d{3})+|\d+))(?:\.0+)?", text)
+    return str(int(match[1].replace(",", ""))) if match else text
 
 
 def parse_level(value: Any) -> int | None:
     """Return 3 for 3, "3" and "Level 3"; None if the level is missing (`Level ?` in MATH)."""
-    digits = re.search(r"\d+", str(value if value is not None else ""))
+    digits = re.search(r"\d+", str(value))
     return int(digits.group()) if digits else None
 
 
@@ -187,19 +184,17 @@ def _with_options(row: dict[str, Any], form: str, where: str) -> dict[str, Any]:
     choices = choices.get("text") if isinstance(choices, dict) else choices
     if not isinstance(choices, list) or not 1 < len(choices) <= len(ascii_uppercase):
         raise UserError(f'{where}: field "choices" must be a list of two or more; fields here: {", ".join(row)}')
-    texts, gold = [str(choice) for choice in choices], row.get("answer")
-    letters = ascii_uppercase[: len(texts)]
+    by_letter, gold = dict(zip(ascii_uppercase, map(str, choices), strict=False)), row.get("answer")
     if isinstance(gold, int) and not isinstance(gold, bool):
-        right = {letters[gold]} if 0 <= gold < len(texts) else set()
+        right = [letter for at, letter in enumerate(by_letter) if at == gold]
     else:
         word = str(gold).strip()
-        right = {letter for letter, text in zip(letters, texts, strict=True) if word in (letter, text.strip())}
+        right = [letter for letter, text in by_letter.items() if word in (letter, text.strip())]
     if len(right) != 1:
         count = len(right) or "none"
-        raise UserError(f"{where}: the answer {gold!r:.40} stands for {count} of the {len(texts)} choices")
-    both = zip(letters, texts, strict=True)
-    lines = [form.replace("{letter}", letter).replace("{text}", text) for letter, text in both]
-    return row | {"problem": "\n".join((str(row.get("problem", "")), *lines)), "answer": right.pop()}
+        raise UserError(f"{where}: the answer {gold!r:.40} stands for {count} of the {len(choices)} choices")
+    lines = [form.replace("{letter}", letter).replace("{text}", text) for letter, text in by_letter.items()]
+    return row | {"problem": "\n".join((str(row.get("problem", "")), *lines)), "answer": right[0]}
 
 
 def problem_of(
@@ -402,16 +397,11 @@ def load_source(
     subsets: Sequence[str] | None = None,
     fields: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """Load the problems of a source.
+    """Load the problems of a source: one of `SOURCE_NAMES`, or a file whose name ends as in FILES.
 
-    Args:
-        name: one of `SOURCE_NAMES`, or the path of a file that ends as in FILES.
-        data_dir: folder with `<name>.jsonl` or `<name>.parquet`; GTPO_DATA_DIR if it is not given.
-        subsets: subjects to keep ("algebra" or "Algebra", ...); all if it is empty.
-        fields: of a file, our names for fields that have others (`renamed`).
+    subsets: subjects to keep ("algebra" or "Algebra", ...); all if it is empty. fields: of a file (`renamed`).
 
-    Raises UserError for an unknown name (with the nearest one), a file or folder that is not there, broken rows
-    (with file and line), an unknown subset, and a Hub that cannot be reached.
+    Raises UserError for a name, folder or subset that is not there, broken rows, and a Hub that cannot be reached.
     """
     if fields and not name.endswith(FILES):
         raise UserError(f"names of fields are for .jsonl, .csv and .parquet files, and {name} is none")
@@ -420,10 +410,10 @@ def load_source(
     elif name in SOURCES:
         folder = data_folder(data_dir)
         files = [folder / f"{name}.{kind}" for kind in ("jsonl", "parquet")] if folder else []
-        found = next(filter(Path.is_file, files), None)
-        if folder and not found:
+        file = next(filter(Path.is_file, files), None)
+        if folder and not file:
             raise UserError(f"{folder} has neither {name}.jsonl nor {name}.parquet")
-        problems = load_file(found, published=True) if found else load_hub(name, SOURCES[name])
+        problems = load_file(file, published=True) if file else load_hub(name, SOURCES[name])
     elif name.endswith(FILES):
         problems = load_file(Path(name), fields=fields)
     else:
@@ -431,14 +421,10 @@ def load_source(
             f'unknown dataset "{name}".{did_you_mean(name, SOURCE_NAMES)} '
             f"Known: {', '.join(SOURCE_NAMES)}, or a .jsonl, .csv or .parquet file"
         )
-    if not subsets:
-        return problems
-    present = {_normalise_subject(p.subject): p.subject for p in problems if p.subject}
-    for subset in subsets:
-        if _normalise_subject(subset) not in present:
-            raise UserError(
-                f'{name} has no subset "{subset}".{did_you_mean(_normalise_subject(subset), present)} '
-                f"Known: {', '.join(present) or 'none'}"
-            )
-    wanted = {_normalise_subject(subset) for subset in subsets}
-    return [p for p in problems if _normalise_subject(p.subject) in wanted]
+    present = dict.fromkeys(_normalise_subject(problem.subject) for problem in problems if problem.subject)
+    wanted = {_normalise_subject(subset): subset for subset in subsets or ()}
+    for subject, subset in wanted.items():
+        if subject not in present:
+            known = f"Known: {', '.join(present) or 'none'}"
+            raise UserError(f'{name} has no subset "{subset}".{did_you_mean(subject, present)} {known}')
+    return [problem for problem in problems if not wanted or _normalise_subject(problem.subject) in wanted]
