@@ -147,19 +147,14 @@ def _expand_signs(text: str, depth: int) -> Answer | None:
 def is_name(text: str) -> bool:
     """Return whether a text only names something: letters, subscripts, primes, `f(x)`, `AB`, `|AB|`, words."""
     text = re.sub(r"(?<=[a-zA-Z])\^\s*(?:\{\s*-1\s*\}|-1)", "", text.strip())  # f^{-1}(x)
-    if not text or not re.search(r"[a-zA-Z]", SAYS.text.sub(r"\1", text)):
+    if not re.search(r"[a-zA-Z]", SAYS.text.sub(r"\1", text)):
         return False
-    if (
-        SAYS.more_than_a_name.search(text)
-        or re.search(r"^\(\s*(?:\\text\s*\{)?[A-H]\s*\}?\s*\)", text)
-        or SAYS.denied.search(text)
-        or not WORDS.negations.isdisjoint(re.findall(r"[a-z']+", text.lower()))
-    ):  # `x \not` of `\not\in`
+    choice = re.search(r"^\(\s*(?:\\text\s*\{)?[A-H]\s*\}?\s*\)", text)
+    denied = not WORDS.negations.isdisjoint(re.findall(r"[a-z']+", text.lower()))
+    if choice or denied or SAYS.more_than_a_name.search(text) or SAYS.denied.search(text):  # `x \not` of `\not\in`
         return False
-    if re.fullmatch(r"[a-zA-Z]['a-zA-Z]*\s*\([^()=]*\)", text):  # f(2), W(n), P(A or B)
-        return True
     bare = SAYS.text.sub(" ", text)
-    if not bare.strip():
+    if not bare.strip() or re.fullmatch(r"[a-zA-Z]['a-zA-Z]*\s*\([^()=]*\)", text):  # f(2), W(n), P(A or B)
         return True
     if len(re.findall(r"(?<![\\a-zA-Z])(?!d[a-z](?![a-z]))[a-z]{2,}", bare)) > 1:  # a sentence
         return False
@@ -285,11 +280,8 @@ def _read_set_operation(text: str, depth: int) -> Answer | None:
     pieces = split_top(text, SAYS.set_operation)
     if len(pieces) < 2:
         return None
-    parts = []
-    for separator, part in pieces:
-        operation = "cap" if "cap" in separator else "setminus" if separator in ("\\setminus", "-") else "cup"
-        parts.append((operation, read(part, depth + 1)))
-    return Union(tuple(parts))
+    names = {"\\cap": "cap", "\\setminus": "setminus", "-": "setminus"}
+    return Union(tuple((names.get(separator, "cup"), read(part, depth + 1)) for separator, part in pieces))
 
 
 def _read_bracketed(text: str, depth: int) -> Answer | None:
@@ -302,15 +294,13 @@ def _read_bracketed(text: str, depth: int) -> Answer | None:
         return _read_set(text[2:-2], depth)
     if len(text) < 2 or text[0] not in "([]" or text[-1] not in ")][":
         return None
-    opening, closing = text[0], text[-1]
     if not closes_first(text, 1):
         return None
-    inner = text[1:-1]
+    opening, inner, closing = text[0], text[1:-1], text[-1]
     items = [part for _, part in split_top(inner, re.compile(r"[,;]"))]
     if len(items) < 2:
         return read(inner, depth + 1) if opening + closing in ("()", "[]") else None
-    # In France an open interval is `]1, 2[`.
-    brackets = {"]": "(", "[": "["}.get(opening, opening) + {"[": ")", "]": "]"}.get(closing, closing)
+    brackets = opening.replace("]", "(") + closing.replace("[", ")")  # in France an open interval is `]1, 2[`
     return Listing("tuple", tuple(read(item, depth + 1) for item in items), brackets)
 
 
