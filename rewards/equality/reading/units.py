@@ -11,10 +11,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import reduce
 
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.answers import NO_UNIT, Based, Scalar, Unit, Words
-from gtpo.rewards.equality.arithmetic import Term
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.limits import UNIT_WORDS
@@ -39,13 +39,14 @@ def singular(word: str) -> str:
 
 def _measure(word: str) -> str:
     """Return the name of a measure, with its prefix (`kj` is a kilojoule), empty for other words."""
-    forms = (word, singular(word), word.removesuffix("es"))
-    if found := next((_CANONICAL[form] for form in forms if form in _CANONICAL), ""):
-        return found
+    for form in (word, singular(word), word.removesuffix("es")):
+        if form in _CANONICAL:
+            return _CANONICAL[form]
     for prefix, name in TABLES["prefixes"].items():
         rest = word.removeprefix(prefix)
-        if word.startswith(prefix) and (rest if len(prefix) == 1 else singular(rest)) in _PREFIXED:
-            return f"{name}{_CANONICAL[rest if len(prefix) == 1 else singular(rest)]}"
+        rest = rest if len(prefix) == 1 else singular(rest)
+        if word.startswith(prefix) and rest in _PREFIXED:
+            return f"{name}{_CANONICAL[rest]}"
     return ""
 
 
@@ -83,9 +84,7 @@ def spoken_number(text: str) -> Fraction | None:
         if whole is not None and rest is not None and rest < 1:
             return whole + rest
     spoken = [word for word in re.split(r"[\s-]+", text) if word not in ("and", "a", "an")]
-    if not spoken:
-        return None
-    part = _PARTS.get(spoken[-1], _PARTS.get(spoken[-1].removesuffix("s")))
+    part = _PARTS.get(spoken[-1], _PARTS.get(spoken[-1].removesuffix("s"))) if spoken else None
     if part is not None:
         count = int(part == 2) if len(spoken) == 1 else NUMBER_WORDS.get(spoken[0], 0) if len(spoken) == 2 else 0
         return Fraction(count, part) if count else None
@@ -102,7 +101,7 @@ def spoken_number(text: str) -> Fraction | None:
             total, group, last = total + group * scale, 0, 10**15
         else:
             return None
-    return Fraction(total + group)
+    return Fraction(total + group) if spoken else None
 
 
 def scale_of(word: str) -> int | None:
@@ -180,9 +179,7 @@ def read_unit(text: str) -> Unit | None:
     # `degrees Celsius` is one unit in two words.
     if len(above) == 2 and above[0] == "degree" and above[1] in ("celsius", "fahrenheit", "kelvin"):
         above = above[1:]
-    name = _product(above)
-    if below:
-        name = f"{name}/{_product(below)}" if above else ""
+    name = _product(above) + (f"/{_product(below)}" if above and below else "")
     return Unit(name, frozenset(nouns), frozenset(amounts), frozenset(things))
 
 
@@ -249,16 +246,11 @@ def read_quantity(text: str) -> Scalar | Based | Words:
     except NotMathematics:
         return Words(text)
     if scale_words:
-        scaled: Term = term
-        for word in scale_words:
-            scaled = ("mul", scaled, ("num", Fraction(scale_of(word) or 1)))
+        scaled = reduce(lambda t, word: ("mul", t, ("num", Fraction(scale_of(word) or 1))), scale_words, term)
         return Scalar(scaled, 0, 0, unit, percent, term, scale_words)
     decimal = SAYS.decimal.fullmatch(number.strip("() "))
-    digits = places = 0
-    if decimal:
-        places = len(decimal[2])
-        digits = len((decimal[1] + decimal[2]).lstrip("0"))
-    return Scalar(term, digits, places, unit, percent)
+    whole, places = decimal.groups() if decimal else ("", "")
+    return Scalar(term, len((whole + places).lstrip("0")), len(places), unit, percent)
 
 
 def read_calculation(text: str) -> Scalar | Based | Words:
