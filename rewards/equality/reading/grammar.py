@@ -285,7 +285,7 @@ class _Parser:
         if token in CLOSERS and token != "\\{":  # braces in an expression: a set, or the fractional part
             return self._bracketed(token)
         if token in ("|", "\\vert", "\\lvert", "\\mid"):
-            return self._absolute(token)
+            return self._absolute("\\rvert" if token == "\\lvert" else token)
         if kind == "cmd":
             self._at += 1
             return self._command(token[1:])
@@ -305,12 +305,10 @@ class _Parser:
         term, *others = self._listed()
         if others:
             return ("opaque", "tuple" + opening, term, *others)
-        if opening in ("\\lfloor", "\\lceil"):
-            return ("fn", "floor" if opening == "\\lfloor" else "ceil", term)
-        return term
+        rounded = {"\\lfloor": "floor", "\\lceil": "ceil"}.get(opening)
+        return ("fn", rounded, term) if rounded else term
 
-    def _absolute(self, opening: str) -> Term:
-        closing = "\\rvert" if opening == "\\lvert" else opening
+    def _absolute(self, closing: str) -> Term:
         self._at += 1
         self._bars += 1
         term = self._sum()
@@ -336,9 +334,7 @@ class _Parser:
         except NotMathematics:
             self._at = start
             return ("sym", f"{letter}_{self._raw_group()}")
-        if index[0] == "num":
-            return ("sym", f"{letter}_{index[1]}")
-        return ("opaque", f"{letter}_", index)
+        return ("sym", f"{letter}_{index[1]}") if index[0] == "num" else ("opaque", f"{letter}_", index)
 
     def _command(self, name: str) -> Term:
         if name in _OF_TWO:
@@ -399,10 +395,9 @@ class _Parser:
                     raise NotMathematics("degrees after a function name")
                 power = self._exponent()
         self._trigonometry += name in TRIGONOMETRY
-        if self._peek() in ("(", "[", "\\{") and self._peek(1):
-            arguments = self._listed()
-        else:
-            arguments = [self._group() if self._peek() == "{" else self._function_argument()]
+        listed = self._peek() in ("(", "[", "\\{") and self._peek(1)
+        bare = self._function_argument if self._peek() != "{" else self._group
+        arguments = self._listed() if listed else [bare()]
         self._trigonometry -= name in TRIGONOMETRY
         if name == "lg":
             name, base = "log", ("num", Fraction(10))
