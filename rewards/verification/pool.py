@@ -138,16 +138,10 @@ class _Worker:
         else:
             self.chunk.failed.add(self._begun)
 
-    def kill(self) -> None:
-        """Kill the process and reap it, so that no zombie stays. Its streams stay open: the thread that holds it may
-        be reading from them, and the number of a closed one soon belongs to another file."""
-        self.process.kill()
-        self.process.wait()
-
     def end(self) -> None:
-        """Kill the process and close its streams: for the thread that holds it."""
+        """Kill the process, reap it, so that no zombie stays, and close its streams: for the thread that holds it."""
         with self.process:
-            self.kill()
+            self.process.kill()
 
 
 class WorkerPool:
@@ -294,11 +288,16 @@ class WorkerPool:
         """Kill the workers. Calls in progress fail with RuntimeError or see their task REJECTED."""
         with self.lock:
             self._closed = True
-            alive, idle = list(self._alive), self._idle
+            alive, idle = self._alive, self._idle
             self._alive, self._idle = set(), []
             self.lock.notify_all()
-        for worker in alive:
-            worker.end() if worker in idle else worker.kill()
+        # The streams of those at work stay open: a thread may be reading from them, and the number of a closed one
+        # soon belongs to another file.
+        for worker in alive.difference(idle):
+            worker.process.kill()
+            worker.process.wait()
+        for worker in idle:
+            worker.end()
 
 
 _POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
