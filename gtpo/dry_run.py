@@ -23,9 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -39,12 +37,10 @@ from gtpo.common.hub import adapter_base, cache_if_unreachable
 from gtpo.common.log import LOG
 from gtpo.common.packages import install_command, installed, require
 from gtpo.common.terminal import stdout_console
-from gtpo.common.vllm_environment import LORA_RANKS
 from gtpo.config.load import launched_processes
 from gtpo.config.schema import ModelSection, TrainConfig
 from gtpo.inputs.dataset import TrainingProblems, check_ids, to_row
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.data.problems import SOURCES
 from gtpo.rewards.loading import load_rewards, probe_reward
 from gtpo.runs.train_run import RESULTS, find_train_run
 
@@ -74,41 +70,25 @@ def find_weights(section: ModelSection, results: Path = RESULTS) -> str:
     name = section.model_name
     if name is None:
         return ""
-    if (run := find_train_run(name, results)) is not None:
-        folder = run.weights()
-        _check_config(folder)
-        return str(folder)
-    path = Path(name)
-    if path.is_dir():
-        if not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
-            raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
-        _check_config(path)
-    elif path.is_file():
+    run = find_train_run(name, results)
+    path = Path(name) if run is None else run.weights()
+    adapter, config = path / "adapter_config.json", path / "config.json"
+    if path.is_file():
         raise UserError(f"model.model_name {name!r} is a file; a model is a name of the Hub, a folder or a train run")
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith("results/"):
+    if adapter.is_file():
+        adapter_base(adapter)
+    if config.is_file():
+        read_json_object(config)
+    elif path.is_dir() and not adapter.is_file():
+        raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
+    elif not path.is_dir() and (name.startswith((".", "/", "~", "results/")) or name.count("/") > 1):
         raise UserError(f"model.model_name {name!r}: no such folder; a train run must be trained first")
-    return name
-
-
-def _check_config(folder: Path) -> None:
-    """Raise UserError if a model's folder holds a config that its loader would choke on."""
-    if (folder / "adapter_config.json").is_file():
-        adapter_base(folder / "adapter_config.json")
-    if (folder / "config.json").is_file():
-        read_json_object(folder / "config.json")
-
-
-def is_local(problems: TrainingProblems) -> bool:
-    """Return whether the dataset is read without the Hub."""
-    on_hub = problems.source in SOURCES
-    return not on_hub or bool(problems.config.dataset.data_dir or os.environ.get("GTPO_DATA_DIR"))
+    return name if run is None else str(path)
 
 
 def check_inputs(config: TrainConfig) -> TrainingProblems:
     """Import the rewards and read the data that is local. Raises UserError for what cannot be trained with."""
-    problems = TrainingProblems(config)
-    local = is_local(problems)
-    calls = config.trainer.reward_calls()
+    problems, calls = TrainingProblems(config), config.trainer.reward_calls()
     try:
         functions = [] if config.method == "sft" else load_rewards(calls, config.trainer.reward_weights).functions
     except UserError as error:
@@ -118,8 +98,8 @@ def check_inputs(config: TrainConfig) -> TrainingProblems:
             key, fault = "trainer.reward_funcs", str(error)
         raise UserError(f"{config.setting(key)} {fault}") from error
     # The real first row, if it can be had: a reward may read any of its columns.
-    rows = problems.select(None)[0] if local else []
-    row = rows[0] if rows else to_row(Problem(id="1", problem="1 + 1", answer="2"), config)
+    example = Problem(id="1", problem="1 + 1", answer="2")
+    row = problems.select(None)[0][0] if problems.is_local else to_row(example, config)
     for (path, _), function in zip(calls, functions, strict=False):
         why, raised = probe_reward(path, function, row)
         if why:
@@ -143,24 +123,6 @@ def check_trl(config: TrainConfig) -> None:
         raise UserError(
             f"{what if several else 'method grpo'} needs a GPU with TRL 1.15, which computes log-probabilities with a "
             "kernel for GPUs; TRL 1.16 has no such limit: pip install 'trl>=1.16,<1.17'"
-        )
-
-
-def check_sampler(config: TrainConfig) -> None:
-    """Refuse an adapter that vLLM could not take by itself, as far as the config says. Raises UserError."""
-    model, engine = config.model, config.rollout.engine
-    if config.method == "sft" or not model.lora_rank or engine not in ("vllm", "vllm_server"):
-        return
-    if model.lora_rank > LORA_RANKS[-1]:
-        raise UserError(
-            f"model.lora_rank {model.lora_rank}: vLLM takes adapters up to rank {LORA_RANKS[-1]}; lower it, or set "
-            "rollout.engine: transformers"
-        )
-    if model.load_in_4bit and engine == "vllm_server":
-        raise UserError(
-            "rollout.engine vllm_server with model.load_in_4bit: a vLLM server reads no 4-bit weights, and would "
-            "sample from another base than the one that is trained on. Set rollout.engine: vllm (in this process) or "
-            "transformers, or model.load_in_4bit: false"
         )
 
 
@@ -188,7 +150,6 @@ def preflight(config: TrainConfig, results: Path = RESULTS) -> RunInputs:
             without = f"so this run is not reported to it (pip install {name}); metrics.jsonl has everything"
             LOG.warning(f"{config.setting('training.report_to')} {name}: not installed, {without}")
     check_trl(config)
-    check_sampler(config)
     return RunInputs(find_weights(config.model, results), check_inputs(config))
 
 
@@ -310,19 +271,6 @@ def optimizer_steps(config: TrainConfig, rows: int, world_size: int) -> int:
     return math.ceil(training.num_train_epochs * math.ceil(micro / training.gradient_accumulation_steps))
 
 
-def _steps(config: TrainConfig, rows: int | None, processes: int) -> dict[str, Any]:
-    """Count completions, prompts and steps; rows is None if the dataset could not be counted."""
-    training = config.training
-    examples = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
-    steps: dict[str, Any] = {"processes": processes, "examples_per_step": examples}
-    if config.method != "sft":
-        steps |= {"prompts_per_step": examples / training.num_generations}
-        steps |= {"completion_tokens_per_step_at_most": examples * (training.max_completion_length or 0)}
-    if rows is not None or training.max_steps > 0:
-        steps["steps"] = optimizer_steps(config, rows or 0, processes)
-    return steps
-
-
 def dry_run(
     config: TrainConfig,
     flags: Mapping[str, Any] | None = None,
@@ -371,7 +319,7 @@ def dry_run(
     try:
         problems.load()
     except UserError as error:
-        if is_local(problems):
+        if problems.is_local:
             raise
         note = f"{problems.source}: not counted; {error}"
     else:
@@ -385,21 +333,18 @@ def dry_run(
         for purpose, package, extra in needed_packages(config)
         if not installed(package)
     ]
-    steps = _steps(config, report.kept if report else None, processes)
+    training = config.training
+    examples = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
+    steps: dict[str, Any] = {"processes": processes, "examples_per_step": examples}
+    if config.method != "sft":
+        steps["prompts_per_step"] = examples / training.num_generations
+        steps["completion_tokens_per_step_at_most"] = examples * (training.max_completion_length or 0)
+    if report or training.max_steps > 0:
+        steps["steps"] = optimizer_steps(config, report.kept if report else 0, processes)
     if json_output:
-        json.dump(
-            {
-                "config": config.as_dict(),
-                "dataset": asdict(report) if report else None,
-                "dataset_note": note,
-                "steps": steps,
-                "memory": {"items": [item._asdict() for item in items], "gib": total, "note": unknown or MEASURED},
-                "missing_here": missing,
-            },
-            sys.stdout,
-            indent=2,
-        )
-        print()
+        held = {"items": [item._asdict() for item in items], "gib": total, "note": unknown or MEASURED}
+        about = {"config": config.as_dict(), "dataset": asdict(report) if report else None, "dataset_note": note}
+        print(json.dumps(about | {"steps": steps, "memory": held, "missing_here": missing}, indent=2))
         return
     unit, scale = ("GiB", 1) if total >= 1 else ("MiB", 1024)
     if verbose:

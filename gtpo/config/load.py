@@ -34,6 +34,7 @@ from gtpo.common.errors import UserError, did_you_mean, raise_all, same_elsewher
 from gtpo.common.files import Lines, read_yaml
 from gtpo.common.log import LOG
 from gtpo.common.settings import Key, alternatives, dashed
+from gtpo.common.vllm_environment import LORA_RANKS
 from gtpo.config.schema import SHORTCUTS, Setting, TrainConfig, full_name, is_passed_on, keys, sections
 from gtpo.presets import PRESETS
 from gtpo.rewards.data.problems import FILES, MATH_SUBJECTS, has_subjects, training_source
@@ -361,6 +362,16 @@ def _of_the_model(config: TrainConfig) -> Iterator[str]:
         yield f"lora.{next(iter(lora))} has no effect: model.lora_rank is 0, and there is no adapter"
     if lora.get("lora_dropout") and config.method != "sft" and training.passed_on.get("disable_dropout", True):
         yield "lora.lora_dropout has no effect: training.disable_dropout is true; the loss is of what sampled"
+    engine = config.rollout.engine if model.lora_rank and config.method != "sft" else ""
+    if engine.startswith("vllm") and model.lora_rank > LORA_RANKS[-1]:
+        most = f"vLLM takes adapters up to rank {LORA_RANKS[-1]}"
+        yield f"model.lora_rank {model.lora_rank}: {most}; lower it, or set rollout.engine: transformers"
+    if engine == "vllm_server" and model.load_in_4bit:
+        yield (
+            "rollout.engine vllm_server with model.load_in_4bit: a vLLM server reads no 4-bit weights, and would "
+            "sample from another base than the one that is trained on. Set rollout.engine: vllm (in this process) or "
+            "transformers, or model.load_in_4bit: false"
+        )
     if model.lora_rank and "lm_head" in model.target_modules:
         yield "model.target_modules lm_head: the loss reads its weight, so an adapter on it would not be trained"
 

@@ -10,6 +10,7 @@ SFT targets are in the published format; GSM8K's reasoning keeps its `<<48/2=24>
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -22,7 +23,7 @@ from gtpo.config.load import launched_processes
 from gtpo.config.schema import DatasetSection, TrainConfig
 from gtpo.inputs.tiny import damage_target
 from gtpo.rewards.data.problem import Problem, chat_messages, target_text
-from gtpo.rewards.data.problems import load_file, load_source, parse_fields, training_source
+from gtpo.rewards.data.problems import SOURCES, load_file, load_source, parse_fields, training_source
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.runs.prompt import PromptRenderer, local_time, trained_ids
 
@@ -145,6 +146,11 @@ class TrainingProblems:
         self._order: list[Problem] | None = None
         self.time = local_time()  # what the chat template is told
         self._unverifiable: dict[tuple[Problem, ...], dict[str, str]] = {}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the source is read without the Hub."""
+        return self.source not in SOURCES or bool(self.config.dataset.data_dir or os.environ.get("GTPO_DATA_DIR"))
 
     @contextmanager
     def _named(self, key: str) -> Iterator[None]:
