@@ -106,21 +106,6 @@ def prepare_tokenizer(tokenizer: Any) -> list[str]:
     return notes
 
 
-def check_backend(config: TrainConfig) -> None:
-    """Refuse what this machine cannot load or sample with. Raises UserError, before anything is downloaded."""
-    if torch.cuda.is_available():
-        return
-    if config.model.backend == "unsloth":
-        raise UserError(
-            "model.backend unsloth needs a CUDA device; this machine has none. Set model.backend: transformers"
-        )
-    if config.method != "sft" and config.rollout.engine == "vllm_server" and not config.model.lora_rank:
-        raise UserError(
-            "rollout.engine vllm_server sends weights over NCCL, which needs GPUs on both sides; there is none here. "
-            "Set model.lora_rank (an adapter needs no NCCL), or rollout.engine: vllm (in this process) or transformers"
-        )
-
-
 def load_tokenizer(section: ModelSection, source: str) -> tuple[Any, list[str]]:
     """Return only the tokenizer, prepared, and notes. source: from `find_weights`. UserError if it cannot be read."""
     if section.build is not None:
@@ -147,21 +132,26 @@ def load_model(config: TrainConfig, source: str) -> LoadedModel:
 
     Raises UserError if it cannot be read or this machine cannot hold it.
     """
-    section = config.model
-    check_backend(config)
+    section, on_gpu = config.model, torch.cuda.is_available()
+    if section.backend == "unsloth" and not on_gpu:
+        raise UserError(
+            "model.backend unsloth needs a CUDA device; this machine has none. Set model.backend: transformers"
+        )
+    if config.method != "sft" and config.rollout.engine == "vllm_server" and not (section.lora_rank or on_gpu):
+        raise UserError(
+            "rollout.engine vllm_server sends weights over NCCL, which needs GPUs on both sides; there is none here. "
+            "Set model.lora_rank (an adapter needs no NCCL), or rollout.engine: vllm (in this process) or transformers"
+        )
     if section.build is not None:
         from gtpo.inputs.tiny import build_tiny_model
 
-        model, tokenizer = build_tiny_model(
-            section.build, max_seq_length=section.max_seq_length, seed=section.random_seed
-        )
-        return LoadedModel(model, tokenizer, lora_config(config, model), "built", made_here=True)
-    assert section.model_name is not None
+        parts = build_tiny_model(section.build, max_seq_length=section.max_seq_length, seed=section.random_seed)
+        return LoadedModel(*parts, lora_config(config, parts[0]), "built", made_here=True)
     if section.backend == "unsloth":
         return _load_unsloth(config, source)
     tokenizer, notes = load_tokenizer(section, source)
     model, merged = _load_transformers(section, Path(source), notes)
-    return LoadedModel(model, tokenizer, lora_config(config, model), section.model_name, merged, notes)
+    return LoadedModel(model, tokenizer, lora_config(config, model), section.model_name or "", merged, notes)
 
 
 def lora_settings(config: TrainConfig) -> dict[str, Any]:
@@ -195,12 +185,13 @@ def lora_config(config: TrainConfig, model: Any) -> Any:
         matches = {name: layer for name, layer in layers.items() if f".{name}".endswith(f".{target}")}
         absent += [target] if not matches else []
         for name, layer in matches.items():
-            if layer is model.get_output_embeddings():
-                why = "the loss reads its weight, so an adapter on it would not be trained"
-                raise UserError(f"model.target_modules {target}: {why}")
-            if (weight := getattr(layer, "weight", None)) is None or weight.dim() < 2:
+            weight = getattr(layer, "weight", None)
+            why = "the loss reads its weight, so an adapter on it would not be trained"
+            if weight is None or weight.dim() < 2:
                 why = f"{name} is a {type(layer).__name__}, which takes no adapter; name linear layers"
-                raise UserError(f"model.target_modules {target}: {why}")
+            elif layer is not model.get_output_embeddings():
+                continue
+            raise UserError(f"model.target_modules {target}: {why}")
     if absent:
         linear = sorted({name.rpartition(".")[2] for name, layer in layers.items() if isinstance(layer, nn.Linear)})
         line = f"model.target_modules {', '.join(absent)}: no layer of this name; the model has {', '.join(linear)}"
@@ -419,35 +410,29 @@ def rounded_away(args: Any, model: Any) -> Iterator[str]:
 def _load_transformers(section: ModelSection, source: Path, notes: list[str]) -> tuple[Any, bool]:
     """Return the model, and whether it was merged from an adapter."""
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
-    adapter = source / "adapter_config.json"
+    named, adapter = f"model.model_name {section.model_name!r}", source / "adapter_config.json"
     merged = adapter.is_file()
     base = adapter_base(adapter) if merged else str(source)
     if merged and section.load_in_4bit:
-        raise UserError(
-            f"model.model_name {section.model_name!r} is a LoRA adapter, which cannot be merged into 4-bit "
-            "weights; set model.load_in_4bit: false"
-        )
+        raise UserError(f"{named} is a LoRA adapter, which 4-bit weights cannot take in; set model.load_in_4bit: false")
     options: dict[str, Any] = {"trust_remote_code": section.trust_remote_code}
-    if section.load_in_4bit:
-        from transformers import BitsAndBytesConfig
-
-        cuda = torch.cuda.is_available()
-        fast = cuda and torch.cuda.is_bf16_supported()
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            # QLoRA's setting (arXiv 2305.14314).
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            # What they are unpacked to: the fastest that this device computes in.
-            bnb_4bit_compute_dtype=torch.bfloat16 if fast else torch.float16 if cuda else torch.float32,
-        )
-    named = f"model.model_name {section.model_name!r}"
     try:
-        settings = AutoConfig.from_pretrained(base, trust_remote_code=section.trust_remote_code)
+        settings = AutoConfig.from_pretrained(base, **options)
         if obstacle := router_loss_obstacle(settings):
             raise UserError(f"{named}: {obstacle}")
+        if section.load_in_4bit:
+            cuda = torch.cuda.is_available()
+            fast = cuda and torch.cuda.is_bf16_supported()
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True,
+                # QLoRA's setting (arXiv 2305.14314).
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                # What they are unpacked to: the fastest that this device computes in.
+                bnb_4bit_compute_dtype=torch.bfloat16 if fast else torch.float16 if cuda else torch.float32,
+            )
         # An update of an adapter is smaller than the spacing of 16-bit weights.
         options["dtype"] = torch.float32 if merged else resolve_dtype(section, settings)
         model = AutoModelForCausalLM.from_pretrained(base, use_safetensors=True, **options)
@@ -466,13 +451,13 @@ def _load_transformers(section: ModelSection, source: Path, notes: list[str]) ->
         )
     if getattr(model, "is_quantized", False) and (merged or not section.lora_rank):
         needs = "an adapter on them cannot be merged" if merged else "model.lora_rank must be set to train on them"
-        raise UserError(f"model.model_name {section.model_name!r}: the weights of {base} are quantised, and {needs}")
+        raise UserError(f"{named}: the weights of {base} are quantised, and {needs}")
     if merged:
-        dtype = resolve_dtype(section, settings) if section.dtype != "auto" else torch.float32
-        model, kind = merge_adapter(model, str(source), dtype)
-        note = "in float32, which holds all of it"
-        if dtype != torch.float32:
+        dtype, note = torch.float32, "in float32, which holds all of it"
+        if section.dtype not in ("auto", "float32"):
+            dtype = getattr(torch, section.dtype)
             note = f"rounded to {section.dtype}, in which small updates are lost (model.dtype: auto keeps float32)"
+        model, kind = merge_adapter(model, str(source), dtype)
         notes.append(f"{source} is an adapter ({kind}) on {base}: merged before training, {note}")
     if dropped := savable_generation_config(model):
         notes.append(dropped)
