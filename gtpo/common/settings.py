@@ -13,7 +13,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
@@ -73,43 +72,32 @@ JsonObject = Annotated[
 """A mapping, which a flag writes as JSON."""
 
 
-@dataclass(frozen=True)
 class Key:
-    """One key of a command or config."""
+    """One key of a command or config. name: dotted, if it stands in a section."""
 
-    name: str
-    """Dotted, if it stands in a section."""
-    info: FieldInfo
-
-    @property
-    def about(self) -> Mapping[str, Any]:
-        """What else was declared of it (`option`)."""
-        return self.info.json_schema_extra if isinstance(self.info.json_schema_extra, dict) else {}
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """As the user types them; the first one names the key in messages."""
-        return self.about.get("flags") or (f"--{self.name if '.' in self.name else self.name.replace('_', '-')}",)
-
-    @property
-    def kinds(self) -> list[Any]:
-        """The types that it takes: bool, int, float, str, Path, or a list of one of them; None if it may be unset."""
-        return alternatives(self.info.annotation)
-
-    @property
-    def many(self) -> bool:
-        """Whether it is a list: its flag takes several words, or commas."""
-        return get_origin(self.kinds[0]) is list
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether its flag, with one word each, may be given several times."""
-        return get_origin(self.kinds[0]) is Sequence
-
-    @property
-    def is_switch(self) -> bool:
-        """Whether its flag may stand without a value, for true."""
-        return bool in self.kinds
+    def __init__(self, name: str, info: FieldInfo) -> None:
+        self.name, self.info = name, info
+        declared: Any = info.json_schema_extra
+        # What else was declared of it (`option`).
+        self.about: Mapping[str, Any] = declared if isinstance(declared, dict) else {}
+        flag = name if "." in name else name.replace("_", "-")
+        # As the user types them; the first one names the key in messages.
+        self.flags: tuple[str, ...] = self.about.get("flags") or (f"--{flag}",)
+        # The types that it takes: bool, int, float, str, Path, or a list of one of them; None if it may be unset.
+        self.kinds = alternatives(info.annotation)
+        # Whether it is a list: its flag takes several words, or commas.
+        self.many = get_origin(self.kinds[0]) is list
+        # Whether its flag, with one word each, may be given several times.
+        self.repeatable = get_origin(self.kinds[0]) is Sequence
+        # Whether its flag may stand without a value, for true.
+        self.is_switch = bool in self.kinds
+        words = get_args(get_args(self.kinds[0])[0] if self.many else self.kinds[0])
+        # The words that it, or each value of it, may be, if they are listed.
+        self.choices = tuple(word for word in words if isinstance(word, str))
+        # The value without one; None if there is none.
+        self.default = None if info.is_required() else info.get_default(call_default_factory=True)
+        # What it means, in one line.
+        self.doc = " ".join((info.description or "As in TRL.").split())
 
     @property
     def expects(self) -> str:
@@ -117,22 +105,6 @@ class Key:
         words = in_words(self.info.annotation, self.info.metadata)
         unit = f" {self.about['unit']}" if "unit" in self.about else ""
         return ("a JSON object" if get_origin(self.kinds[0]) is dict else words) + unit
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The words that it, or each value of it, may be, if they are listed."""
-        words = get_args(get_args(self.kinds[0])[0] if self.many else self.kinds[0])
-        return tuple(word for word in words if isinstance(word, str))
-
-    @property
-    def default(self) -> Any:
-        """The value without one; None if there is none."""
-        return None if self.info.is_required() else self.info.get_default(call_default_factory=True)
-
-    @property
-    def doc(self) -> str:
-        """What it means, in one line."""
-        return " ".join((self.info.description or "As in TRL.").split())
 
     def sentence(self, place: str, value: Any) -> str:
         """Return what is wrong with a value, as one sentence that begins with the place where it was set."""
@@ -348,7 +320,9 @@ def help_text(settings: type[CommandSettings], about: str, formatter: Any, *, ev
             continue
         kind = next(get_origin(kind) or kind for kind in key.kinds if kind is not NoneType)
         value = {int: " N", float: " X", Path: " PATH", dict: " JSON"}.get(kind, " TEXT")
-        term = name if key == argument else ", ".join(reversed(key.flags)) + ("" if key.is_switch else value)
+        term = (
+            name if key.name == settings.ARGUMENT else ", ".join(reversed(key.flags)) + ("" if key.is_switch else value)
+        )
         choices = f" One of {', '.join(key.choices)}." if key.choices else ""
         default = f"{key.default:g}" if isinstance(key.default, float) else str(key.default)
         default = f" [default: {default}]" if key.default not in (None, False, "", ()) else ""
