@@ -13,8 +13,7 @@ import itertools
 import os
 import random
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -152,25 +151,19 @@ class TrainingProblems:
         """Whether the source is read without the Hub."""
         return self.source not in SOURCES or bool(self.config.dataset.data_dir or os.environ.get("GTPO_DATA_DIR"))
 
-    @contextmanager
-    def _named(self, key: str) -> Iterator[None]:
-        """Let what is wrong with a file name the key of the section dataset, or the flag, that named the file."""
+    def _read(self, key: str, read: Callable[..., list[Problem]], *what: Any, **options: Any) -> list[Problem]:
+        """Return what `read` reads; an error names the key of the section dataset, or the flag, that named the file."""
+        fields = parse_fields(self.config.dataset.fields)
         try:
-            yield
+            return read(*what, fields=fields, **options)
         except UserError as error:
             raise UserError(f"{self.config.setting(f'dataset.{key}')}: {error}") from error.__cause__
 
     def load(self) -> list[Problem]:
         """Return all problems of the source, shuffled. Raises UserError if the source cannot be read."""
         if self._order is None:
-            dataset, problems = self.config.dataset, self._problems
-            fields = parse_fields(dataset.fields)
-            if problems is None:
-                with self._named("name"):
-                    problems = load_source(
-                        self.source, data_dir=dataset.data_dir, subsets=dataset.subsets, fields=fields
-                    )
-            self._order = list(problems)
+            where: Any = {"data_dir": self.config.dataset.data_dir, "subsets": self.config.dataset.subsets}
+            self._order = [*(self._problems or self._read("name", load_source, self.source, **where))]
             # Python's own generator: --dry-run has no torch, and shows the same rows.
             random.Random(self.config.model.random_seed).shuffle(self._order)
         return self._order
@@ -185,8 +178,7 @@ class TrainingProblems:
         if self.config.training.eval_steps is None:
             return order, []
         if dataset.validation_file is not None:
-            with self._named("validation_file"):
-                held_out = load_file(dataset.validation_file, fields=parse_fields(dataset.fields))
+            held_out = self._read("validation_file", load_file, dataset.validation_file)
         else:
             count = dataset.validation_problems
             if len(order) <= count:
@@ -268,19 +260,19 @@ class TrainingProblems:
         rows = [to_row(problem, config) for problem in problems]
         if tokenizer is None or not rows:
             return rows
-        renderer = self.prompts(tokenizer)
-        prompts = renderer.render([row["prompt"] for row in rows])
+        renderer, usable = self.prompts(tokenizer), []
+        answered = prompts = renderer.render([row["prompt"] for row in rows])
         if config.method == "sft":
             answered = renderer.render([row["prompt"] + row["completion"] for row in rows], answered=True)
-            by_marks = config.training.passed_on.get("assistant_only_loss")
-            for n, (row, prompt, whole) in enumerate(zip(rows, prompts, answered, strict=True)):
+        for n, (row, prompt, whole) in enumerate(zip(rows, prompts, answered, strict=True)):
+            ids = prompt.ids
+            if config.method == "sft":
                 ids = trained_ids(renderer, prompt, whole, row["completion"][0]["content"], decoded=n < _DECODED)
-                row["input_ids"], mask = ids, [int(i >= len(prompt.ids)) for i in range(len(ids))]
+                mask = [int(i >= len(prompt.ids)) for i in range(len(ids))]
+                row |= {"input_ids": ids, "completion_mask": mask}
                 # The marks of a template are this of a single turn. TRL would render again, with today's date.
-                row |= {"completion_mask": mask} | ({"assistant_masks": mask} if by_marks else {})
-        usable = []
-        for row, prompt in zip(rows, prompts, strict=True):
-            ids = row.get("input_ids", prompt.ids)
+                if config.training.passed_on.get("assistant_only_loss"):
+                    row["assistant_masks"] = mask
             if len(prompt.ids) > config.training.max_prompt_length:
                 report.too_long[row["id"]] = len(prompt.ids)
             elif len(ids) > config.model.max_seq_length:
