@@ -19,22 +19,6 @@ TRAINER_MODULE = "gtpo.integrations.verl.trainer"
 EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
 
 
-def require_trainer() -> None:
-    """Register our trainer with verl, here and in its workers. Raises UserError if it cannot be imported."""
-    named = [name for name in os.environ.get(EXTERNAL_MODULES, "").split(",") if name]
-    os.environ[EXTERNAL_MODULES] = ",".join(dict.fromkeys([*named, TRAINER_MODULE]))
-    try:
-        # First: it imports the modules that the variable names, and one of the user's may import our trainer.
-        import verl.trainer.ppo.v1  # noqa: F401
-
-        import gtpo.integrations.verl.trainer  # noqa: F401  # it registers itself
-    except ImportError as error:
-        raise UserError(
-            f"the GTPO trainer for verl could not be imported ({error}); pip install 'gtpo[verl]' in an environment "
-            "of its own"
-        ) from None
-
-
 def check_config(config: Any) -> None:
     """Raise UserError if the composed config names no trainer of verl's, or a GTPO that it cannot run."""
     from omegaconf import OmegaConf
@@ -60,9 +44,20 @@ def check_config(config: Any) -> None:
 
 
 def main() -> None:
-    """Check, then start verl."""
+    """Register our trainer with verl, here and in its workers; check; start verl."""
     with explained():
-        require_trainer()
+        named = [name for name in os.environ.get(EXTERNAL_MODULES, "").split(",") if name]
+        os.environ[EXTERNAL_MODULES] = ",".join(dict.fromkeys([*named, TRAINER_MODULE]))
+        try:
+            # First: it imports the modules that the variable names, and one of the user's may import our trainer.
+            import verl.trainer.ppo.v1  # noqa: F401
+
+            import gtpo.integrations.verl.trainer  # noqa: F401  # it registers itself
+        except ImportError as error:
+            raise UserError(
+                f"the GTPO trainer for verl could not be imported ({error}); pip install 'gtpo[verl]' in an "
+                "environment of its own"
+            ) from None
     import hydra
     from verl.trainer import main_ppo
 

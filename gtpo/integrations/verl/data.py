@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from gtpo.common.errors import explained
 from gtpo.common.files import write_parquet
-from gtpo.rewards.data.problem import Problem, chat_messages
+from gtpo.rewards.data.problem import chat_messages
 from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.golds import find_unverifiable
 
@@ -26,17 +25,6 @@ SOURCES = {
 }
 
 
-def to_row(problem: Problem, data_set: str, split: str, index: int) -> dict[str, Any]:
-    """Return one problem as a row of verl's."""
-    return {
-        "data_source": f"gtpo/{data_set}",
-        "ability": "math",
-        "prompt": chat_messages(problem.problem),
-        "reward_model": {"style": "rule", "ground_truth": problem.answer},
-        "extra_info": {"split": split, "index": index, "id": problem.id, "problem": problem.problem},
-    }
-
-
 def write_split(data_set: str, split: str, out: Path, data_dir: str | None) -> str:
     """Write one split by write-then-rename and return what was done in a line."""
     import pyarrow
@@ -44,7 +32,16 @@ def write_split(data_set: str, split: str, out: Path, data_dir: str | None) -> s
     problems = load_source(SOURCES[data_set][split], data_dir=data_dir)
     unusable = {fault.id for fault in find_unverifiable((problem.id, problem.answer) for problem in problems)}
     usable = [problem for problem in problems if problem.id not in unusable]
-    rows = [to_row(problem, data_set, split, index) for index, problem in enumerate(usable)]
+    rows = [
+        {
+            "data_source": f"gtpo/{data_set}",
+            "ability": "math",
+            "prompt": chat_messages(problem.problem),
+            "reward_model": {"style": "rule", "ground_truth": problem.answer},
+            "extra_info": {"split": split, "index": index, "id": problem.id, "problem": problem.problem},
+        }
+        for index, problem in enumerate(usable)
+    ]
     path = out / f"{split}.parquet"
     write_parquet(path, pyarrow.Table.from_pylist(rows))
     left_out = f", {len(unusable)} left out (gold answers that cannot be verified)" if unusable else ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ class GTPOTrainerSync(PPOTrainerSync):
         self.folder = Path(config.trainer.default_local_dir).absolute()
         given = self.settings.initial_entropy
         self.calibration: Calibration | None = None if given is None else Calibration(given)
-        if self.settings.needs_calibration and (checkpoint := _checkpoint_to_resume(config)) is not None:
-            self.calibration = _stored_calibration(checkpoint.parent)
+        if self.settings.needs_calibration:
+            self.calibration = _stored_calibration(config.trainer)
         super().__init__(config)
 
     @property
@@ -132,7 +132,9 @@ class GTPOTrainerSync(PPOTrainerSync):
         nested_mask = data["response_mask"]
         padded = data.select(*tensors).to_padded_tensor(0)
         mask, ids = padded["response_mask"].bool(), padded["responses"]
-        infos = list(_reward_infos(data))
+        # What the reward function returned beside the score; a number has nothing beside it.
+        fields = _objects(data, "extra_fields") if "extra_fields" in data else [None] * len(batch)
+        infos = [each.get("reward_extra_info", {}) if isinstance(each, Mapping) else {} for each in fields]
         rewards = padded["rm_scores"].sum(dim=1).double()
         rewards[[bool(info.get("unscored")) for info in infos]] = torch.nan
         initial_entropy = None if self.calibration is None else self.calibration.initial_entropy
@@ -148,8 +150,8 @@ class GTPOTrainerSync(PPOTrainerSync):
             values = [info[name] for info in scored if name in info and not info.get("unscored")]
             if values:
                 metrics[f"reward/{name}"] = float(np.mean(values))
-        fields = TensorDict({"advantages": response_to_nested(found.advantages, nested_mask)}, batch_size=len(batch))
-        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        ours = TensorDict({"advantages": response_to_nested(found.advantages, nested_mask)}, batch_size=len(batch))
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=ours)
 
     def _truncated(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return which completions [N] bool end at the length limit without EOS."""
@@ -168,30 +170,19 @@ def _objects(data: TensorDict, field: str) -> list[Any]:
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
-def _reward_infos(data: TensorDict) -> Iterator[Mapping[str, Any]]:
-    """Yield what the reward function returned beside the score, per row; empty if it returned a number."""
-    if "extra_fields" not in data:
-        yield from [{}] * len(data)
-        return
-    for fields in _objects(data, "extra_fields"):
-        yield fields.get("reward_extra_info", {}) if isinstance(fields, Mapping) else {}
-
-
-def _checkpoint_to_resume(config: DictConfig) -> Path | None:
-    """Return the checkpoint folder from which verl is going to resume, or None for a fresh run."""
-    mode, trainer = config.trainer.resume_mode, config.trainer
-    if mode == "resume_path":
-        return Path(trainer.resume_from_path).absolute()
-    found = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir)) if mode == "auto" else None
-    return None if found is None else Path(found)
-
-
-def _stored_calibration(folder: Path) -> Calibration:
-    """Return the H_ini that the run to resume stored. Raises UserError if there is none."""
-    path = folder / CALIBRATION_FILE
+def _stored_calibration(trainer: DictConfig) -> Calibration | None:
+    """Return the H_ini of the run that verl is going to resume, None for a fresh run. Raises UserError without one."""
+    folder = None
+    if trainer.resume_mode == "resume_path":
+        folder = trainer.resume_from_path
+    elif trainer.resume_mode == "auto":
+        folder = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
+    if folder is None:
+        return None
+    path = Path(folder).absolute().parent / CALIBRATION_FILE
     if not path.is_file():
         raise UserError(
-            f"{path}: no such file, and H_ini can no longer be measured: the policy in {folder} is a trained one. "
+            f"{path}: no such file, and H_ini can no longer be measured: the policy in {path.parent} is a trained one. "
             "Set gtpo.initial_entropy to the untrained model's entropy in nats, or gtpo.filter to always or never"
         )
     return Calibration.from_record(read_json(path))
