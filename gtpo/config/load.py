@@ -346,11 +346,12 @@ def launched_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _of_the_model(config: TrainConfig) -> Iterator[str]:
-    model, lora, training = config.model, config.lora.passed_on, config.training
-    loaded = {"model_name": model.model_name, "load_in_4bit": model.load_in_4bit, "backend": model.backend == "unsloth"}
+def _contradictions(config: TrainConfig) -> Iterator[str]:
+    """Yield what of a valid config cannot be: a sentence each, which begins with the key."""
+    model, lora, training, method = config.model, config.lora.passed_on, config.training, config.method
     if model.build is None and not model.model_name:
         yield "model needs model_name (a Hub name, a local folder or a train run) or build"
+    loaded = {"model_name": model.model_name, "load_in_4bit": model.load_in_4bit, "backend": model.backend == "unsloth"}
     for name in [name for name, value in loaded.items() if value and model.build]:
         yield f"model.{name} contradicts model.build: the model is built, and none is loaded"
     if (build := model.build) and build.hidden_size % build.num_attention_heads:
@@ -360,9 +361,9 @@ def _of_the_model(config: TrainConfig) -> Iterator[str]:
         yield "model.load_in_4bit needs lora_rank > 0: 4-bit weights are frozen, only adapters are trained"
     if lora and not model.lora_rank:
         yield f"lora.{next(iter(lora))} has no effect: model.lora_rank is 0, and there is no adapter"
-    if lora.get("lora_dropout") and config.method != "sft" and training.passed_on.get("disable_dropout", True):
+    if lora.get("lora_dropout") and method != "sft" and training.passed_on.get("disable_dropout", True):
         yield "lora.lora_dropout has no effect: training.disable_dropout is true; the loss is of what sampled"
-    engine = config.rollout.engine if model.lora_rank and config.method != "sft" else ""
+    engine = config.rollout.engine if model.lora_rank and method != "sft" else ""
     if engine.startswith("vllm") and model.lora_rank > LORA_RANKS[-1]:
         most = f"vLLM takes adapters up to rank {LORA_RANKS[-1]}"
         yield f"model.lora_rank {model.lora_rank}: {most}; lower it, or set rollout.engine: transformers"
@@ -375,26 +376,21 @@ def _of_the_model(config: TrainConfig) -> Iterator[str]:
     if model.lora_rank and "lm_head" in model.target_modules:
         yield "model.target_modules lm_head: the loss reads its weight, so an adapter on it would not be trained"
 
-
-def _of_the_data(config: TrainConfig) -> Iterator[str]:
+    dataset, form = config.dataset, config.dataset.sft_target
     try:
-        source = training_source(config.dataset.name, config.dataset.split)
+        # A file may have subjects of its own, which are compared when it is read.
+        named = [] if has_subjects(training_source(dataset.name, dataset.split)) else dataset.subsets
     except UserError as fault:
         yield str(fault)
-        return
-    # A file may have subjects of its own, which are compared when it is read.
-    for subset in [] if has_subjects(source) else config.dataset.subsets:
+        named = []
+    for subset in named:
         if subset not in ("main", *MATH_SUBJECTS, *MATH_SUBJECTS.values()):
-            yield f'dataset.subsets "{subset}" is not known; {config.dataset.name} has only main'
-    form = config.dataset.sft_target
+            yield f'dataset.subsets "{subset}" is not known; {dataset.name} has only main'
     if form not in ("tags", "think") and not ("{answer}" in form and "{reasoning}" in form):
         yield f"dataset.sft_target {form!r} must be tags, think, or a text with {{reasoning}} and {{answer}}"
-    if form != "tags" and config.dataset.malformed_targets:
+    if form != "tags" and dataset.malformed_targets:
         yield "dataset.malformed_targets needs dataset.sft_target tags: its errors are in the tags"
 
-
-def _of_training(config: TrainConfig) -> Iterator[str]:
-    training, method = config.training, config.method
     if training.max_steps == 0:
         yield "training.max_steps 0 trains nothing; set it to 1 or more, or to -1 for training.num_train_epochs"
     if training.num_generations == 1 and method != "sft":
@@ -408,7 +404,7 @@ def _of_training(config: TrainConfig) -> Iterator[str]:
         if every is not None and every % steps:
             why = "and its result is a part of that step's line"
             yield f"training.{name} {every} is no multiple of training.logging_steps {steps}, {why}"
-    longest, whole = training.max_completion_length, config.model.max_seq_length
+    longest, whole = training.max_completion_length, model.max_seq_length
     if method != "sft" and training.max_prompt_length + (longest or 1) > whole:
         completion = f"max_completion_length {longest} + " if longest else ""
         prompt = f"max_prompt_length {training.max_prompt_length}"
@@ -421,79 +417,69 @@ def _of_training(config: TrainConfig) -> Iterator[str]:
             yield f"objective.{name} {value} contradicts method grpo, TRL's own, which has no such switch; {instead}"
 
 
-def _subsets(config: TrainConfig) -> Iterator[str]:
-    """Remove subsets that the dataset does not have: the published file lists MATH's, whatever --dataset-name is."""
-    dataset = config.dataset
-    source, named = training_source(dataset.name, dataset.split), dataset.subsets
-    if not has_subjects(source):
-        if named not in ([], ["main"]):
-            yield f"no effect on dataset {dataset.name} (they are MATH's subjects): dataset.subsets"
-        dataset.subsets = []
-    elif source.startswith("math_") and "main" in named:
-        yield f"no effect on dataset {dataset.name} (main is GSM8K's): dataset.subsets"
-        dataset.subsets = [name for name in named if name != "main"]
-
-
-def _precision(config: TrainConfig) -> Iterator[str]:
-    """Widen optimizer states and weights in which an extreme Adam beta's updates would be rounded away."""
-    model, training = config.model, config.training
-    beta = max(training.adam_beta1, training.adam_beta2)
-    if beta <= LARGEST_8BIT_BETA:
-        return
-    if training.optimizer.endswith(("4bit", "8bit")):
-        # Others have their 32 bits in the name: paged_adamw_32bit, lion_32bit.
-        plain = {"adamw": "adamw_torch", "ademamix": "ademamix"}.get(training.optimizer.partition("_")[0])
-        wide = plain or training.optimizer.replace("8bit", "32bit")
-        yield (
-            f"{config.setting('training.optimizer')} {training.optimizer} -> {wide}: with an Adam beta of {beta} "
-            f"(> {LARGEST_8BIT_BETA}) 8-bit states would round the updates away"
-        )
-        training.optimizer = wide
-    if not model.lora_rank and model.dtype in ("bfloat16", "float16"):
-        yield (
-            f"{config.setting('model.dtype')} {model.dtype} -> float32: optimizer states have the dtype of the "
-            f"trained weights, and with an Adam beta of {beta} 16-bit states would round the updates away"
-        )
-        model.dtype = "float32"
-
-
-def _batch(config: TrainConfig, world_size: int) -> Iterator[str]:
-    """Make every rollout hold complete groups: by the published rule, raise a smaller batch to G; else round it."""
-    training = config.training
-    group, batch = training.num_generations, training.per_device_train_batch_size
-    rounds = training.micro_batches_per_rollout
-    if (batch * rounds * world_size) % group == 0:
-        return
-    taken = group * max(1, math.ceil(batch / group - 0.5))  # of two that are as near, the smaller
-    training.per_device_train_batch_size = taken
-    yield (
-        f"{config.setting('training.per_device_train_batch_size')} is taken as {taken}, not {batch}: {batch} x "
-        f"{rounds} micro-batches x {world_size} processes cannot be divided into groups of {group} completions. A "
-        f"rollout now has {training.prompts_per_rollout(world_size)} prompts"
-    )
-
-
 def resolve(config: TrainConfig, world_size: int | None = None) -> tuple[TrainConfig, list[str]]:
     """Return the resolved copy of a valid config, and a notice for each change of what the user had set.
 
     Idempotent: a run folder's config.yaml loads to itself. Raises UserError with a line per contradiction.
     """
-    faults = (fault.partition(" ") for check in (_of_the_model, _of_the_data, _of_training) for fault in check(config))
+    faults = (fault.partition(" ") for fault in _contradictions(config))
     raise_all(f"{config.setting(key)} {message}" for key, _, message in faults)
     config = config.model_copy(deep=True)
-    model, training = config.model, config.training
+    return config, list(_filled_in(config, world_size or launched_processes()))
+
+
+def _filled_in(config: TrainConfig, world_size: int) -> Iterator[str]:
+    """Fill in what follows from other keys; yield a notice for each change of what the user had set."""
+    model, dataset, training, setting = config.model, config.dataset, config.training, config.setting
     # The published setting; peft has alpha 8 for every rank.
     if model.lora_rank:
         model.lora_alpha = model.lora_alpha or model.lora_rank
-    notices = [*_subsets(config), *_precision(config)]
-    if config.method != "sft":
-        if training.max_completion_length is None:
-            training.max_completion_length = model.max_seq_length - training.max_prompt_length
-        config.objective.preset = config.preset_name()
-        source = source_hash(loss, "objective.loss") if (loss := config.objective.changes().get("loss")) else None
-        config.objective = config.objective.model_copy(update={"loss_source": source})
-        notices += _batch(config, world_size or launched_processes())
-    return config, notices
+
+    # Subsets that the dataset does not have: the published file lists MATH's, whatever --dataset-name is.
+    source = training_source(dataset.name, dataset.split)
+    if not has_subjects(source):
+        if dataset.subsets not in ([], ["main"]):
+            yield f"no effect on dataset {dataset.name} (they are MATH's subjects): dataset.subsets"
+        dataset.subsets = []
+    elif source.startswith("math_") and "main" in dataset.subsets:
+        yield f"no effect on dataset {dataset.name} (main is GSM8K's): dataset.subsets"
+        dataset.subsets = [name for name in dataset.subsets if name != "main"]
+
+    # Optimizer states and weights in which an extreme Adam beta's updates would be rounded away are widened.
+    beta, optimizer = max(training.adam_beta1, training.adam_beta2), training.optimizer
+    if beta > LARGEST_8BIT_BETA and optimizer.endswith(("4bit", "8bit")):
+        # Others have their 32 bits in the name: paged_adamw_32bit, lion_32bit.
+        plain = {"adamw": "adamw_torch", "ademamix": "ademamix"}.get(optimizer.partition("_")[0])
+        training.optimizer = plain or optimizer.replace("8bit", "32bit")
+        yield (
+            f"{setting('training.optimizer')} {optimizer} -> {training.optimizer}: with an Adam beta of {beta} "
+            f"(> {LARGEST_8BIT_BETA}) 8-bit states would round the updates away"
+        )
+    if beta > LARGEST_8BIT_BETA and not model.lora_rank and model.dtype in ("bfloat16", "float16"):
+        yield (
+            f"{setting('model.dtype')} {model.dtype} -> float32: optimizer states have the dtype of the trained "
+            f"weights, and with an Adam beta of {beta} 16-bit states would round the updates away"
+        )
+        model.dtype = "float32"
+    if config.method == "sft":
+        return
+
+    if training.max_completion_length is None:
+        training.max_completion_length = model.max_seq_length - training.max_prompt_length
+    config.objective.preset = config.preset_name()
+    source_of_loss = source_hash(loss, "objective.loss") if (loss := config.objective.changes().get("loss")) else None
+    config.objective = config.objective.model_copy(update={"loss_source": source_of_loss})
+    # Every rollout holds complete groups: by the published rule a smaller batch is raised to G; else it is rounded.
+    group, batch = training.num_generations, training.per_device_train_batch_size
+    rounds = training.micro_batches_per_rollout
+    if (batch * rounds * world_size) % group:
+        taken = group * max(1, math.ceil(batch / group - 0.5))  # of two that are as near, the smaller
+        training.per_device_train_batch_size = taken
+        yield (
+            f"{setting('training.per_device_train_batch_size')} is taken as {taken}, not {batch}: {batch} x {rounds} "
+            f"micro-batches x {world_size} processes cannot be divided into groups of {group} completions. A rollout "
+            f"now has {training.prompts_per_rollout(world_size)} prompts"
+        )
 
 
 # -- the whole way -----------------------------------------------------------------------------------------------------
