@@ -459,20 +459,18 @@ def is_passed_on(name: str) -> bool:
 
 def default_in_words(key: Key) -> str:
     """Return the default as the reference prints it."""
-    section, _, field = key.name.rpartition(".")
     if key.name == "dataset.system_instruction":
         return "the published prompt"
-    if section == "objective" and field != "preset":
-        return f"the preset's; gtpo: {_word(getattr(PRESETS['gtpo'], field))}"
-    return _word(key.default)
-
-
-def _word(value: Any) -> str:
+    section, _, field = key.name.rpartition(".")
+    of_preset = section == "objective" and field != "preset"
+    value = getattr(PRESETS["gtpo"], field) if of_preset else key.default
     if isinstance(value, list):
-        return "[" + ", ".join(map(str, value)) + "]"
-    if value is None or value == "":
-        return '""' if value == "" else "unset"
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+        words = "[" + ", ".join(map(str, value)) + "]"
+    elif isinstance(value, bool | float):
+        words = str(value).lower() if isinstance(value, bool) else f"{value:g}"
+    else:
+        words = "unset" if value is None else str(value) or '""'
+    return f"the preset's; gtpo: {words}" if of_preset else words
 
 
 def by_section() -> Iterator[tuple[str, str, list[Key]]]:
