@@ -42,47 +42,6 @@ class Settings:
         return self.objective.filter == "auto" and self.initial_entropy is None
 
 
-def _read_section(section: Any) -> tuple[str, Objective, float | None]:
-    """Return the preset, the objective and H_ini of the section `gtpo`. Raises UserError naming the key at fault."""
-    if not isinstance(section, Mapping):
-        raise UserError(f"gtpo must be a mapping with a preset ({', '.join(PRESETS)}); found {section!r}")
-    changes = {name: value for name, value in section.items() if value is not None}
-    preset, entropy = changes.pop("preset", "gtpo"), changes.pop("initial_entropy", None)
-    if preset not in PRESETS:
-        raise UserError(
-            f"gtpo.preset must be one of {', '.join(PRESETS)}; found {preset!r}.{did_you_mean(str(preset), PRESETS)}"
-        )
-    if not (entropy is None or (isinstance(entropy, int | float) and 0 <= entropy < math.inf)):
-        raise UserError(f"gtpo.initial_entropy must be a number >= 0; found {entropy!r}")
-    if loss := changes.get("loss"):
-        changes["loss_source"] = source_hash(loss, "gtpo.loss")
-    try:
-        return preset, replace(PRESETS[preset], **changes), entropy
-    except ValueError as error:
-        raise UserError(f"section gtpo: {error}") from None
-
-
-def _objective_faults(objective: Objective, config: Any) -> Iterator[str]:
-    """Yield what of the objective verl cannot compute. config: by dotted keys, here and below."""
-    temperature = config.get("actor_rollout_ref.rollout.temperature")
-    if objective.scale_rewards == "batch":
-        yield "gtpo.scale_rewards batch: groups of one size are scaled together here; set it to group or none"
-    if objective.log_clamp:
-        yield f"gtpo.log_clamp {objective.log_clamp:g}: verl computes the exact entropy; set gtpo.log_clamp to 0"
-    if objective.entropy_temperature == "one" and temperature != 1:
-        yield (
-            f"gtpo.entropy_temperature one: verl takes log-probabilities and entropy at the sampling temperature "
-            f"{temperature}; set actor_rollout_ref.rollout.temperature to 1.0 or gtpo.entropy_temperature to sampling"
-        )
-    if objective.entropy_mode == "loss":
-        for name in ("entropy_gated", "skip_zero_variance_groups", "mask_truncated"):
-            if getattr(objective, name):
-                yield (
-                    f"gtpo.{name} with gtpo.entropy_mode loss: verl's entropy term covers every completion of the "
-                    f"batch; set gtpo.{name} to false or gtpo.entropy_mode to advantage"
-                )
-
-
 def _requirements(objective: Objective, preset: str, config: Any) -> Iterator[tuple[str, Any, str]]:
     """Yield (key of verl's config, the value it must have, why)."""
     samples = config.get("actor_rollout_ref.rollout.n")
@@ -117,8 +76,43 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
     Raises UserError with one line for each key that verl's loss could not honour: the key, its value, why, and what
     to set.
     """
-    (preset, objective, initial_entropy), flat = _read_section(config.get("gtpo")), flatten(config)
-    faults = list(_objective_faults(objective, flat))
+    section, flat = config.get("gtpo"), flatten(config)
+    if not isinstance(section, Mapping):
+        raise UserError(f"gtpo must be a mapping with a preset ({', '.join(PRESETS)}); found {section!r}")
+    changes = {name: value for name, value in section.items() if value is not None}
+    preset, initial_entropy = changes.pop("preset", "gtpo"), changes.pop("initial_entropy", None)
+    if preset not in PRESETS:
+        raise UserError(
+            f"gtpo.preset must be one of {', '.join(PRESETS)}; found {preset!r}.{did_you_mean(str(preset), PRESETS)}"
+        )
+    known = isinstance(initial_entropy, int | float) and 0 <= initial_entropy < math.inf
+    if initial_entropy is not None and not known:
+        raise UserError(f"gtpo.initial_entropy must be a number >= 0; found {initial_entropy!r}")
+    if loss := changes.get("loss"):
+        changes["loss_source"] = source_hash(loss, "gtpo.loss")
+    try:
+        objective = replace(PRESETS[preset], **changes)
+    except ValueError as error:
+        raise UserError(f"section gtpo: {error}") from None
+
+    faults, temperature = list[str](), flat.get("actor_rollout_ref.rollout.temperature")
+    if objective.scale_rewards == "batch":
+        faults.append("gtpo.scale_rewards batch: groups of one size are scaled together here; set it to group or none")
+    if objective.log_clamp:
+        clamp = f"gtpo.log_clamp {objective.log_clamp:g}"
+        faults.append(f"{clamp}: verl computes the exact entropy; set gtpo.log_clamp to 0")
+    if objective.entropy_temperature == "one" and temperature != 1:
+        faults.append(
+            f"gtpo.entropy_temperature one: verl takes log-probabilities and entropy at the sampling temperature "
+            f"{temperature}; set actor_rollout_ref.rollout.temperature to 1.0 or gtpo.entropy_temperature to sampling"
+        )
+    of_completions = ("entropy_gated", "skip_zero_variance_groups", "mask_truncated")
+    for name in of_completions if objective.entropy_mode == "loss" else ():
+        if getattr(objective, name):
+            faults.append(
+                f"gtpo.{name} with gtpo.entropy_mode loss: verl's entropy term covers every completion of the batch; "
+                f"set gtpo.{name} to false or gtpo.entropy_mode to advantage"
+            )
     for key, wanted, why in _requirements(objective, preset, flat):
         found = flat.get(key)
         # A switch that is absent has verl's default, which is what is wanted.
