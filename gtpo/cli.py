@@ -28,10 +28,7 @@ COLLAPSED = 4
 class App(typer.Typer):
     """A Typer app that turns a UserError into one message on stderr and exit code 2."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command line."""
-        with explained():
-            return super().__call__(*args, **kwargs)
+    __call__ = explained()(typer.Typer.__call__)
 
 
 app = App(
@@ -264,14 +261,14 @@ def examples(folder: Annotated[Path, typer.Argument(help="Where to write them.")
     """Write the examples that come with gtpo: completions, a benchmark, a reward, a TRL script, a notebook."""
     package = Path(gtpo.__file__).parent
     source = next(filter(Path.is_dir, (package / "examples", package.parent / "examples")))
-    files = sorted(filter(Path.is_file, source.iterdir()))
+    files = {folder / file.name: file.read_bytes() for file in sorted(filter(Path.is_file, source.iterdir()))}
     check_writable("gtpo examples", folder, folder=True)
-    for file in files:
-        if (there := folder / file.name).exists() and there.read_bytes() != file.read_bytes():
-            raise UserError(f"gtpo examples: {there} is there already and holds something else; name another folder")
+    for file, content in files.items():
+        if file.exists() and file.read_bytes() != content:
+            raise UserError(f"gtpo examples: {file} is there already and holds something else; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        (folder / file.name).write_bytes(file.read_bytes())
+    for file, content in files.items():
+        file.write_bytes(content)
     before, after = (shlex.quote(str(folder / name)) for name in ("before.jsonl", "after.jsonl"))
     print(f"{len(files)} files in {folder}/; next: gtpo compare {before} {after}")
 
