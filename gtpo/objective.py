@@ -194,7 +194,11 @@ def policy_loss(
     if old_logps is not None:
         # The pessimistic bound of PPO. The clipped branch has no gradient, which is what limits the step.
         terms = torch.minimum(terms, pushes * ratio.clamp(1 - epsilon_low, 1 + epsilon_high))
-    policy = torch.where(pushed, terms, 0.0).sum(dim=1) / (lengths * _conflict_norm(objective, completions))
+    # n_i is at least 1: a completion without conflict tokens keeps its plain loss.
+    longer = torch.maximum(completions.forward, completions.backward)
+    norms = {"none": torch.ones_like(lengths), "union": completions.union, "max": longer}
+    divisor = lengths * norms[objective.conflict_norm if objective.conflict else "none"].clamp(min=1)
+    policy = torch.where(pushed, terms, 0.0).sum(dim=1) / divisor
     # A tensor, not 0.0: the losses keep their shape and dtype in every mode.
     entropy_term = torch.zeros_like(policy)
     if objective.entropy_mode == "loss":
@@ -205,16 +209,6 @@ def policy_loss(
     averaged = 1 if objective.group_reduction == "sum" else num_generations
     loss = losses.sum() / (averaged * (len(mask) / num_generations if groups is None else groups))
     return PolicyLoss(loss, losses, shaped, entropy, kept)
-
-
-def _conflict_norm(objective: Objective, completions: Completions) -> Tensor | int:
-    """Return n_i [N], at least 1."""
-    if objective.conflict and objective.conflict_norm == "union":
-        # At least 1: a completion without conflict tokens keeps its plain loss.
-        return completions.union.clamp(min=1)
-    if objective.conflict and objective.conflict_norm == "max":
-        return torch.maximum(completions.forward, completions.backward).clamp(min=1)
-    return 1
 
 
 def reference_loss(
