@@ -94,18 +94,14 @@ SFT_TARGETS = {
 }
 
 
-def sft_target(form: str, reasoning: str, answer: str) -> str:
-    """Return a supervised target. form: a name, or a text with {reasoning} and {answer}."""
-    values = {"{reasoning}": reasoning, "{answer}": answer}
-    return re.sub("|".join(values), lambda place: values[place[0]], SFT_TARGETS.get(form, form))
-
-
 def to_row(problem: Problem, config: TrainConfig) -> dict[str, Any]:
     """Return the dataset row of a problem: id, prompt (messages), answer (bare gold) and, for sft, completion."""
     prompt = chat_messages(problem.problem, config.dataset.system_instruction)
     row: dict[str, Any] = {"id": problem.id, "prompt": prompt, "answer": problem.answer}
     if config.method == "sft":
-        target = sft_target(config.dataset.sft_target, reasoning(problem), problem.answer)
+        values = {"{reasoning}": reasoning(problem), "{answer}": problem.answer}
+        form = SFT_TARGETS.get(config.dataset.sft_target, config.dataset.sft_target)
+        target = re.sub("|".join(values), lambda place: values[place[0]], form)
         if config.dataset.malformed_targets:
             # By row, not by position: what a row teaches depends on nothing else.
             rng = random.Random(f"malformed-{config.model.random_seed}-{problem.id}")
