@@ -40,8 +40,7 @@ TOLERANCE = {"float32": (1e-4, 1e-4), "bfloat16": (1e-2, 2e-2), "float16": (1e-2
 def run_doctor(*, out: Path | None, json_output: bool, gpu: bool = False) -> bool:
     """Describe the machine and check the head of the loss; print text or JSON; return whether every check passed.
 
-    out: a file for the JSON; None writes none. gpu: try the paths of real runs too. Raises UserError if the file cannot
-    be written, or what runs are made of is not installed.
+    out: a file for the JSON; None writes none. gpu: try the paths of real runs too.
     """
     if gpu:
         require("gtpo doctor --gpu", "torch", "trl", "peft", extra="train")

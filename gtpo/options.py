@@ -50,10 +50,7 @@ class TrainOptions(CommandSettings):
 
 
 def read_command(words: Iterable[str]) -> tuple[TrainOptions, dict[str, Any]]:
-    """Return the options of a command line, and the keys that it sets: flag (without its dashes) -> text or words.
-
-    Flags that are no key are among them: `load_config` reports them with the errors of the file.
-    """
+    """Return the options of a command line, and all other flags (without their dashes) with their text or words."""
     # Here, and not above: the help does not need it.
     from gtpo.config.schema import full_name, keys
 

@@ -1,12 +1,9 @@
 """From YAML files and flags to a resolved TrainConfig: read, translate, lay over each other, validate, resolve.
 
-A file, what it `extends`, and the flags are a layer each: a Document, one flat table, each key with its raw value and
-where it was set. It is never changed; `put`, `without` and `over` return another one. The authors' files run unchanged:
-their dialect (published.toml, docs/config.md) is translated in each layer by itself, before they are laid over each
-other, so that what stands above wins, whichever name it uses. No key of the dialect exists in a resolved config.
-
-All errors are reported at once. Settings that a config passes on to TRL or peft are checked later, by whoever has
-imported the library (`checked`): its own class says what it has, so that a new version brings its new settings with it.
+A file, what it `extends`, and the flags are a layer each: a Document, which is never changed. The authors' dialect
+(published.toml, docs/config.md) is translated in each layer by itself, so that what stands above wins, whichever name
+it uses. All errors are reported at once. Settings that a config passes on to TRL or peft are checked later, by whoever
+has imported the library (`checked`): a new version brings its new settings with it.
 """
 
 from __future__ import annotations
@@ -494,8 +491,7 @@ def load_config(
     overrides: flag name (a dotted key or a shortcut) -> value (text is parsed as the key's type), laid over the file.
     world_size: number of training processes; by default the environment's WORLD_SIZE, else 1.
 
-    What was mapped or changed is logged as a warning, as is a published key without effect. Raises UserError with a
-    line per error: key as typed, file and line, the allowed values and the nearest name.
+    What was changed, or has no effect, is logged as a warning. Raises UserError with a line per error.
     """
     if str(path).endswith((*FILES, ".csv", ".tsv")):
         raise UserError(f"{path} holds data, not a config; to train on it: gtpo train --model MODEL --data {path}")
@@ -590,10 +586,7 @@ def checked(
     """Return what a section passes on to a library, each value as the type that its field has.
 
     known: the library's fields -> their types; whose: the class that has them. decided: fields that a run sets itself
-    -> what the user sets instead.
-
-    Raises UserError with a line per key that the library does not have, that is decided, or whose value has another
-    type.
+    -> what the user sets instead. Raises UserError with a line per key that cannot be passed on.
     """
     values: dict[str, Any] = getattr(config, section).passed_on
     errors: list[str] = []

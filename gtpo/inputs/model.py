@@ -128,10 +128,7 @@ def load_tokenizer(section: ModelSection, source: str) -> tuple[Any, list[str]]:
 
 
 def load_model(config: TrainConfig, source: str) -> LoadedModel:
-    """Load or build the model of `config`. source: from `find_weights`.
-
-    Raises UserError if it cannot be read or this machine cannot hold it.
-    """
+    """Load or build a config's model. source: from `find_weights`. UserError if it cannot be read, or held here."""
     section, on_gpu = config.model, torch.cuda.is_available()
     if section.backend == "unsloth" and not on_gpu:
         raise UserError(
@@ -171,8 +168,7 @@ def lora_settings(config: TrainConfig) -> dict[str, Any]:
 def lora_config(config: TrainConfig, model: Any) -> Any:
     """Return the LoraConfig of the published setting (alpha = rank unless set) with what `lora` changes, or None.
 
-    A name of `target_modules` that no layer has is reported. Raises UserError if no layer has any of them, and for a
-    layer that takes no adapter.
+    Reports a name of `target_modules` that no layer has. Raises UserError if no layer can take an adapter so.
     """
     section = config.model
     if not section.lora_rank:

@@ -2,8 +2,8 @@
 
     python -m gtpo.integrations.verl --config-dir configs/verl --config-name gsm8k-gtpo-1x8 [KEY=VALUE ...]
 
-Arguments are Hydra's, as for `python -m verl.trainer.main_ppo`, which works too; what that one lacks: a plugin that
-cannot be imported is only logged at level DEBUG there, and settings are checked after Ray has started.
+Arguments are Hydra's. `python -m verl.trainer.main_ppo` works too, but logs a plugin that cannot be imported at level
+DEBUG, and checks settings after Ray has started.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     python -m gtpo.integrations.verl.data gsm8k --out DIR [--data-dir DIR]
 
-writes DIR/train.parquet and DIR/test.parquet. The rows are verl's: data_source, prompt (messages), reward_model
-(ground_truth) and extra_info (split, index, id, problem).
+writes DIR/train.parquet and DIR/test.parquet, whose rows are verl's.
 """
 
 from __future__ import annotations

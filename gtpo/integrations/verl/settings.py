@@ -1,11 +1,8 @@
 """The `gtpo` section of a verl config, and what verl's own settings must be for its loss to be GTPO's.
 
-verl's policy loss `vanilla` with `seq-mean-token-mean` computes, for one optimizer step per batch of sampling,
-
-    loss = -1/N sum_i 1/|o_i| sum_t rho_it a_it                                 a_it: token-level advantages
-
-which is GTPO (docs/method.md, section 7) for a_it = A'_i lambda_it. Entropy mode `loss` is verl's own entropy bonus
-with a negative coefficient. Whatever else would change the loss is refused here, by name, before a model is loaded.
+Its policy loss `vanilla` with `seq-mean-token-mean` is GTPO's for the advantages of `token_advantages`;
+entropy mode `loss` is its own entropy bonus with a negative coefficient. Whatever else would change the loss is refused
+here, by name, before a model is loaded.
 """
 
 from __future__ import annotations
