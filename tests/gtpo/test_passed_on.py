@@ -8,6 +8,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -115,30 +116,21 @@ def test_a_setting_whose_package_is_absent_is_one_sentence(
     )
 
 
-def lazily() -> None:
-    """Raise as transformers' lazy modules do."""
-    try:
-        raise ModuleNotFoundError("No module named 'apex'")
-    except ModuleNotFoundError as error:
-        raise RuntimeError("Failed to import transformers.integrations.x because of the following error") from error
+LAZILY = RuntimeError("Failed to import transformers.integrations.x because of the following error")
+LAZILY.__cause__ = ModuleNotFoundError("No module named 'apex'")  # as transformers' lazy modules raise
 
 
 @pytest.mark.parametrize(
-    "error", [ImportError("top_p wants apex"), importlib.metadata.PackageNotFoundError("apex"), lazily]
+    "error", [ImportError("top_p wants apex"), importlib.metadata.PackageNotFoundError("apex"), LAZILY]
 )
 def test_whatever_transformers_raises_for_an_absent_package_is_one_sentence(
-    error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Any) -> None:
-        if callable(error):
-            error()
-        raise error
-
-    monkeypatch.setattr(GTPOConfig, "__post_init__", refuse)
+    monkeypatch.setattr(GTPOConfig, "__post_init__", Mock(side_effect=error))
     with pytest.raises(UserError, match=r"apex|because of the following error") as refused:
         trainer_arguments(loaded(tmp_path, "gtpo", top_p=0.9), tmp_path, "float32")
     assert "\n" not in str(refused.value)
-    monkeypatch.setattr(GTPOConfig, "__post_init__", lambda self: {}["a fault of ours"])
+    monkeypatch.setattr(GTPOConfig, "__post_init__", Mock(side_effect=KeyError("a fault of ours")))
     with pytest.raises(KeyError):
         trainer_arguments(loaded(tmp_path, "gtpo"), tmp_path, "float32")
 

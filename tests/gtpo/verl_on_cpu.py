@@ -37,67 +37,29 @@ class _TorchCPU:
         return _TorchCPU, ()
 
 
+def _returning(value: Any) -> Any:
+    return lambda *given, **options: value
+
+
 @PlatformRegistry.register(platform="cpu")
 class CPUPlatform(PlatformBase):
     device_name = vendor_name = "cpu"
     device_module = _TorchCPU()
-
-    def is_available(self):
-        return True
-
-    def current_device(self):
-        return torch.device("cpu")
-
-    def device_count(self):
-        return 1
-
-    def set_device(self, device_index):
-        pass
-
-    def synchronize(self, device_index=None):
-        pass
+    is_available, device_count, is_ipc_supported = _returning(True), _returning(1), _returning(False)
+    current_device, communication_backend_name = _returning(torch.device("cpu")), _returning("gloo")
+    visible_devices_envvar, ray_noset_envvars = _returning("CUDA_VISIBLE_DEVICES"), _returning([])
+    ray_resource_name = _returning("GPU")  # Ray is told that this machine has one
+    get_device_capability = _returning((None, None))
+    set_device = synchronize = set_allocator_settings = empty_cache = _returning(None)
+    profiler_start = profiler_stop = cudart = _returning(None)
 
     def manual_seed(self, seed):
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed):
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings):
-        pass
-
-    def empty_cache(self):
-        pass
-
-    def get_device_capability(self, device_index=0):
-        return None, None
-
-    def communication_backend_name(self):
-        return "gloo"
-
-    def visible_devices_envvar(self):
-        return "CUDA_VISIBLE_DEVICES"
+    manual_seed_all = manual_seed
 
     def nvtx_range(self, msg):
         return contextlib.nullcontext()
-
-    def profiler_start(self):
-        pass
-
-    def profiler_stop(self):
-        pass
-
-    def ray_resource_name(self):
-        return "GPU"  # Ray is told that this machine has one
-
-    def ray_noset_envvars(self):
-        return []
-
-    def is_ipc_supported(self):
-        return False
-
-    def cudart(self):
-        return None
 
 
 _initialize_process_group = verl.utils.distributed.initialize_global_process_group_ray
