@@ -9,6 +9,7 @@ q is the same model with its adapter disabled, or a second copy of the weights t
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from gtpo.config import HealthSection, TrainConfig
 from gtpo.inputs.model import LoadedModel, load_model
 from gtpo.rewards.completions import completion_text
 from gtpo.rewards.data.problem import Problem, chat_messages
-from gtpo.train.health import MAX_ROLLBACKS, Health
+from gtpo.train.health import MAX_ROLLBACKS, Health, Judgement
 from gtpo.train.resume import save_weights
 from gtpo.train.run_log import metrics_row
 from gtpo.trainer import GTPOTrainer, RunPart, SampledTrainer, trl_seam
@@ -190,15 +191,6 @@ class Validation(RunPart):
             self.run(0)
             self.fresh = {}
 
-    def checkpoint_state(self) -> dict[str, Any]:
-        """Keep the latest validation, which may wait for the next line of the log to be judged."""
-        return {"validation": {"passed": self.passed, "fresh": self.fresh}}
-
-    def on_resume(self, state: dict[str, Any]) -> None:
-        """Restore the latest validation; a checkpoint of 0.2 has none."""
-        for name, value in state.get("validation", {}).items():
-            setattr(self, name, value)
-
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Validate after each `every`-th step, and the last that is logged; the next line of the log has the result."""
         step, last = state.global_step, state.max_steps
@@ -313,9 +305,12 @@ class CollapseWatch(RunPart):
         section = HealthSection(on_collapse=on_collapse, false_alarms=false_alarms, **settings)
         metric = "loss" if isinstance(trainer, SFTTrainer) else "reward/accuracy" if validation is None else METRIC
         self.trainer, self.validation, self.best = trainer, validation, None if best is None else Path(best)
-        self.health = Health(section, metric, max(1, int(trainer.args.logging_steps)))
+        self._healthy = functools.partial(Health, section, metric, max(1, int(trainer.args.logging_steps)))
+        self.health = self._healthy()
         self.stopped_because: str | None = None
-        self._restored = False
+        # Step -> pass@1 of each held-out problem. With the lines of the log this is all that the watch goes by.
+        self.validations: dict[int, list[float]] = {}
+        self._of_0_2: dict[str, Any] = {}
 
     @property
     def collapsed(self) -> bool:
@@ -323,45 +318,63 @@ class CollapseWatch(RunPart):
         return (self.stopped_because or "").startswith("collapse")
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Keep the state of the tests, and why the run stopped."""
-        return {"health": self.health.state(), "stopped_because": self.stopped_because}
+        """Keep what trainer_state.json does not say of the run's past."""
+        return {"validations": self.validations, "stopped_because": self.stopped_because}
 
     def on_resume(self, state: dict[str, Any]) -> None:
-        """Go on with the tests; a checkpoint that was written without a watch has none."""
-        if "health" in state:
-            self.health.load(state["health"])
-            self.stopped_because, self._restored = state["stopped_because"], True
+        """Take up the validations; a checkpoint that was written without a watch has none."""
+        self.validations = {int(step): passed for step, passed in state.get("validations", {}).items()}
+        self.stopped_because, self._of_0_2 = state.get("stopped_because"), state.get("health", {})
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take in the validation of the untrained model; of a resumed run, what trainer_state.json says of its past."""
-        for logs in () if self._restored else state.log_history:
+        """Take in the validation of the untrained model; of a resumed run, judge its past again."""
+        self.health, starts = self._healthy(), self.validation is not None and state.global_step == 0
+        if self.validation is not None and starts:
+            self.validations = {0: self.validation.passed}
+        if 0 in self.validations:
+            self.health.observe_validation(0, self.validations[0])
+        for logs in state.log_history:
             if "loss" in logs:
-                self.health.observe(logs["step"], {**logs, **metrics_row(logs["step"], logs, args)})
-        if self.validation is not None and state.global_step == 0:
-            self.health.observe_validation(0, self.validation.passed)
+                verdict = self._judge(logs["step"], logs, args, past=True)
+                if verdict.collapsed and self.health.section.on_collapse == "rollback":
+                    self.health.after_rollback()
+        for name in ("best", "best_step", "first", "looks", "rollbacks", "fallen", "judged") if self._of_0_2 else ():
+            setattr(self.health, name, self._of_0_2[name])  # it kept no validations
+        if starts:
             self._save_best()
         # Stopped for good, and killed before its last weights were written.
         if self.stopped_because:
             control.should_training_stop = True
 
+    def _judge(self, step: int, logs: Mapping[str, Any], args: Any, *, past: bool = False) -> Judgement:
+        """Return what a line of metrics says, or the held-out problems at its step. past: of a run that is resumed."""
+        health, held_out = self.health, self.validation
+        verdict = health.observe(step, {**logs, **metrics_row(step, logs, args)})
+        alarm = verdict.collapsed
+        if held_out is None or verdict.broken:
+            return verdict
+        # An alarm is a reason to ask the held-out problems.
+        if alarm and not past and step not in self.validations:
+            LOG.info(f"asking the held-out problems: {alarm}")
+            held_out.run(step)
+            self.validations[step] = held_out.passed
+        if step in self.validations:
+            if alarm:
+                health.dismiss_alarm()
+            verdict = health.observe_validation(step, self.validations[step])
+            if alarm and not verdict.collapsed and not past:
+                LOG.warning(f"{alarm}. The held-out problems do not confirm a collapse; the run goes on")
+        return verdict
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Judge a line of metrics and act on it."""
         if not logs or "loss" not in logs:
             return
-        step, health = state.global_step, self.health
-        verdict = health.observe(step, {**logs, **metrics_row(step, logs, args)})
-        if (held_out := self.validation) is not None:
-            alarm = verdict.collapsed
-            # An alarm is a reason to ask the held-out problems.
-            if alarm and not verdict.broken and not held_out.fresh:
-                LOG.info(f"asking the held-out problems: {alarm}")
-                held_out.run(step)
-            if held_out.fresh and not verdict.broken:
-                if alarm:
-                    health.dismiss_alarm()
-                verdict = health.observe_validation(step, held_out.passed)
-                if alarm and not verdict.collapsed:
-                    LOG.warning(f"{alarm}. The held-out problems do not confirm a collapse; the run goes on")
+        step, health, held_out = state.global_step, self.health, self.validation
+        if held_out is not None and held_out.fresh:
+            self.validations[step] = held_out.passed
+        verdict = self._judge(step, logs, args)
+        if held_out is not None:
             logs |= held_out.fresh
             state.log_history[-1] |= held_out.fresh
             held_out.fresh = {}

@@ -1,28 +1,25 @@
 """The health of a run, from its metrics only: collapse, best step, early stop. No trainer, no files.
 
-    Drift    a test that may be looked at after every line of a run and still keeps its error rate
-    Watch    which metrics of a run have left the run's own past, beyond what chance explains
-    Health   what follows: whether the run has collapsed, which step is the best, and whether patience has run out
-
-**Drift** bets against no change. It asks whether a metric has left its own past on one side. A value is scored in [0,
-1]: 1 if it is on the good side of a bound that the past gives, less the farther it lies beyond. Under no change the
-mean score is at least `null`, a lower confidence bound from the past with some slack; then the wealth of a bet against
-it, a product of 1 + f (null - score) / (1 - null), is a non-negative supermartingale. Bets start again and again, each
-with the past as it is then and a share of the capital. The sum exceeds 1/alpha with probability at most alpha (Ville),
-however often it is looked at. This is the e-detector of Shin, Ramdas and Rinaldo (arXiv 2203.03532) with a summable
-prior on the start, on bounded bets as in Waudby-Smith and Ramdas (arXiv 2010.09686). Scores are bounded, so that
-neither heavy tails nor the number of prompts behind a value matter. If the past is correlated over tau values, the
-wealth is taken to the power 1/tau: the geometric mean of the bets on every tau-th value, which is no larger than their
-arithmetic mean. What is not exact is what is estimated: tau, and the bound of the past. `bench.health` measures the
-rates.
+**Drift** bets against no change, and may be looked at after every line. It asks whether a metric has left its own past
+on one side. A value is scored in [0, 1]: 1 if it is on the good side of a bound that the past gives, less the farther
+it lies beyond. Under no change the mean score is at least `null`, a lower confidence bound from the past with some
+slack; then the wealth of a bet against it, a product of 1 + f (null - score) / (1 - null), is a non-negative
+supermartingale. Bets start again and again, each with the past as it is then and a share of the capital. The sum
+exceeds 1/alpha with probability at most alpha (Ville), however often it is looked at. This is the e-detector of Shin,
+Ramdas and Rinaldo (arXiv 2203.03532) with a summable prior on the start, on bounded bets as in Waudby-Smith and Ramdas
+(arXiv 2010.09686). Scores are bounded, so that neither heavy tails nor the number of prompts behind a value matter. If
+the past is correlated over tau values, the wealth is taken to the power 1/tau: the geometric mean of the bets on every
+tau-th value, which is no larger than their arithmetic mean. What is not exact is what is estimated: tau, and the bound
+of the past. `bench.health` measures the rates.
 
 **Watch** has two: the accuracy reward has fallen; or the KL divergence from the untrained policy has passed a limit
 while the accuracy reward is lower than it was. Together they raise a false alarm in at most `health.false_alarms` of
 the runs whose policy does not change. Values that are not finite are collapse too; a loss, at once.
 
-**Health**: if the run validates, the held-out problems judge: the same problems, against the best validation and the
-one before the first step. What the training rewards say is then only a reason to validate. `best/` follows a lower
-bound: what replaces it must be better beyond the noise of both, the untrained model included.
+**Health** says what follows: collapse, best step, patience. If the run validates, the held-out problems judge: the same
+problems, against the best validation and the one before the first step. What the training rewards say is then only a
+reason to validate. `best/` follows a lower bound: what replaces it must be better beyond the noise of both, the
+untrained model included.
 """
 
 from __future__ import annotations
@@ -45,31 +42,22 @@ Floats = NDArray[np.float64]
 
 # Shares of the largest safe bet, a third of the capital on each.
 FRACTIONS = np.array([0.15, 0.5, 0.9])[:, None, None]
-
 # The mean score may fall to this share of what the past shows before it counts against no change.
 SLACK = 0.9
-
 # The past's lower confidence bound has level PAST_LEVEL / k^1.5 at the k-th start: the more there are, the surer.
 PAST_LEVEL = 0.1
-
 # Values before the first bet.
 FIRST = 4
-
 # (n, every): a bet starts every so many values until there are n.
 STRIDES = ((48, 4), (256, 8), (math.inf, 16))
-
 # Lengths of the past that a bet may refer to: the one whose level is safest is taken.
 WINDOWS = (64, 256, 1024)
-
 # Values of the past that are kept.
 KEPT = WINDOWS[-1]
-
 # Bets that run at a time; the oldest go, with their capital.
 LIVE = 64
-
 # Length of the segments in which correlation is measured.
 SEGMENT = 128
-
 # Factor on what tau has above 1: correlations are cut off at the noise, so that it comes out too small.
 CAUTION = 2.0
 
@@ -116,18 +104,14 @@ class Drift:
 
     def forget(self, past: Floats) -> None:
         """End all bets; [rows, n] is the past of the next ones."""
-        shape = (self.rows, 0)
-        # Values seen.
-        self.count = past.shape[1]
-        # The latest of them [rows, n].
-        self.past = past[:, -KEPT:]
+        # Values seen; the latest of them [rows, n].
+        self.count, self.past = past.shape[1], past[:, -KEPT:]
         self.started = 0
-        # How many values each live bet had for its past.
+        # How many values each live bet had for its past; what `_bet` returned of it.
         self.starts: list[int] = []
-        self.means, self.low, self.bound, self.null = (np.empty(shape) for _ in range(4))
+        self.bets = np.empty((4, self.rows, 0))
         self.tau = np.ones(self.rows)
-        self.log_capital = np.empty(0)
-        self.log_wealth = np.empty((len(FRACTIONS), *shape))
+        self.log_capital, self.log_wealth = np.empty(0), np.empty((len(FRACTIONS), self.rows, 0))
 
     def _scores(self, values: Floats, bound: Floats, low: Floats) -> Floats:
         if self.limit is None:
@@ -145,8 +129,7 @@ class Drift:
         bets = np.array([self._bet(past[:, -length:], PAST_LEVEL / k**1.5) for length in lengths])
         # The first of equals is the shortest.
         chosen = bets[bets[:, 0].argmax(axis=0), 1:, np.arange(self.rows)].T
-        live = zip((self.means, self.low, self.bound, self.null), chosen, strict=True)
-        self.means, self.low, self.bound, self.null = (np.column_stack(pair)[:, -LIVE:] for pair in live)
+        self.bets = np.concatenate([self.bets, chosen[:, :, None]], axis=2)[:, :, -LIVE:]
         self.started += 1
         self.starts = [*self.starts, self.count][-LIVE:]
         # 2.11 = sum of 1 / (k log^2 k) over k >= 2.
@@ -170,8 +153,8 @@ class Drift:
         """Take in a value of each stream [rows]; return the log of the wealth [rows]. Flagged: above log(1/alpha)."""
         wealth = np.full(self.rows, -np.inf)
         if self.starts:
-            scores = self._scores(values[:, None], self.bound, self.low)
-            odds = (self.null - scores) / (1.0 - self.null)
+            _, low, bound, null = self.bets
+            odds = (null - self._scores(values[:, None], bound, low)) / (1.0 - null)
             self.log_wealth += np.log(1.0 + odds * FRACTIONS)  # numpy has no fast log1p
             wealth = np.logaddexp.reduce(self._capital(), axis=1)
         self.past = np.column_stack([self.past, values])[:, -KEPT:]
@@ -189,23 +172,7 @@ class Drift:
     def strongest(self, row: int = 0) -> tuple[int, float]:
         """Return (values before it, mean of its past) of the bet of a stream that has won most."""
         at = int(np.argmax(self._capital(slice(row, row + 1))))
-        return self.starts[at], float(self.means[row, at])
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs to go on (JSON)."""
-        arrays = {name: getattr(self, name).tolist() for name in (*_ARRAYS, "past")}
-        return arrays | {"count": self.count, "starts": self.starts, "started": self.started}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
-        self.forget(np.array(state["past"], dtype=np.float64))
-        self.count, self.starts, self.started = state["count"], list(state["starts"]), state["started"]
-        for name in _ARRAYS:
-            setattr(self, name, np.array(state[name], dtype=np.float64))
-
-
-# Fields of the state with one entry per live bet.
-_ARRAYS = ("means", "low", "bound", "null", "tau", "log_capital", "log_wealth")
+        return self.starts[at], float(self.bets[0, row, at])
 
 
 def paired_bound(now: Sequence[float], then: Sequence[float], level: float, share: float = 1.0) -> tuple[float, float]:
@@ -227,39 +194,32 @@ def look_level(alpha: float, look: int) -> float:
 
 # Nats per token from the untrained policy. A policy beyond it that has become worse is coming apart.
 KL_LIMIT = 0.1
-
 # A policy beyond this need not have become worse: it is enough that it has learned nothing.
 KL_FAR = 0.2
-
 # Lines from the start of a run that the KL divergence is compared with.
 FIRST_LINES = 64
-
 # Standard errors by which the logarithm of the KL divergence must have grown since then.
 GROWN = 3.0
-
 # Lines in a row without a finite gradient, entropy or KL that are a collapse.
 STREAK = 3
-
-
-# Names of the metrics of the two tests; the first that a run has counts.
-ACCURACY, KL = ("reward/accuracy", "reward"), ("kl/untrained", "kl")
-
-# Share of the false alarms that each test may have.
-SHARES = {"accuracy": 0.25, "kl": 0.5 / 6}
-
-WORDS = {"accuracy": "the accuracy reward fell", "kl": "the KL divergence grew"}
-
 # Below this share of its past the accuracy reward counts as fallen.
 FALLEN = 0.6
+# Names of the metrics of the two tests; the first that a run has counts.
+ACCURACY, KL = ("reward/accuracy", "reward"), ("kl/untrained", "kl")
+# Test -> the metric's names, what is said of it, and the share of the false alarms that it may have.
+TESTS = {
+    "accuracy": (ACCURACY, "the accuracy reward fell", 0.25),
+    "kl": (KL, "the KL divergence grew", 0.5 / 6),
+}
 
 
 class Watch:
     """The tests of one run, or of `rows` at once; each raises an alarm at most once until `forgive`."""
 
     def __init__(self, false_alarms: float, rows: int = 1) -> None:
+        bounds: dict[str, Any] = {"accuracy": {"ratio": FALLEN}, "kl": {"limit": KL_LIMIT}}
         self.tests = {
-            "accuracy": Drift(false_alarms * SHARES["accuracy"], ratio=FALLEN, rows=rows),
-            "kl": Drift(false_alarms * SHARES["kl"], limit=KL_LIMIT, rows=rows),
+            name: Drift(false_alarms * share, rows=rows, **bounds[name]) for name, (_, _, share) in TESTS.items()
         }
         self.flagged = {name: np.zeros(rows, dtype=bool) for name in self.tests}
         # The first FIRST_LINES values of each run, by line.
@@ -277,7 +237,7 @@ class Watch:
         if self.streak == STREAK:
             return f"{', '.join(lost)} is not finite in {STREAK} lines up to step {step}"
         values = {}
-        for test, names in (("accuracy", ACCURACY), ("kl", KL)):
+        for test, (names, _, _) in TESTS.items():
             value = next((float(row[name]) for name in names if isinstance(row.get(name), int | float)), math.nan)
             if math.isfinite(value):
                 values[test] = np.array([value])
@@ -289,7 +249,7 @@ class Watch:
         start, mean = drift.strongest()
         later = drift.count - start
         return (
-            f"at step {step} {WORDS[name]} from {mean:.3g} to {drift.past[0, -later:].mean():.3g} (means of "
+            f"at step {step} {TESTS[name][1]} from {mean:.3g} to {drift.past[0, -later:].mean():.3g} (means of "
             f"{start} lines and of the {later} lines after them); a policy that does not change does this in fewer "
             f"than {100 * drift.alpha:.2g} % of runs"
         )
@@ -340,19 +300,6 @@ class Watch:
         if not keep_past:
             self.first = {name: [] for name in self.first}
 
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs to go on."""
-        tests = {name: test.state() for name, test in self.tests.items()}
-        flagged = {name: values.tolist() for name, values in self.flagged.items()}
-        return {"tests": tests, "said": flagged, "first": self.first, "streak": self.streak}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
-        self.first, self.streak = {name: list(values) for name, values in state["first"].items()}, state["streak"]
-        for name, test in state["tests"].items():
-            self.tests[name].load(test)
-            self.flagged[name] = np.array(state["said"][name])
-
 
 def _standard_error(*samples: Floats) -> float:
     """Of the difference of their means. The variance of a short one says little: each has the larger."""
@@ -363,13 +310,10 @@ def _standard_error(*samples: Floats) -> float:
 
 # Chance at one look that weights that replace the best are not better.
 BETTER = 0.025
-
 # Held-out pass@1 surely below this share of the best is a collapse.
 LOST = 0.5
-
 # Held-out pass@1 surely below this share of the untrained model's is one too.
 WORSE = 0.9
-
 # After this many rollbacks a collapsing run is stopped.
 MAX_ROLLBACKS = 3
 
@@ -387,7 +331,7 @@ class Judgement:
 
 
 class Health:
-    """The watch, the best step and the patience of a run; its state travels with the checkpoints.
+    """The watch, the best step and the patience of a run. A resumed run gets there by its lines and validations again.
 
     metric: what selects `best/`: `validation/pass@1` if the run validates, else `reward/accuracy`, or (sft) `loss`,
     of which lower is better. logging_steps: how many steps a line covers.
@@ -420,9 +364,7 @@ class Health:
 
     def about_best(self) -> dict[str, Any]:
         """Return best.json of the weights that are the best now."""
-        step = self.best_step
-        # What the mean that selects it covers.
-        covered = {"smoothing_steps": len(self.window) * self.logging_steps}
+        step, covered = self.best_step, {"smoothing_steps": len(self.window) * self.logging_steps}
         if self.validates:
             covered = {"smoothing_evaluations": max(1, len(self.recent))}
         why = (
@@ -513,22 +455,3 @@ class Health:
         self.watch.forgive(keep_past=True)
         self.window.clear()
         self.recent.clear()
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs to go on."""
-        lists = {name: list(getattr(self, name)) for name in _DEQUES}
-        return {name: getattr(self, name) for name in _STATE} | lists | {"watch": self.watch.state()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of a checkpoint."""
-        for name in _STATE:
-            setattr(self, name, state[name])
-        for name in _DEQUES:
-            getattr(self, name).clear()
-            getattr(self, name).extend(state[name])
-        self.watch.load(state["watch"])
-
-
-# Fields of Health that a checkpoint keeps besides the watch.
-_STATE = ("best", "best_step", "first", "looks", "seen", "rollbacks", "fallen", "judged")
-_DEQUES = ("window", "recent")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -100,24 +99,6 @@ def test_sft_is_judged_by_its_loss_lower_is_better() -> None:
     health = Health(HealthSection(smoothing_steps=1), "loss")
     best = [health.observe(step, {"loss": loss}).new_best for step, loss in enumerate([3.0, 2.0, 2.5], start=1)]
     assert best == [True, True, False]
-
-
-@pytest.mark.parametrize("metric", ["reward/accuracy", "validation/pass@1"])
-def test_state_survives_a_checkpoint(metric: str) -> None:
-    whole, first = (Health(HealthSection(smoothing_steps=3), metric) for _ in range(2))
-    rows = [*lines(60), *lines(60, mean=0.01, seed=4)]
-
-    def go(health: Health, at: int) -> Any:
-        found = health.observe(at, rows[at])
-        return (found, health.observe_validation(at, [at % 3 / 3, 0.5, 1.0]) if metric != "reward/accuracy" else None)
-
-    for step in range(70):
-        assert go(whole, step) == go(first, step)
-    second = Health(HealthSection(smoothing_steps=3), metric)
-    second.load(json.loads(json.dumps(first.state())))
-    for step in range(70, 120):
-        assert go(second, step) == go(whole, step)
-    assert second.state() == whole.state()
 
 
 def test_a_rollback_begins_with_the_past_of_the_run_while_it_was_well() -> None:

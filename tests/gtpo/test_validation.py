@@ -110,6 +110,8 @@ def test_an_alarm_that_the_held_out_problems_do_not_confirm_stops_nothing(
     assert json.loads((healthy / "run.json").read_text())["status"] == "finished"
     assert "made up. The held-out problems do not confirm a collapse; the run goes on" in told
     assert [row["step"] for row in metrics(healthy) if "validation/pass@1" in row] == [2, 3, 4, 6]
+    crash(5, lambda: run(tmp_path / "cut", scripted(0.5, 0.5, 0.5, 0.5), **given))
+    assert_same_run(run(tmp_path / "cut", scripted(0.5), **given), healthy)
 
 
 def test_held_out_problems_are_not_trained_on(tmp_path: Path) -> None:
