@@ -93,10 +93,8 @@ class UntrainedKL(RunPart):
             return
         self._measured_for = step
         batch, mask = _sequences(inputs)
-        temperature = getattr(trainer, "temperature", 1.0)  # of the sampling; sft has none
-
-        def divergence(now: Tensor, head: LMHead, before: Tensor, their_head: LMHead) -> Tensor:
-            return summed_kl(now, head, before, their_head, mask, temperature)
+        # sft has no temperature of the sampling.
+        divergence = functools.partial(summed_kl, mask=mask, temperature=getattr(trainer, "temperature", 1.0))
 
         def of_both(now: Tensor, head: LMHead) -> Any:
             return reference(**batch, of_hidden=lambda before, theirs: divergence(now, head, before, theirs)).value
@@ -204,35 +202,32 @@ class Validation(RunPart):
         accelerator = trainer.accelerator
         # Another stream for each step, and none that a round of sampling has.
         seed = (trainer.args.seed * 1_000_003 + step) % 2**31 + 2**31
-        row: list[dict[str, Any]] = [{}]
+        row: dict[str, Any] = {}
         with trainer.activity("validating", len(self.prompts)):
             texts = self._sample(seed)
             if accelerator.is_main_process:
                 completions = [texts[at : at + self.samples] for at in range(0, len(texts), self.samples)]
                 scores = dict(self.score(self.problems, completions))
-                row[0]["passed"] = [float(value) for value in scores.pop("problems")]
+                row["passed"] = [float(value) for value in scores.pop("problems")]
                 for name, interval in scores.items():
-                    row[0][f"validation/{name}"] = interval.mean
-                    row[0] |= {f"validation/{name}_low": interval.low, f"validation/{name}_high": interval.high}
-        broadcast_object_list(row)
-        self.passed = row[0].pop("passed")
-        seconds = time.perf_counter() - begin
+                    ends = {"": interval.mean, "_low": interval.low, "_high": interval.high}
+                    row |= {f"validation/{name}{end}": value for end, value in ends.items()}
+        (row,) = broadcast_object_list([row])
+        self.passed = row.pop("passed")
+        row["time/validation"] = seconds = time.perf_counter() - begin
         self.seconds += seconds
         self.count += 1
-        row[0]["time/validation"] = seconds
         if accelerator.is_main_process:
-            means = (
-                f"{name.removeprefix('validation/')} {100 * value:.1f} % "
-                f"[{100 * row[0][f'{name}_low']:.0f}, {100 * row[0][f'{name}_high']:.0f}]"
-                for name, value in row[0].items()
-                if f"{name}_low" in row[0]
+            means = ", ".join(
+                f"{name} {100 * each.mean:.1f} % [{100 * each.low:.0f}, {100 * each.high:.0f}]"
+                for name, each in scores.items()
             )
             LOG.info(
-                f"step {step}: held-out {', '.join(means)}; {len(self.problems)} problems x {self.samples} samples in "
+                f"step {step}: held-out {means}; {len(self.problems)} problems x {self.samples} samples in "
                 f"{seconds:.1f} s"
             )
-        self.fresh = row[0]
-        return row[0]
+        self.fresh = row
+        return row
 
     def _sample(self, seed: int) -> list[str]:
         """Return one sampled completion per prompt, on every process; each samples its share of the prompts.
@@ -254,19 +249,21 @@ class Validation(RunPart):
 
     def summary(self, session_s: float, health: Health) -> dict[str, Any]:
         """Return, and say, what validation gave and what it cost in a session of `session_s` seconds, for run.json."""
-        gain = health.gain()
         LOG.info(
             f"validated {self.count} time{'s' * (self.count != 1)}: {self.seconds:.1f} s, "
             f"{100 * self.seconds / session_s:.1f} % of the run"
         )
-        if gain is not None and health.best_step == 0:
-            LOG.info("best/ is the untrained model: no validation was better by more than noise")
-        elif gain is not None:
-            mean, low, high = (100 * value for value in gain)
-            LOG.info(f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} [{low:+.1f}, {high:+.1f}]")
+        gain = None
+        if (bounds := health.gain()) is not None:
+            gain, (mean, low, high) = dict(zip(("mean", "low", "high"), bounds, strict=True)), (100 * x for x in bounds)
+            LOG.info(
+                f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+                if health.best_step
+                else "best/ is the untrained model: no validation was better by more than noise"
+            )
         return {
             "untrained": None if health.first is None else float(np.mean(health.first)),
-            "gain": None if gain is None else dict(zip(("mean", "low", "high"), gain, strict=True)),
+            "gain": gain,
             "problems": [problem.id for problem in self.problems],
             "samples": self.samples,
             "count": self.count,
