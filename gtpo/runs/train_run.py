@@ -275,7 +275,8 @@ class TrainFolder:
         columns: those of `COMPLETION_COLUMNS`, and reward_NAME of each reward function.
         """
         table = pa.table({
-            name: pa.array(values, COMPLETION_COLUMNS.get(name, pa.float32())) for name, values in columns.items()
+            name: pa.array(values, COMPLETION_COLUMNS.get(name, pa.float32()), from_pandas=True)  # NaN is null
+            for name, values in columns.items()
         }).replace_schema_metadata({"gtpo_schema_version": str(COMPLETIONS_SCHEMA)})  # fmt: skip
         write_parquet(self.completions / f"step-{step:06d}.parquet", table)
 

@@ -1,10 +1,4 @@
-"""What a run says of itself: in its folder, on the terminal, and of settings that learn nothing.
-
-RunLog     config.yaml, run.json, the lines of metrics.jsonl, completions, and the last weights
-Progress   one live line on a terminal, log lines elsewhere
-Advice     a warning with what to change, before a day of GPU time is spent. Unlike collapse (`gtpo.train.health`),
-           none of this is a matter of a run's own best: it is wrong from its first steps
-"""
+"""What a run says of itself: in its folder, on the terminal, and of settings that learn nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +12,7 @@ import sys
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,7 +52,7 @@ DROPPED = (
 # The same of a trainer of TRL's own, which keeps no statistics of groups.
 OF_TRL_ITSELF = {"entropy": "entropy/mean", "reward": "reward", "frac_reward_zero_std": "groups/zero_variance"}
 
-# What the trainer does (`RunPart.activity`) -> the metric of its seconds.
+# What the trainer does (`RunPart.on_activity`) -> the metric of its seconds.
 TIMES = {"sampling": "time/generation", "scoring": "time/reward"}
 
 
@@ -213,16 +206,11 @@ class RunLog(RunPart):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def activity(self, name: str, count: int) -> Iterator[None]:
+    def on_activity(self, doing: str, over: str = "", seconds: float = 0.0) -> None:
         """Count the seconds of sampling and scoring."""
-        begin = time.monotonic()
-        try:
-            yield
-        finally:
-            # What is sampled to be measured (H_ini, validation) has a time of its own.
-            if name in TIMES and not self.trainer.only_samples:
-                self.seconds[TIMES[name]] += time.monotonic() - begin
+        # What is sampled to be measured (H_ini, validation) has a time of its own.
+        if over in TIMES and not self.trainer.only_samples:
+            self.seconds[TIMES[over]] += seconds
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the step's clock."""
@@ -276,9 +264,6 @@ class RunLog(RunPart):
         if (accuracy := groups.accuracy(rollout["rewards"], rollout["format"])) is not None:
             rewards["reward_accuracy"] = accuracy
 
-        def numbers(values: Any) -> list[float | None]:
-            return [None if math.isnan(value) else value for value in values.float().tolist()]
-
         self.folder.write_completions(step, {
             "step": [step] * count,
             "group": [row // group_size for row in range(count)],
@@ -289,10 +274,10 @@ class RunLog(RunPart):
                 for row, keep in zip(ids, mask, strict=True)
             ],
             "weight": [w[keep].tolist() for w, keep in zip(weights, mask, strict=True)],
-            "advantage": numbers(rollout["advantages"]),
-            "entropy": numbers(rollout["entropy"]),
+            "advantage": rollout["advantages"].float().tolist(),
+            "entropy": rollout["entropy"].float().tolist(),
             "kept": rollout["keep_mask"].tolist(),
-            **{name: numbers(values) for name, values in rewards.items()},
+            **{name: values.float().tolist() for name, values in rewards.items()},
         })  # fmt: skip
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -442,19 +427,10 @@ class Progress(RunPart):
             self._bar.stop()
             self._bar = None
 
-    @contextmanager
-    def activity(self, name: str, count: int) -> Iterator[None]:
-        """Say inside what the trainer is at; inside another activity, in its place."""
-        if self._bar is None:
-            yield
-            return
-        before = self._bar.tasks[0].description
-        self._bar.update(self._task, description=f"{self.title}: {name} {count} completions")
-        try:
-            yield
-        finally:
-            if self._bar is not None:
-                self._bar.update(self._task, description=before)
+    def on_activity(self, doing: str, over: str = "", seconds: float = 0.0) -> None:
+        """Say what the trainer is at."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=f"{self.title}: {doing}" if doing else self.title)
 
 
 # -- advice ------------------------------------------------------------------------------------------------------------
@@ -498,21 +474,21 @@ class Advice(TrainerCallback):
         self.warned |= set(faults)
         return new
 
-    def _values(self, *names: str, steps: int = STEPS) -> list[float]:
-        """Return a metric of the last steps under the first of its names that they have; none if a step lacks it."""
-        values = [next((row[name] for name in names if name in row), None) for row in list(self.recent)[-steps:]]
-        return [] if None in values else [float(value) for value in values if value is not None]
+    def _sum(self, *names: str, steps: int = STEPS) -> float:
+        """Return the sum of a metric over the last steps, under the first of its names; NaN if a step lacks it."""
+        rows = list(self.recent)[-steps:]
+        return sum(float(next((row[name] for name in names if name in row), math.nan)) for row in rows)
 
     def _faults(self) -> dict[str, str]:
         since, faults = f"in the last {STEPS} logged steps", dict[str, str]()
-        if (passing := self._values("gate/kept")) and max(passing) == 0:
+        if self._sum("gate/kept") == 0:
             faults["gate"] = (
                 f"the entropy gate dropped every completion {since}: their entropy is "
-                f"{sum(self._values('entropy/mean')) / STEPS:.2f} nats, the threshold "
+                f"{self._sum('entropy/mean') / STEPS:.2f} nats, the threshold "
                 f"{self.trainer.objective.entropy_threshold:.2f}, and nothing is learned. Raise the objective's "
                 "entropy_threshold, lower temperature, or take the preset gtpo-no-filter"
             )
-        truncated = sum(self._values("completions/truncated", "completions/clipped_ratio")) / STEPS
+        truncated = self._sum("completions/truncated", "completions/clipped_ratio") / STEPS
         if truncated > TRUNCATED:
             faults["truncated"] = (
                 f"{truncated:.0%} of the completions were cut off at max_completion_length "
@@ -520,15 +496,15 @@ class Advice(TrainerCallback):
                 "config max_seq_length too), ask for shorter answers in the system prompt, or leave them out of the "
                 "loss with the objective's mask_truncated"
             )
-        equal = self._values("groups/zero_variance", "frac_reward_zero_std", steps=EQUAL_STEPS)
-        if sum(equal) >= EQUAL:
+        equal, steps = self._sum("groups/zero_variance", "frac_reward_zero_std", steps=EQUAL_STEPS), len(self.recent)
+        if equal >= EQUAL:
             names = {name: name.removeprefix("reward/") for name in ("reward/format", "reward/accuracy")}
             names |= {f"rewards/{name}/mean": name for name in self.trainer.reward_func_names}
-            means = {shown: self._values(name, steps=EQUAL_STEPS) for name, shown in names.items()}
-            shown = ", ".join(f"{name} {sum(each) / len(each):.2f}" for name, each in means.items() if each)
+            means = {shown: self._sum(name, steps=EQUAL_STEPS) / steps for name, shown in names.items()}
+            shown = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items() if not math.isnan(mean))
             faults["equal"] = (
-                f"in {sum(equal) / len(equal):.0%} of the groups every completion earned the same reward in the last "
-                f"{len(equal)} logged steps (mean: {shown or 'unknown'}), so no completion is preferred to another. "
+                f"in {equal / steps:.0%} of the groups every completion earned the same reward in the last {steps} "
+                f"logged steps (mean: {shown or 'unknown'}), so no completion is preferred to another. "
                 "Read some completions. If the reward is low, or what a part of the task earns, start from an sft run, "
                 "take easier problems, raise num_generations or lower learning_rate. If it is high, take harder "
                 "problems. Else the reward function returns a constant"

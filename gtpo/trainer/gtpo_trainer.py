@@ -11,9 +11,10 @@ import contextlib
 import inspect
 import json
 import math
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -195,9 +196,11 @@ class RunPart(TrainerCallback):
     # Whether it decides how checkpoints are written and read (`gtpo.callbacks.ExactCheckpoints`).
     keeps_checkpoints = False
 
-    def activity(self, name: str, count: int) -> AbstractContextManager[None]:
-        """Return what to enter while the trainer is sampling, scoring, calibrating or validating on completions."""
-        return nullcontext()
+    def on_activity(self, doing: str, over: str = "", seconds: float = 0.0) -> None:
+        """Act as the trainer begins to do something, or goes on with it after what is over and took so many seconds.
+
+        over: sampling, scoring, calibrating or validating; doing: one of these, and on how many completions.
+        """
 
     def on_round_begin(self) -> None:
         """Act before a round of completions is sampled."""
@@ -220,6 +223,8 @@ class RunTrainer(Trainer):
     """
 
     writes_model_card = True
+    # What it does beside training, as the parts are told; empty: nothing.
+    doing = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Its backward with a mask may be NaN on an H100 or H200, torch's default there (pytorch/pytorch#196678).
@@ -239,11 +244,16 @@ class RunTrainer(Trainer):
 
     @contextmanager
     def activity(self, name: str, count: int) -> Iterator[None]:
-        """Let the parts know inside what the trainer is doing (`RunPart.activity`)."""
-        with ExitStack() as stack:
-            for part in self.parts:
-                stack.enter_context(part.activity(name, count))
+        """Let the parts know inside what the trainer is doing (`RunPart.on_activity`)."""
+        outer, self.doing, begin = self.doing, f"{name} {count} completions", time.monotonic()
+        for part in self.parts:
+            part.on_activity(self.doing)
+        try:
             yield
+        finally:
+            self.doing = outer
+            for part in self.parts:
+                part.on_activity(outer, name, time.monotonic() - begin)
 
     # -- a step --------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,8 @@ def test_bar_and_metrics_take_one_line_each_of_80_columns(
     args = SimpleNamespace(gradient_accumulation_steps=1)
     shown.on_train_begin(None, state, None)
     for state.global_step in range(1, 4):
-        with shown.activity("validating", 9), shown.activity("scoring", 8):
+        for doing in ("validating 9 completions", "scoring 8 completions", ""):
+            shown.on_activity(doing)
             shown._bar.refresh()
         shown.on_log(args, state, None, ROW)
     shown.on_train_end()
