@@ -48,12 +48,13 @@ FREE_KEYS = frozenset(
 )
 
 
-def _difference(folder: TrainFolder, config: TrainConfig) -> str | None:
+def _difference(folder: TrainFolder, config: TrainConfig, more: dict[str, Any]) -> str | None:
     """Return the first key that separates a config from the run's, with both values; None if nothing does.
 
     A key that is unset and has lost its default takes the run's value. Raises UserError if the run's config is of a
     version whose keys are not those of this one; a key that an earlier version did not have takes its default.
     """
+    run = folder.run()
     try:
         before = flatten(to_config(merged(layers(folder.config_yaml), folder.root.name)).as_dict())
     except UserError as error:
@@ -66,15 +67,17 @@ def _difference(folder: TrainFolder, config: TrainConfig) -> str | None:
     if config.rollout.importance_sampling_correction is None:
         config.rollout.importance_sampling_correction = before.get("rollout.importance_sampling_correction")
     # An objective is compared field by field: a preset may have been changed since.
-    after = flatten(config.as_dict())
+    after = flatten(config.as_dict()) | more
+    before |= {key: run.get(key, value) for key, value in more.items()}
     changed = (key for key in {**before, **after} if key not in FREE_KEYS and before.get(key) != after.get(key))
     return next((f"{key} = {before.get(key)!r}, now {after.get(key)!r}" for key in changed), None)
 
 
-def check_config(folder: TrainFolder, config: TrainConfig) -> str | None:
+def check_config(folder: TrainFolder, config: TrainConfig, **more: Any) -> str | None:
     """Refuse to resume with another config. Raises UserError naming the first key that differs.
 
-    A start that failed before its first step binds nothing: why it is to be replaced is returned.
+    A start that failed before its first step binds nothing: why it is to be replaced is returned. more: what else the
+    run's numbers follow from, as run.json has it: `processes`, `dtype`.
     """
     try:
         names = {path.name for path in folder.root.iterdir()} if folder.root.exists() else set[str]()
@@ -86,7 +89,7 @@ def check_config(folder: TrainFolder, config: TrainConfig) -> str | None:
         return None
     begun = folder.has_begun()
     try:
-        difference = _difference(folder, config)
+        difference = _difference(folder, config, more)
     except UserError:
         if begun:
             raise
@@ -97,20 +100,6 @@ def check_config(folder: TrainFolder, config: TrainConfig) -> str | None:
             "move the folder away; nothing was overwritten"
         )
     return difference
-
-
-def check_same(folder: TrainFolder, processes: int, dtype: str | None = None) -> None:
-    """Refuse to resume with what the run's numbers depend on and no key says. Raises UserError naming both values.
-
-    processes: their number; dtype: of the weights, None if they are not loaded yet.
-    """
-    run = folder.run()
-    for name, now in (("processes", processes), ("dtype", dtype)):
-        if now is not None and (before := run.get(name, now)) != now:
-            raise UserError(
-                f"{folder.root} was trained with {name} {before}, and it is {now} here: its numbers follow from that. "
-                "Resume it as it was, or choose another run_name (--run-name)"
-            )
 
 
 def begin(folder: TrainFolder, config: TrainConfig) -> None:

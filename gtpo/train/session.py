@@ -45,7 +45,7 @@ from gtpo.rewards.completions import problem_text
 from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
 from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
 from gtpo.train.collapse import CollapseWatch, ScoreHeldOut, Validation, untrained_kl
-from gtpo.train.environment import Stop, begin, check_same, quiet_libraries
+from gtpo.train.environment import Stop, begin, check_config, quiet_libraries
 from gtpo.train.resume import ExactCheckpoints, check_checkpoint, out_of_space, provide_base
 from gtpo.train.run_log import Advice, Progress, RunLog
 from gtpo.trainer import GTPOConfig, GTPOTrainer, SampledTrainer
@@ -102,7 +102,6 @@ class TrainingRun:
             self.folder.metrics()  # a damaged line is refused
             checkpoint = last_checkpoint(self.folder.checkpoints)
             if checkpoint is not None:
-                check_same(self.folder, self.processes.num_processes)
                 check_checkpoint(checkpoint)
             loaded, dataset, about = self._load(checkpoint)
             with sharing_prefixes(self.config, loaded.model):
@@ -143,7 +142,7 @@ class TrainingRun:
             for why in rounded_away(self.arguments, loaded.model):
                 raise UserError(f"model.dtype {config.model.dtype}: {why}")
         if checkpoint is not None:
-            check_same(self.folder, processes.num_processes, loaded.dtype)
+            check_config(self.folder, config, processes=processes.num_processes, dtype=loaded.dtype)
         # What the chat template is told of the time, the same in all processes: when the run began.
         clock = [(self.folder.prompt().time if self.folder.has_begun() else None) or self.inputs.problems.time]
         broadcast_object_list(clock)

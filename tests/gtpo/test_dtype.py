@@ -1,8 +1,7 @@
-"""What `dtype: auto` comes to on a CPU, for training and for evaluation, and that a resumed run keeps to it."""
+"""What `dtype: auto` comes to on a CPU, for training and for evaluation."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +9,8 @@ import pytest
 import torch
 
 from gtpo.common import hub
-from gtpo.common.errors import UserError
 from gtpo.config import ModelSection
 from gtpo.inputs.model import compute_precision, resolve_dtype
-from gtpo.runs.train_run import TrainFolder
-from gtpo.train.environment import check_same
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
 
@@ -38,16 +34,6 @@ def test_auto_takes_bfloat16_where_it_is_stored_frozen_and_multiplied(
 ) -> None:
     monkeypatch.setattr(hub, "has_bfloat16", lambda: multiplies)
     assert resolve_dtype(ModelSection(**given), SimpleNamespace(dtype=stored)) == expected
-
-
-def test_a_run_is_not_resumed_in_another_dtype(tmp_path: Path) -> None:
-    folder = TrainFolder(tmp_path / "run")
-    folder.root.mkdir()
-    check_same(folder, 1, "bfloat16")
-    folder.update_run(dtype="float32")
-    check_same(folder, 1, "float32")
-    with pytest.raises(UserError, match="was trained with dtype float32, and it is bfloat16 here"):
-        check_same(folder, 1, "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -85,15 +85,17 @@ def cut_run(folder: Path, **changes: Any) -> Path:
     return found
 
 
-def test_another_number_of_processes_is_refused_with_both_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "before", "now"), [("processes", 2, 1), ("dtype", "bfloat16", "float32")])
+def test_other_processes_or_another_dtype_are_refused_with_both(
+    key: str, before: Any, now: Any, tmp_path: Path
+) -> None:
     folder = cut_run(tmp_path)
     about = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(about | {"processes": 2}))
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and "lock" not in path.name}
-    with pytest.raises(UserError, match=r"trained with processes 2, and it is 1 here.*Resume it as it was"):
+    (folder / "run.json").write_text(json.dumps(about | {key: before}))
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and "lock" not in path.name}
+    with pytest.raises(UserError, match=rf"holds a run with {key} = {before!r}, now {now!r}\. Choose another run_name"):
         run(tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert json.loads((folder / "run.json").read_text())["processes"] == 2
+    assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
 def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_on(tmp_path: Path) -> None:
