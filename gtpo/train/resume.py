@@ -38,9 +38,6 @@ from gtpo.trainer.gtpo_trainer import require_trainer
 
 STATE_FILE = "gtpo_state.json"
 
-# Its keys that every version has written.
-_STATE_KEYS = ("micro_step", "tokens_seen", "within_round")
-
 
 def damage_error(checkpoint: str | Path, why: str) -> UserError:
     """Return the error of a checkpoint that cannot be resumed, with what to do."""
@@ -67,7 +64,8 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
     """Return gtpo_state.json. Raises UserError if it is missing or lacks what a run resumes from."""
     with explain_damage(checkpoint):
         state: dict[str, Any] = json.loads((Path(checkpoint) / STATE_FILE).read_text(encoding="utf-8"))
-        return state | {key: state[key] for key in _STATE_KEYS}
+        every_version_wrote = ("micro_step", "tokens_seen", "within_round")
+        return state | {key: state[key] for key in every_version_wrote}
 
 
 def refuse_within_round(checkpoint: Path, state: dict[str, Any]) -> None:
@@ -104,14 +102,9 @@ def out_of_space(error: BaseException) -> bool:
     """Return whether an error says that the disk is full: the system's own, or that of safetensors or torch."""
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return True
-    text = str(error).lower()
-    return any(
-        words in text
-        for words in (
-            *("no space left", "disk quota", "file too large", "failed writing", "writing file", "unexpected pos"),
-            *(f"os error {number}" for number in DISK_FULL),
-        )
-    )
+    said = ["no space left", "disk quota", "file too large", "failed writing", "writing file", "unexpected pos"]
+    said += [f"os error {number}" for number in DISK_FULL]
+    return any(words in str(error).lower() for words in said)
 
 
 # -- exact checkpoints -------------------------------------------------------------------------------------------------
@@ -148,8 +141,6 @@ class EpochOrder(RepeatSampler):
 
 class ExactCheckpoints(RunPart):
     """Makes the checkpoints of a trainer whole, and a run that is resumed from one the uninterrupted run.
-
-    A checkpoint that is due within a round of sampling is written at the end of the round, so that it holds none.
 
     trainer: a GTPOTrainer, GRPOBaseline or SFTBaseline: `trainer.add_callback(ExactCheckpoints(trainer))`.
     What other parts of the run have to keep (`RunPart.checkpoint_state`) is kept in gtpo_state.json.
