@@ -44,6 +44,8 @@ def test_training_does_not_notice_its_validation(changes: dict[str, Any], tmp_pa
         found = [rows[1][f"validation/{name}{end}"] for end in ("_low", "", "_high")]
         assert found == sorted(found)
         assert found[2] > found[0]
+    state = json.loads((watched / "checkpoints/checkpoint-6/trainer_state.json").read_text())
+    assert state["log_history"][3]["validation/pass@1"] == rows[3]["validation/pass@1"], "trackers see it"
     cost = json.loads((watched / "run.json").read_text())["validation"]
     assert (len(cost["problems"]), cost["samples"], cost["count"]) == (3, 4, 4), "the untrained model first"
     assert 0 < cost["share_of_session"] < 1
