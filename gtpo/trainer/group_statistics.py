@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 from trl.trainer.utils import pad
 
 from gtpo.common.errors import UserError
@@ -319,7 +318,7 @@ def batch_statistics(trainer: Any, model: Any, batch: Mapping[str, Any], **optio
 TOKENS = 1 << 15
 
 
-class GateCalibration(TrainerCallback, ExportableState):
+class GateCalibration(TrainerCallback):
     """Decides the entropy gate of a GTPOTrainer before its first step, by H_ini if the filter is `auto`.
 
     The checkpoints hold H_ini and the objective (trainer_state.json): a run goes on with what it began with.
@@ -330,19 +329,14 @@ class GateCalibration(TrainerCallback, ExportableState):
         known = trainer.args.initial_entropy
         self.calibration = None if known is None else Calibration(known)
 
-    def state(self) -> dict[str, Any]:
-        """Return what transformers writes to trainer_state.json."""
-        measured = None if self.calibration is None else self.calibration.record()
-        return {"args": {}, "attributes": {"objective": asdict(self.objective), "initial_entropy": measured}}
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decide; raise ValueError if the run is resumed from a checkpoint of another objective."""
         name = type(self).__name__
         if state.global_step:
             self._resume(args, state.global_step, state.stateful_callbacks.get(name, {}).get("attributes", {}))
         self.ensure()
-        # transformers fails at a checkpoint if the one that it resumed from has no place for a callback's state.
-        state.stateful_callbacks.setdefault(name, {})
+        known = {"objective": asdict(self.objective), "initial_entropy": self.calibration and self.calibration.record()}
+        state.stateful_callbacks[name] = {"args": {}, "attributes": known}
         if self.trainer.accelerator.is_main_process:
             LOG.info(describe_gate(self.objective, self.calibration))
 
