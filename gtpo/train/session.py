@@ -1,8 +1,5 @@
 """A training run: lock its folder, load what it trains, build the trainer from the parts of `gtpo.callbacks`, train.
 
-The arguments of all methods are made in one place, so that they differ by method only: what the config says of our
-keys, and what it passes on to TRL as it is. A user's class may stand at the place of ours.
-
 A reward function that raises is called again one completion at a time; the completions on which it raises are
 *unscored*: left out of the group's mean, given no gradient, and counted. If more than half of a batch is unscored, the
 run stops and shows the first traceback.
@@ -260,15 +257,11 @@ class TrainingRun:
 
 # Published name -> TRL's. A warm-up below 1 is a share of all steps; a warmup_steps that is set comes later and wins.
 _TRLS_NAMES = {"optimizer": "optim", "warmup_ratio": "warmup_steps"}
-
 # Setting of TRL -> the package that it needs, and the extra that brings it. What transformers looks for itself it says
 # in its own words, or when the model is loaded.
 _NEEDED = {"deepspeed": ("deepspeed", "deepspeed"), "use_liger_kernel": ("liger_kernel", "liger-kernel")}
-
-
 # Arguments that a run gives to the trainer of any method.
 _KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config")
-
 # method -> the class that a user's class must derive from, and the class that trains.
 _METHODS: dict[str, tuple[type, type]] = {
     "gtpo": (GTPOTrainer, GTPOTrainer),
@@ -511,7 +504,6 @@ _LESS_MEMORY = (
     "same factor; training.max_completion_length (sft: model.max_seq_length); model.gpu_memory_utilization, vLLM's "
     "share. Or set training.gradient_checkpointing: true, model.lora_rank: 64 (adapters only), model.load_in_4bit: true"
 )
-
 # Messages of weights that are not finite: from torch as it samples, and from our own checks of statistics.
 _NO_NUMBERS = re.compile("probability tensor contains either|(?:is|are) not finite")
 

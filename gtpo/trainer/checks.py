@@ -1,9 +1,5 @@
 """What a trainer refuses, mends or compares before its first step.
 
-    check_inputs       before the model is loaded: prompts, and what reward functions return
-    prepare            makes the policy that samples that of the loss: generation_config, dropout, positions
-    SamplerCheck       compares them: log-probabilities that the sampler gives for what it draws, and those of the loss
-
 Before the first completion is sampled, so before H_ini is measured too, the trainer's own model draws a few tokens in a
 padded batch, as rollouts are drawn. `generate` gives its logits before and after sampling parameters act on them. vLLM
 gives log-probabilities with its completions: they are compared on those that H_ini is measured on, and at every step.

@@ -160,23 +160,18 @@ def token_forward(
 # What `generate` removes ids with, if it asks no more than the logits of their position.
 _OF_GENERATE = (TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper, EpsilonLogitsWarper,
                 EtaLogitsWarper, TopHLogitsWarper, SuppressTokensLogitsProcessor)  # fmt: skip
-
 # In the order in which vLLM applies them; ties at the edge stay, as there.
 _OF_VLLM: dict[str, Any] = {"min_p": MinPLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper}
-
 # Parameters of vLLM's sampler that do not change which tokens are likely.
 _NOT_OF_VLLM_SAMPLING = {
     *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "include_stop_str_in_output"),
     *("skip_special_tokens", "spaces_between_special_tokens", "detokenize", "output_kind", "truncate_prompt_tokens"),
     *("logprobs", "prompt_logprobs", "flat_logprobs", "extra_args", "skip_clone"),
 }
-
 # Multiple of the mean difference that rounding may make, by which two logits may have come apart.
 FARTHEST = 4.0
-
 # Logits that are sorted at a time.
 LOGITS = {"cpu": 2**22, "cuda": 2**26}
-
 # Keys of the batch dict: sizes of the sets [B, L], their ids [B, W] (`Kept.of_tokens`), tokens outside theirs [B, L].
 KEPT_ROWS = ("kept_counts", "kept_ids", "kept_outside")
 
