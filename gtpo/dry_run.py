@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import read_json_object
+from gtpo.common.files import read_json
 from gtpo.common.hub import adapter_base, cache_if_unreachable
 from gtpo.common.log import LOG
 from gtpo.common.packages import install_command, installed, require
@@ -78,7 +78,7 @@ def find_weights(section: ModelSection, results: Path = RESULTS) -> str:
     if adapter.is_file():
         adapter_base(adapter)
     if config.is_file():
-        read_json_object(config)
+        read_json(config)
     elif path.is_dir() and not adapter.is_file():
         raise UserError(f"model.model_name {name!r}: the folder has neither config.json nor adapter_config.json")
     elif not path.is_dir() and (name.startswith((".", "/", "~", "results/")) or name.count("/") > 1):

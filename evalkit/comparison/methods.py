@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import read_json_object
+from gtpo.common.files import read_json
 from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.find import EvalRun, evals_of, resolve
 from gtpo.runs.train_run import TrainFolder
@@ -97,7 +97,7 @@ class Member:
                 marks[of_run or f"{self.seed} {self.settings}"] = "one id" if of_run else "equal settings and seed"
             best = self.train.best / "best.json"
             # Several trainings may end in the untrained model, which competes for best/.
-            if self.checkpoint == "best" and best.is_file() and read_json_object(best).get("step") == 0:
+            if self.checkpoint == "best" and best.is_file() and read_json(best).get("step") == 0:
                 return marks
         if self.run is None:
             return marks

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import read_json, read_json_object
+from gtpo.common.files import read_json
 from gtpo.common.hub import adapter_base, check_model
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash, text_hash
@@ -155,7 +155,7 @@ def adapter_rank(ref: ModelRef) -> int | None:
     """Return the rank of the LoRA adapter, None without one. UserError if it is no LoRA adapter."""
     if ref.adapter is None:
         return None
-    settings = read_json_object(ref.adapter / "adapter_config.json")
+    settings = read_json(ref.adapter / "adapter_config.json")
     if settings.get("peft_type") != "LORA":
         raise UserError(f"{ref.adapter}: only LoRA adapters are supported, found {settings.get('peft_type')}")
     ranks = [settings.get("r", 8), *(settings.get("rank_pattern") or {}).values()]

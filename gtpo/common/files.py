@@ -73,10 +73,13 @@ def write_parquet(path: Path, table: pa.Table) -> None:
     write_bytes(path, sink.getvalue().to_pybytes())
 
 
-def read_json(path: Path) -> Any:
-    """Parse a JSON file. Raises UserError naming the file, line and column of the error."""
+def read_json(path: Path, newest: int | None = None) -> dict[str, Any]:
+    """Parse a JSON file that holds an object. Raises UserError naming the file, line and column of the error.
+
+    newest: the schema version up to which it can be read, if it has one.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except json.JSONDecodeError as error:
@@ -85,14 +88,6 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except ValueError as error:  # a number of more than 4,300 digits
         raise UserError(f"{path}: not valid JSON ({str(error).split(';')[0]})") from None
-
-
-def read_json_object(path: Path, newest: int | None = None) -> dict[str, Any]:
-    """Parse a JSON file that holds an object. Raises UserError as `read_json` does, and if it holds none.
-
-    newest: the schema version up to which it can be read, if it has one.
-    """
-    document = read_json(path)
     if not isinstance(document, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(document).__name__}")
     if newest is not None:

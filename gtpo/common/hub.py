@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import read_json_object
+from gtpo.common.files import read_json
 from gtpo.common.log import LOG
 
 # What says of what kind a model or an adapter is.
@@ -88,7 +88,7 @@ def check_model(name: str) -> None:
 
 def adapter_base(path: Path) -> str:
     """Return the base model that an adapter_config.json names. Raises UserError if it names none."""
-    base = read_json_object(path).get("base_model_name_or_path")
+    base = read_json(path).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(
             f"{path}: base_model_name_or_path is missing; set it to the model that the adapter was trained on"

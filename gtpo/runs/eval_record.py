@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import check_schema_version, read_json_object, write_json
+from gtpo.common.files import check_schema_version, read_json, write_json
 from gtpo.rewards.extract import Scoring
 from gtpo.runs.prompt import DERIVED, PromptRecord
 
@@ -240,7 +240,7 @@ class EvalRecord(_Block):
 def read_record(folder: Path) -> EvalRecord:
     """Read eval.json of a run's folder. UserError, naming the field, if it is missing, broken, or too new."""
     path = folder / "eval.json"
-    return parse_record(read_json_object(path), path)
+    return parse_record(read_json(path), path)
 
 
 def parse_record(document: dict[str, Any], path: Path) -> EvalRecord:

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from gtpo.common.errors import UserError, did_you_mean
-from gtpo.common.files import flatten, read_json_object, read_yaml, write_json, write_parquet, write_text
+from gtpo.common.files import flatten, read_json, read_yaml, write_json, write_parquet, write_text
 from gtpo.common.provenance import text_hash
 from gtpo.runs.eval_folder import read_table
 from gtpo.runs.prompt import PromptRecord
@@ -105,7 +105,7 @@ class TrainFolder:
 
     def run(self) -> dict[str, Any]:
         """Return run.json as it is now, or an empty dict if there is none. Raises UserError on a newer schema."""
-        return read_json_object(self.run_json, SCHEMA_VERSION) if self.run_json.exists() else {}
+        return read_json(self.run_json, SCHEMA_VERSION) if self.run_json.exists() else {}
 
     @property
     def name(self) -> str:
@@ -326,6 +326,6 @@ def run_by_id(weights: Path) -> TrainFolder | None:
     """Return the train run whose id lies beside weights; None if there is none, or its folder is another run's."""
     if not (weights / RUN_ID).is_file():
         return None
-    about = read_json_object(weights / RUN_ID)
+    about = read_json(weights / RUN_ID)
     run = TrainFolder((weights / str(about.get("folder"))).resolve())
     return run if about.get("id") and run.run().get("id") == about["id"] else None
