@@ -60,32 +60,22 @@ class Sample:
     benchmark: str = _column(pa.string(), "Name of the benchmark.")
     question_id: str = _column(pa.string(), "The question.")
     sample_index: int = _column(pa.int32(), "Which sample of the question, from 0.")
-    completion: str = _column(
-        pa.string(),
-        "What the model wrote, after the tag of a thought that its prompt opened; of a failed sample what came of it.",
-    )
+    completion: str = _column(pa.string(), "Its text, after a thought's tag in its prompt; of a failed one what came.")
     answer_strict: str | None = _column(pa.string(), "Answer inside the answer tags; null if there is none.")
-    verdict_strict: str | None = _column(
-        pa.string(), "Its verdict; null for a failed sample, or one that is yet to be verified."
-    )
+    verdict_strict: str | None = _column(pa.string(), "Its verdict; null if the sample failed, or is yet to be judged.")
     answer_lenient: str | None = _column(pa.string(), "Answer by the lenient rules; null if there is none.")
     verdict_lenient: str | None = _column(pa.string(), "Its verdict, null as above.")
     format_ok: bool | None = _column(pa.bool_(), "Whether the completion has the full layout.")
     tokens: int | None = _column(pa.int32(), "Its tokens; null for recorded completions that do not say.")
     finish_reason: str | None = _column(
-        pa.string(),
-        "stop; length if it was cut off; a word that is not known as it was said; error or refused if it failed; null "
-        "as above.",
+        pa.string(), "stop; length if cut off; an unknown word as it is; error or refused if it failed; null as above."
     )
     seed: int | None = _column(pa.int64(), "Seed of this sample, with engine transformers of its batch; null as above.")
     error: str | None = _column(pa.string(), "Why there is no completion. Such a sample is unscored, never wrong.")
     prompt_tokens: int | None = _column(pa.int32(), "Tokens of its prompt; null if not known.")
-    unfinished: bool | None = _column(
-        pa.bool_(), "Whether it ends inside a thought, so that it has no answer; null if it failed."
-    )
+    unfinished: bool | None = _column(pa.bool_(), "Whether it ends in a thought, without answer; null if it failed.")
     outcome: str | None = _column(
-        pa.string(),
-        "What is known of its end: complete, cut off, empty, blocked, prompt cut, unknown; null if the server failed.",
+        pa.string(), "Its end: complete, cut off, empty, blocked, prompt cut, unknown; null if the server failed."
     )
 
     @property

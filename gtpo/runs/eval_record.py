@@ -36,8 +36,7 @@ class Interval(_Block):
     mean: float = Field(description="The mean over questions.")
     low: float = Field(description="Lower end, over questions and samples.")
     high: float = Field(description="Upper end.")
-    questions: int | None = None
-    """Questions with k samples, of which the mean is; only if some have fewer."""
+    questions: int | None = Field(None, description="Questions with k samples, if some have fewer: the mean is theirs.")
     worst: float | None = Field(None, description="The mean if every missing sample were wrong; absent if none is.")
     best: float | None = Field(None, description="The same if every missing sample were right.")
 
@@ -52,15 +51,11 @@ class TokenCounts(_Block):
 class ScoringMetrics(_Block):
     """What one scoring makes of a benchmark's samples; metrics by k."""
 
-    pass_at_k: dict[int, Interval] = Field({}, alias="pass@k")
-    """By k: chance that k samples hold a right one."""
-    all_pass_at_k: dict[int, Interval] = Field({}, alias="pass^k")
-    """By k: chance that k samples are all right."""
-    maj_at_k: dict[int, Interval] = Field({}, alias="maj@k")
-    """By k: chance that the most frequent of k answers is right."""
+    pass_at_k: dict[int, Interval] = Field({}, alias="pass@k", description="By k: chance that one of k is right.")
+    all_pass_at_k: dict[int, Interval] = Field({}, alias="pass^k", description="By k: chance that all of k are right.")
+    maj_at_k: dict[int, Interval] = Field({}, alias="maj@k", description="By k: chance that the vote of k is right.")
     no_answer_rate: float | None = Field(None, description="Share of samples from which no answer could be extracted.")
-    unsimplified_rate: float | None = None
-    """Share of answers right in value but still to be computed."""
+    unsimplified_rate: float | None = Field(None, description="Share of answers right in value, yet to be computed.")
     verdicts: dict[str, int] = Field({}, description="Verdict -> count of samples.")
     tokens_right: TokenCounts | None = Field(None, description="Tokens of right completions, as far as they are known.")
     tokens_wrong: TokenCounts | None = Field(None, description="The same of all others.")
@@ -81,12 +76,10 @@ class BenchmarkRecord(ScoringMetrics):
     questions: int = Field(0, description="Questions asked.")
     texts: int | None = Field(None, description="Different texts, if some repeat: intervals count these.")
     checksum: str | None = Field(None, description="Of ids and golds.")
-    content_checksum: str | None = None
-    """Of ids, texts, golds and ways to compare; null if texts are unknown."""
+    content_checksum: str | None = Field(None, description="Of ids, texts, golds, ways to compare; null without texts.")
     trained_on: int | None = Field(None, description="Questions that are in the train run's data; null if none is.")
     excluded: list[str] = Field([], description="Ids of questions left out because their gold cannot be verified.")
-    n: int | None = None
-    """Samples per question that the metrics count, failed ones too; null at first."""
+    n: int | None = Field(None, description="Samples per question that the metrics count, failed too; null at first.")
     n_asked: int | None = Field(None, description="Samples per question asked for last; above `n` while unfinished.")
     finish_with: str | None = Field(None, description="Command that finishes this benchmark; null if complete.")
     samples: int = Field(0, description="Scored samples; the metrics are theirs.")
@@ -96,15 +89,11 @@ class BenchmarkRecord(ScoringMetrics):
     unknown_endings: dict[str, int] = Field({}, description="Words for an end that are not known -> samples.")
     absent: int | None = Field(None, description="Questions of the benchmark that the file of completions lacks.")
     refused: int = Field(0, description="Of these, those that the server refused, e.g. by a content filter.")
-    unscored_questions: list[str] = []
-    """Ids of questions without a scored sample: left out of the metrics."""
-    lacking: dict[str, int] = {}
-    """Question -> its scored samples, if fewer than n: its metrics end there."""
-    unfinished_rate: float | None = None
-    """Share of samples that end inside a thought; absent if none does."""
+    unscored_questions: list[str] = Field([], description="Ids of questions without a scored sample.")
+    lacking: dict[str, int] = Field({}, description="Question -> scored samples, if fewer than n: metrics end there.")
+    unfinished_rate: float | None = Field(None, description="Share of samples that end inside a thought, if one does.")
     format_rate: float | None = Field(None, description="Share of samples in the full layout.")
-    truncation_rate: float | None = None
-    """Share of samples cut off at the token limit; null if unknown."""
+    truncation_rate: float | None = Field(None, description="Share of samples cut off at the limit; null if unknown.")
     cut_off_tokens: int | None = Field(None, description="Most tokens of a completion that was cut off.")
     mean_tokens: float | None = Field(None, description="Tokens of a completion.")
     completion_tokens: int | None = Field(None, description="Of all scored samples, as far as they are known.")
@@ -125,13 +114,10 @@ class ModelRecord(_Block):
 
     source: str | None = Field(None, description="Hub name, folder, or the base of an adapter.")
     adapter: str | None = Field(None, description="Folder of the LoRA adapter.")
-    fingerprint: str | None = None
-    """Hash of the weights' content: of the base, and of the adapter after a dash."""
-    weights: str | None = None
-    """Hash of every byte of the weights and their config; null for what is not on this machine."""
+    fingerprint: str | None = Field(None, description="Hash of the weights: of the base, of the adapter after a dash.")
+    weights: str | None = Field(None, description="Hash of every byte of weights and config; null if elsewhere.")
     tokenizer: str | None = Field(None, description="Hash of the tokenizer's files and chat template.")
-    generation_config: str | None = None
-    """Hash of generation_config.json, which names the end tokens."""
+    generation_config: str | None = Field(None, description="Hash of the file of this name, which has the end tokens.")
     train_run: str | None = Field(None, description="Train run that the weights come from.")
     checkpoint: str | None = Field(None, description="Which of its weights: best, final or a checkpoint.")
     method: str | None = Field(None, description="Its method.")
@@ -151,13 +137,10 @@ class EngineRecord(_Block):
     versions: dict[str, str] = Field({}, description="Package -> version.")
     hardware: str | None = Field(None, description="The GPU or processor.")
     serve: str | None = Field(None, description="Flags, or command, of the server started for the run.")
-    rows: int | None = None
-    """Batch rows, engine transformers: its samples' rounding depends on them."""
-    canaries: dict[str, Any] | None = None
-    """Servers: which models answer, whether seeds matter, and hashes of first texts."""
+    rows: int | None = Field(None, description="Batch rows of engine transformers: rounding depends on them.")
+    canaries: dict[str, Any] | None = Field(None, description="Servers: models, effect of seeds, hashes of texts.")
     parameters_left_out: list[str] = Field([], description="Servers: sampling parameters that they do not take.")
-    earlier: list[dict[str, Any]] = []
-    """What else the run's samples were made on: versions and hardware of earlier sessions."""
+    earlier: list[dict[str, Any]] = Field([], description="Other versions and hardware, of earlier sessions.")
 
     @property
     def serve_settings(self) -> str:
@@ -182,8 +165,7 @@ class SamplingRecord(_Block):
     max_tokens: int | None = Field(None, description="Token limit of a completion.")
     n: int = Field(0, description="Samples per question, the most of any benchmark; each benchmark has its own `n`.")
     seed: int | None = Field(None, description="Seed of the run.")
-    top_k: int | None = 0
-    """0 is off. Null, here and above: a server's own default, which a request does not change."""
+    top_k: int | None = Field(0, description="0 is off. Null, here and above: a server's own default is not changed.")
     min_p: float | None = Field(0.0, description="0 is off.")
     presence_penalty: float | None = Field(0.0, description="0 is off.")
     repetition_penalty: float | None = Field(1.0, description="1 is off.")
@@ -201,8 +183,7 @@ class VerifierRecord(_Block):
 class EvalRecord(_Block):
     """eval.json."""
 
-    schema_version: int = EVAL_SCHEMA_VERSION
-    """Version of this layout. A reader that meets a newer one says so."""
+    schema_version: int = Field(EVAL_SCHEMA_VERSION, description="Version of this layout; readers refuse a newer one.")
     status: Literal["complete", "incomplete"] = "incomplete"
     """complete once every benchmark has all its samples, stored and scored."""
     name: str = Field("", description="Name of the run.")
@@ -216,8 +197,7 @@ class EvalRecord(_Block):
     verifier: VerifierRecord = Field(VerifierRecord(), description="How answers were judged.")
     created: str | None = Field(None, description="Time of the start, UTC.")
     wall_seconds: float | None = Field(None, description="Wall time of all sessions.")
-    command: str | None = None
-    """The last command line; of an incomplete run the one that goes on with it."""
+    command: str | None = Field(None, description="The last command line; of an incomplete run the one that goes on.")
     git_commit: str | None = Field(None, description="Commit of gtpo, if it runs from a checkout.")
     benchmarks: dict[str, BenchmarkRecord] = Field({}, description="Benchmark -> its record.")
 

@@ -29,27 +29,23 @@ WITHOUT_SYSTEM = "--prompt '' of gtpo eval, --dataset.system_instruction '' of g
 class PromptRecord(BaseModel):
     """What came before the question."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow")
 
     schema_version: int | None = Field(None, description="Version of this record; null in files that have none.")
     protocol: str = Field("gtpo", description="Name of the protocol.")
     system: str | None = Field(None, description="The system prompt.")
     system_role: str = Field("system", description="Role of its message.")
     user: str = Field("{problem}", description="Template of the question.")
-    fewshot: dict[str, Any] | None = None
-    """Worked examples: their source, how many, how they are chosen and shown."""
+    fewshot: dict[str, Any] | None = Field(None, description="Worked examples: source, number, how chosen and shown.")
     api: str = Field("chat", description="chat, or completions: one text without a chat template.")
     thoughts: list[tuple[str, str]] = Field([], description="Delimiters of thoughts beside `<think>` and `<thinking>`.")
-    begins_in_thought: bool = False
-    """Whether completions are taken to begin in a thought if the rendered prompt is not known."""
+    begins_in_thought: bool = Field(False, description="Whether completions begin in a thought if prompts are unknown.")
     chat_template_hash: str | None = Field(None, description="Of the chat template.")
-    chat_template_source: str | None = None
-    """tokenizer, plain (it had none), a file, or server, whose template is not known."""
+    chat_template_source: str | None = Field(None, description="tokenizer, plain (it had none), a file, or server.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Passed to the chat template.")
     generation_prompt: str | None = Field(None, description="What the template puts behind the question.")
     bos: bool | None = Field(None, description="Whether the prompt begins with the tokenizer's first token; or null.")
-    time: str | None = None
-    """Local time that the template was told, of the run's creation; null if it does not ask."""
+    time: str | None = Field(None, description="Local time of the run's creation, if the template asks for it.")
     hash: str | None = Field(None, description="Of all that comes before the question.")
 
 
