@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 import statistics
 import sys
@@ -31,11 +32,12 @@ from typing import Any
 import torch
 
 from bench.common import bytes_of, command, in_turns, parser, seconds, table, with_temporaries
-from bench.loss_contenders import CONTENDERS, Case, Contender, Result, errors, float64_result, make_case
+from bench.loss_contenders import CONTENDERS, Case, Result, errors, float64_result, make_case
 from gtpo.common.files import read_json, write_json
 from gtpo.common.packages import installed
 from gtpo.common.provenance import cpu_model, package_versions
 
+Block = dict[str, Any]
 MODELS = {
     "Qwen2.5-0.5B": "896x151936",
     "Qwen2.5-1.5B": "1536x151936",
@@ -53,7 +55,6 @@ SLOW = 1.5
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 5e-2}
 """Relative L2 error of a gradient against float64, above which a contender is not timed. torch's float32 log_softmax
 over 151936 columns is off by 6e-3 on CPU, bfloat16 logits by 2e-2; another gate decision or weight by more than 0.1."""
-BASES = {"trl": "trl fused lm_head", "liger": "liger grpo", "full": "full logits", "bare": "bare matmuls"}
 KEY = {"shape": "", "head": "", "threads": 1, "device": "cpu", "dtype": "float32", "gate": "on"}
 """What makes two blocks measurements of the same thing; published blocks without a field have its value here."""
 
@@ -71,19 +72,13 @@ def with_peak(call: Callable[[], Result], device: str) -> tuple[Result, int]:
     return result, torch.cuda.max_memory_allocated() - before - bytes_of(result.tensors())
 
 
-def reason_to_skip(contender: Contender) -> str | None:
-    if contender.needs and not installed(contender.needs):
-        return f"{contender.needs} is not installed (pip install '.[bench]')"
-    return None
-
-
-def check(names: list[str], case: Case, exact: Result, device: str) -> dict[str, dict[str, Any]]:
+def check(names: list[str], case: Case, exact: Result, device: str) -> dict[str, Block]:
     """Return each contender's errors and memory, or why it may not be timed."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Block] = {}
     for contender in (contender for contender in CONTENDERS if contender.name in names):
-        row: dict[str, Any] = {"note": contender.note, "skipped": reason_to_skip(contender)}
-        rows[contender.name] = row
-        if row["skipped"]:
+        row = rows[contender.name] = {"note": contender.note, "skipped": None}
+        if contender.needs and not installed(contender.needs):
+            row["skipped"] = f"{contender.needs} is not installed (pip install '.[bench]')"
             continue
         try:
             result, row["extra_bytes"] = with_peak(partial(contender.run, case), device)
@@ -95,17 +90,14 @@ def check(names: list[str], case: Case, exact: Result, device: str) -> dict[str,
         row["returned_bytes"] = bytes_of(result.tensors())
         if contender.comparable:
             row["error_to_float64"] = errors(result, exact)
-            worst = max(row["error_to_float64"].get(name, 0.0) for name in ("dhidden", "dlm_head"))
-            if not worst < TOLERANCE[case.hidden.dtype]:
+            if not (worst := gradient_error(row)) < TOLERANCE[case.hidden.dtype]:
                 row["failed"] = f"parity: relative gradient error {worst:.1e}"
         note(f"{contender.name}: checked")
     return rows
 
 
-def timed(
-    rows: dict[str, dict[str, Any]], case: Case, device: str, arguments: argparse.Namespace
-) -> dict[str, dict[str, Any]]:
-    """Return the rows with the times of the contenders that may be timed."""
+def time_contenders(rows: dict[str, Block], case: Case, device: str, arguments: argparse.Namespace) -> None:
+    """Add the times of the contenders that may be timed to their rows."""
     usable = [name for name, row in rows.items() if not row["skipped"] and "failed" not in row]
     running = {contender.name: contender for contender in CONTENDERS if contender.name in usable}
     times: dict[str, list[float]] = {name: [] for name in running}
@@ -120,13 +112,11 @@ def timed(
         if not repeat or times[name][0] <= SLOW * ours or name == "bare matmuls":
             times[name].append(seconds(partial(running[name].run, case), clock=clock))
             note(f"repetition {repeat + 1} of {arguments.repeats}: {name}")
-    return {
-        name: row | ({"all_seconds": times[name], "seconds": statistics.median(times[name])} if name in times else {})
-        for name, row in rows.items()
-    }
+    for name, its in times.items():
+        rows[name] |= {"all_seconds": its, "seconds": statistics.median(its)}
 
 
-def measure(shape: str, device: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(shape: str, device: str, arguments: argparse.Namespace) -> list[Block]:
     """Return the blocks of a shape: all contenders with each head and number of threads."""
     tokens, features, vocabulary = (int(part) for part in shape.split("x"))
     dtype = getattr(torch, arguments.dtype)
@@ -148,12 +138,13 @@ def measure(shape: str, device: str, arguments: argparse.Namespace) -> list[dict
     blocks = []
     for head in arguments.heads:
         case.lm_head.requires_grad_(head == "trainable")
-        rows = check(arguments.contenders, case, exact, device)
+        checked = check(arguments.contenders, case, exact, device)
         for threads in arguments.threads:
             torch.set_num_threads(threads)
             note(f"{shape} {head}, {threads} thread(s)")
             block = {"shape": shape, "head": head, "threads": threads, **about, "load_average": os.getloadavg()[0]}
-            blocks.append(block | {"contenders": timed(rows, case, device, arguments)})
+            blocks.append(block | {"contenders": {name: dict(row) for name, row in checked.items()}})
+            time_contenders(blocks[-1]["contenders"], case, device, arguments)
     return blocks
 
 
@@ -161,56 +152,46 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def ratio(block: dict[str, Any], other: str, key: str = "seconds") -> float | None:
-    """Return ours over another contender's, None where one of them was not measured."""
-    rows = block["contenders"]
-    ours, theirs = rows["ours"].get(key), rows.get(other, {}).get(key)
-    return ours / theirs if ours is not None and theirs else None
+def ratio(block: Block, other: str, key: str = "seconds") -> float:
+    """Return ours over another contender's, NaN where one of them was not measured."""
+    ours, theirs = (block["contenders"].get(name, {}).get(key) for name in ("ours", other))
+    return ours / theirs if ours is not None and theirs else math.nan
 
 
-def page(report: dict[str, Any]) -> str:
-    """Return the blocks as a table of results/published/bench/loss.md; errors are the largest against float64."""
-
-    def place(block: dict[str, Any]) -> tuple[Any, ...]:
-        tokens, features, vocabulary = map(int, block["shape"].split("x"))
-        return features, vocabulary, tokens, block["head"], block["gate"] == "off", block["threads"]
-
-    def worst(block: dict[str, Any], names: tuple[str, str]) -> str:
-        both = [block["contenders"].get(who, {}).get("error_to_float64", {}) for who in ("ours", "full logits")]
-        cells = [f"{max(of[name] for name in names if name in of):.0e}" if of else "-" for of in both]
-        return f"{cells[0]} ({cells[1]})"
-
-    rows = []
-    for block in sorted((KEY | block for block in report["blocks"]), key=place):
-        ours = block["contenders"]["ours"]
-        extra = ratio(block, "full logits", "extra_bytes")
-        gate = ", gate off" if block["gate"] == "off" else ""
-        model = f" ({block['model']})" if block.get("model") else ""
-        rows.append((
-            f"{block['shape'].replace('x', ' x ')}{model}",
-            f"{block['head']}{gate}, {block['threads']}",
-            *("-" if (found := ratio(block, name)) is None else f"{found:.2f}" for name in BASES.values()),
-            f"{ours['extra_bytes'] / 2**20:.0f}",
-            "-" if extra is None else f"{extra:.2f}",
-            f"{ours['returned_bytes'] / 2**20:.0f}" if "returned_bytes" in ours else "-",
-            worst(block, ("logp", "entropy")),
-            worst(block, ("dhidden", "dlm_head")),
-        ))  # fmt: skip
-    columns = ("N x D x V", "lm_head, threads", "time / TRL's fused lm_head", "/ Liger", "/ full logits",
-               "/ bare matmuls", "extra memory, MiB", "/ full logits", "returned, MiB",
-               "error of statistics (full logits)", "of gradients")  # fmt: skip
-    return table(columns, rows)
+def gradient_error(row: Block) -> float:
+    """Return the largest relative error of a contender's gradients; NaN where it has none."""
+    found = row.get("error_to_float64", {})
+    return max((found[name] for name in ("dhidden", "dlm_head") if name in found), default=math.nan)
 
 
-def summary(report: dict[str, Any]) -> str:
-    """Return what the command prints of a report: its table, and who was not timed and why."""
+def cells(block: Block) -> list[str]:
+    """Return a block as a row of results/published/bench/loss.md has it."""
+    both = [gradient_error(block["contenders"].get(name, {})) for name in ("ours", "full logits")]
+    return [
+        block["shape"].replace("x", " x "),
+        block["head"] + ", gate off" * (block["gate"] == "off"),
+        f"{ratio(block, 'bare matmuls'):.2f}",
+        f"{ratio(block, 'full logits', 'extra_bytes'):.2f}",
+        "{:.0e} ({:.0e})".format(*both),
+    ]
+
+
+def summary(blocks: list[Block]) -> str:
+    """Return what the command prints: a row of each block, and who was not timed and why."""
+    others = ("trl fused lm_head", "liger grpo", "full logits")
+    rows = [
+        (block["dtype"], block["threads"], *cells(block), *(f"{ratio(block, name):.2f}" for name in others))
+        for block in (KEY | block for block in blocks)
+    ]
+    columns = ("type", ">threads", "N x D x V", "lm_head", ">time / bare matmuls", ">memory / full logits",
+               ">error of gradients (full logits)", *(f">time / {name}" for name in others))  # fmt: skip
     left_out = [
         f"{block['shape']} {block['head']}: {name}: {row.get('failed') or row.get('skipped')}"
-        for block in report["blocks"]
+        for block in blocks
         for name, row in block["contenders"].items()
         if "seconds" not in row
     ]
-    return "\n".join([page(report), "", *left_out])
+    return "\n".join([table(columns, rows), "", *left_out])
 
 
 def main() -> None:
@@ -226,22 +207,17 @@ def main() -> None:
     if unknown := {*arguments.contenders, *arguments.heads} - {*names, "frozen", "trainable"}:
         made.error(f"unknown: {', '.join(unknown)}; --heads frozen trainable, --contenders {', '.join(names)}")
     if arguments.table:
-        print(summary(read_json(arguments.table)))
+        print(summary(read_json(arguments.table)["blocks"]))
         return
-    warm, _ = float64_result(make_case(64, 64, 1000, True, getattr(torch, arguments.dtype), device))
-    for contender in CONTENDERS:  # no import and no compilation is timed
-        if contender.name in arguments.contenders and not reason_to_skip(contender):
-            contender.run(warm)
+    warm, exact = float64_result(make_case(64, 64, 1000, True, getattr(torch, arguments.dtype), device))
+    check(arguments.contenders, warm, exact, device)  # no import and no compilation is timed
+    blocks = read_json(arguments.out)["blocks"] if arguments.out.exists() else []
     for shape in arguments.shapes:
         tokens, _, model = shape.partition("@")
-        before = read_json(arguments.out)["blocks"] if arguments.out.exists() else []
-        blocks = {
-            tuple((KEY | block)[key] for key in KEY): block
-            for block in before + measure(f"{tokens}x{MODELS[model]}" if model else shape, device, arguments)
-        }
-        report = {"blocks": [*blocks.values()]}
-        write_json(arguments.out, report)
-    print(summary(report))
+        blocks += measure(f"{tokens}x{MODELS[model]}" if model else shape, device, arguments)
+        blocks = [*{tuple((KEY | block)[key] for key in KEY): block for block in blocks}.values()]
+        write_json(arguments.out, {"blocks": blocks})
+    print(summary(blocks))
     note(f"wrote {arguments.out}; python -m bench.loss --table {arguments.out} prints it again")
 
 

@@ -363,14 +363,9 @@ def head_rows(blocks: list[dict[str, Any]]) -> dict[str, str]:
     """Return the rows of a record's blocks of bench.loss: as the page on speed has them -> as loss.md has them."""
     rows = {}
     for block in blocks:
-        size, off = block["shape"].replace("x", " x "), ", gate off" * (block["gate"] == "off")
-        numbers = " | ".join(
-            f"{loss.ratio(block, *other):.2f}" for other in (["bare matmuls"], ["full logits", "extra_bytes"])
-        )
-        found = (block["contenders"][who]["error_to_float64"] for who in ("ours", "full logits"))
-        ours, full = (max(each.get(name, 0.0) for name in ("dhidden", "dlm_head")) for each in found)
-        line = f"| {size} | {block['head']}{off} | {numbers} | {ours:.0e} ({full:.0e}) |"
-        rows[f"| {size}, {block['head']}{off} | {block['dtype']} | {numbers} |"] = line
+        size, head, time, memory, error = loss.cells(block)
+        line = f"| {size} | {head} | {time} | {memory} | {error} |"
+        rows[f"| {size}, {head} | {block['dtype']} | {time} | {memory} |"] = line
     return rows
 
 
