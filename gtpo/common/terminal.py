@@ -37,24 +37,17 @@ def stdout_console(pipe: int) -> Console:
 def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
     """Return the table, or several that hold its columns in turn behind the first `keep`, so that each fits."""
     from rich.console import Console
-    from rich.measure import Measurement
 
     console = Console(width=10_000)
-    needs = [
-        3 + max(Measurement.get(console, console.options, cell).maximum for cell in (column.header, *column.cells))
-        for column in table.columns
-    ]
-    pieces: list[list[int]] = [[]]
-    for place in range(keep, len(needs)):
-        if pieces[-1] and 1 + sum(needs[:keep]) + sum(needs[p] for p in (*pieces[-1], place)) > width:
-            pieces.append([])
-        pieces[-1].append(place)
-    if len(pieces) == 1:
-        return [table]
-    tables: list[Table] = []
-    for places in pieces:
-        piece = copy.copy(table)
-        piece.columns = [replace(table.columns[place], no_wrap=True) for place in (*range(keep), *places)]
-        piece.title = None if tables else table.title
-        tables.append(piece)
-    return tables
+    pieces: list[Table] = []
+    for column in table.columns[keep:]:
+        wider = copy.copy(pieces[-1] if pieces else table)
+        before = wider.columns if pieces else table.columns[:keep]
+        wider.columns = [replace(each, no_wrap=True) for each in (*before, column)]
+        if len(before) > keep and console.measure(wider).maximum > width:  # it begins the next one
+            wider.title = None
+            wider.columns = [*wider.columns[:keep], wider.columns[-1]]
+            pieces.append(wider)
+        else:
+            pieces[-1:] = [wider]
+    return pieces if len(pieces) > 1 else [table]
