@@ -152,13 +152,15 @@ def _questions(path: Path, changed: int) -> dict[tuple[str, str], Questions]:
 
 # -- finding -----------------------------------------------------------------------------------------------------------
 
+# Folders of results/, in the order in which a name is looked up.
+KINDS = ("train", "eval")
 # Files and folders by which a run's folder is known, however little it holds yet.
 _PARTS = ("eval.json", "samples", "run.json", "config.yaml", ".lock", "metrics.jsonl")
-# Eval runs, the train runs behind them, and notes for the reader.
-FoundRuns = tuple[list[EvalRun], list[TrainFolder], list[str]]
 
 
-def find_runs(names: list[str], *, allow_incomplete: bool = False) -> FoundRuns:
+def find_runs(
+    names: list[str], *, allow_incomplete: bool = False
+) -> tuple[list[EvalRun], list[TrainFolder], list[str]]:
     """Resolve paths and names to eval runs (table lines), the train runs behind them, and notes for the reader.
 
     Train runs without an eval run are returned too: they still have dynamics. Raises UserError on a run that is not
@@ -234,13 +236,10 @@ def resolve(name: str) -> Path:
         return path.parent
     if path.is_dir() and any((path / part).exists() for part in _PARTS):
         return path
-    places = [RESULTS / kind / name for kind in ("eval", "train")]
-    there = [] if path.is_absolute() else [place for place in places if place.is_dir()]
-    if len(there) == 2:
-        # Evaluating a train run under its own name is the usual case; the train run then stands for both.
-        if _record_of(there[0], there[1]) is not None:
-            return there[1]
-        raise UserError(f'"{name}" is an eval run and another train run: give the path, {there[0]} or {there[1]}')
+    there = [] if path.is_absolute() else [place for kind in KINDS if (place := RESULTS / kind / name).is_dir()]
+    # Evaluating a train run under its own name is the usual case; the train run then stands for both.
+    if len(there) == 2 and _record_of(there[1], there[0]) is None:
+        raise UserError(f'"{name}" is an eval run and another train run: give the path, {there[1]} or {there[0]}')
     if there:
         return there[0]
     if path.is_dir():
@@ -249,16 +248,15 @@ def resolve(name: str) -> Path:
         raise UserError(
             f"{path} is a file, not a run; score it first: gtpo eval --completions {shlex.quote(str(path))}"
         )
-    known = [entry.name for entry in every_folder()]
+    near = did_you_mean(name, [entry.name for entry in every_folder()])
     raise UserError(
-        f'no run "{name}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.'
-        f"{did_you_mean(name, known)}"
+        f'no run "{name}": no such folder, and none of that name in {RESULTS}/eval or {RESULTS}/train.{near}'
     )
 
 
 def every_folder() -> list[Path]:
     """Return the folders of all runs under results/, train runs first, by name."""
-    return [folder for kind in ("train", "eval") for folder in sorted((RESULTS / kind).glob("*")) if folder.is_dir()]
+    return [folder for kind in KINDS for folder in sorted((RESULTS / kind).glob("*")) if folder.is_dir()]
 
 
 def is_eval(folder: Path) -> bool:
