@@ -21,51 +21,38 @@ from collections.abc import Callable, Sequence
 from multiprocessing.pool import Pool
 from operator import eq
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench import mutations
 from bench.common import parser, save, table, with_shared
-from bench.verdicts import labelled
+from bench.verdicts import Case, labelled
 from gtpo.common.files import read_json
-from gtpo.rewards import Verdict, Verifier, extract_answer
+from gtpo.rewards import Verdict, Verifier
 
 Pair = tuple[str, str]  # completion, gold
-CONTENDERS = ("gtpo", "Math-Verify", "TRL")
-MEASURED = CONTENDERS[:2]
+MEASURED = ("gtpo", "Math-Verify")
 
 
-class Suite(NamedTuple):
-    """Completions, or answers with the text of their problems, with labels."""
-
-    pairs: list[Pair]
-    labels: list[bool]
-    contested: set[int]
-    problems: list[str | None]
-    bare: bool
-
-
-def suites(shared: Path) -> dict[str, Suite]:
+def suites(shared: Path) -> dict[str, list[Case]]:
     """Return the labelled completions and answers by suite."""
-    listed = read_json(Path(__file__).parents[1] / "tests/rewards/grader_disagreements.json")["cases"]
-    found: dict[str, Suite] = {}
+    found: dict[str, list[Case]] = {}
     for case in labelled(shared):
         if case.suite != "zeroeval":
-            suite = found.setdefault(case.suite, Suite([], [], set(), [], case.bare))
-            suite.pairs.append((case.text or "", case.gold))
-            suite.labels.append(bool(case.label))
-            suite.problems.append(case.problem)
-    for row in listed:
-        if row["contested"] and f"{row['suite']} cases" in found:
-            found[f"{row['suite']} cases"].contested.add(row["index"])
+            found.setdefault(case.suite, []).append(case)
     return found
 
 
-def ours(pairs: Sequence[Pair], verifier: Verifier, problems: Sequence[str | None] | None = None) -> list[bool]:
+def pairs_of(cases: Sequence[Case], around: str = "") -> list[Pair]:
+    """Return texts with their golds. around: what stands before and behind each text."""
+    return [(f"{around}{case.text or ''}{around}", case.gold) for case in cases]
+
+
+def ours(cases: Sequence[Case], verifier: Verifier) -> list[bool]:
     """Return what this project accepts: of completions leniently, of answers to known problems as in training."""
-    if problems is not None:
-        return [verdict is Verdict.CORRECT for verdict in verifier.verify_many(pairs, problems)]
-    extracted = [(extract_answer(text, "lenient"), gold) for text, gold in pairs]
-    return [verdict is Verdict.CORRECT for verdict in verifier.verify_many(extracted, scoring="lenient")]
+    pairs, problems = [(case.prediction, case.gold) for case in cases], [case.problem for case in cases]
+    known = cases[0].bare
+    verdicts = verifier.verify_many(pairs, problems) if known else verifier.verify_many(pairs, scoring="lenient")
+    return [verdict is Verdict.CORRECT for verdict in verdicts]
 
 
 def trl_one(pair: Pair) -> bool:
@@ -85,8 +72,9 @@ def math_verify_one(pair: Pair) -> bool:
     return bool(verify(parse(f"${pair[1]}$"), parse(pair[0])))
 
 
-def throughput(name: str, pairs: list[Pair], workers: int, rounds: int, pool: Pool) -> list[dict[str, Any]]:
+def throughput(name: str, cases: list[Case], workers: int, rounds: int, pool: Pool) -> list[dict[str, Any]]:
     """Return one row a contender: the fastest of `rounds` rounds, which take turns."""
+    pairs = pairs_of(cases)
     seconds: dict[str, list[float]] = {contender: [] for contender in MEASURED}
     correct: dict[str, int] = {}
 
@@ -100,7 +88,7 @@ def throughput(name: str, pairs: list[Pair], workers: int, rounds: int, pool: Po
     for _ in range(rounds):
         with Verifier(workers=workers) as verifier:
             verifier.verify_many([(f"x+{i}", f"{i}+x+0") for i in range(8 * workers)])  # workers up
-            take("gtpo", lambda verifier=verifier: ours(pairs, verifier))  # type: ignore[misc]
+            take("gtpo", lambda verifier=verifier: ours(cases, verifier))  # type: ignore[misc]
         take("Math-Verify", lambda: pool.map(math_verify_one, pairs, chunksize=32))
     best = {contender: min(times) for contender, times in seconds.items()}
     rows = [
@@ -112,18 +100,21 @@ def throughput(name: str, pairs: list[Pair], workers: int, rounds: int, pool: Po
     return rows
 
 
-def agreement(found: dict[str, Suite], workers: int, pool: Pool) -> list[dict[str, Any]]:
+def agreement(found: dict[str, list[Case]], workers: int, pool: Pool) -> list[dict[str, Any]]:
     """Return one row a suite and contender: agreement with the labels, wrong verdicts, contested cases apart."""
+    listed = read_json(Path(__file__).parents[1] / "tests/rewards/grader_disagreements.json")["cases"]
     rows = []
     with Verifier(workers=workers) as verifier:
-        for name, (pairs, labels, contested, problems, bare) in found.items():
-            theirs = [pool.map(math_verify_one, pairs, chunksize=32)]
-            if name.endswith("cases"):  # bare answers: it wants them in dollars, full solutions as they are
-                theirs.append(pool.map(math_verify_one, [(f"${text}$", gold) for text, gold in pairs], chunksize=32))
+        for name, cases in found.items():
+            labels = [bool(case.label) for case in cases]
+            contested = {row["index"] for row in listed if row["contested"] and f"{row['suite']} cases" == name}
+            # Bare answers: Math-Verify wants them in dollars, full solutions as they are.
+            ways = ("", "$") if name.endswith("cases") else ("",)
+            theirs = [pool.map(math_verify_one, pairs_of(cases, way), chunksize=32) for way in ways]
             accepted = {
-                "gtpo": ours(pairs, verifier, problems if bare else None),
+                "gtpo": ours(cases, verifier),
                 "Math-Verify": max(theirs, key=lambda each: sum(map(eq, each, labels))),
-                "TRL": pool.map(trl_one, pairs, chunksize=32),
+                "TRL": pool.map(trl_one, pairs_of(cases), chunksize=32),
             }
             for contender, verdicts in accepted.items():
                 counted = [(v, y) for i, (v, y) in enumerate(zip(verdicts, labels, strict=True)) if i not in contested]
@@ -151,10 +142,13 @@ def main() -> None:
     """Measure, write the JSON and print its tables."""
     args = with_shared(parser(__doc__, workers=2, rounds=3, out=Path("results/bench/verify.json")), "recorded")
     found = suites(args.shared)
-    math, gsm8k = found["math100x8"].pairs, found["gsm8k 4x1319"].pairs
-    sets = {"math100x8": math, "math100x64": math * 8, "gsm8k 4x1319": gsm8k}
+    sets = {
+        "math100x8": found["math100x8"],
+        "math100x64": found["math100x8"] * 8,
+        "gsm8k 4x1319": found["gsm8k 4x1319"],
+    }
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
-        rows = [row for name, pairs in sets.items() for row in throughput(name, pairs, args.workers, args.rounds, pool)]
+        rows = [row for name, cases in sets.items() for row in throughput(name, cases, args.workers, args.rounds, pool)]
         agree = agreement(found, args.workers, pool)
         mutated = mutation_scores(args.shared, args.workers, pool)
     print(table(rows[0], (row.values() for row in rows)))
