@@ -81,21 +81,18 @@ def measure(prompts: int, completions: int, length: int, vocabulary: int, rounds
     expected, map_bytes = with_temporaries(maps, lambda weights: [weights])
     ours()
     found, our_bytes = with_temporaries(ours, list)
+    row: dict[str, Any] = {"B": prompts, "G": completions, "L": length, "V": vocabulary}
     if different := int((found.weights != expected).sum()):
-        raise SystemExit(
-            f"bench.conflict: the contenders differ in {different} weights at B {prompts}, G {completions}, L {length}"
-            "; nothing was timed"
-        )
+        raise SystemExit(f"bench.conflict: the contenders differ in {different} weights at {row}; nothing was timed")
+    row |= {"conflict_tokens": int(found.union.sum()), "tokens": int(mask.sum()), "weights_equal": True}
+    row["conflict_weights"] = {"all_seconds": [], "temporary_bytes": our_bytes}
+    row["presence_maps"] = {"all_seconds": [], "temporary_bytes": map_bytes}
     calls = max(1, min(200, int(0.05 / max(1e-6, seconds(ours, 3)))))
     turns = {"conflict_weights": partial(seconds, ours, calls), "presence_maps": partial(seconds, maps)}
-    times: dict[str, list[float]] = {name: [] for name in turns}
     for _, name in in_turns(turns, rounds):
-        times[name].append(turns[name]())
-    row: dict[str, Any] = {"B": prompts, "G": completions, "L": length, "V": vocabulary}
-    row |= {"conflict_tokens": int(found.union.sum()), "tokens": int(mask.sum()), "weights_equal": True}
-    for name, held in (("conflict_weights", our_bytes), ("presence_maps", map_bytes)):
-        middle = statistics.median(times[name])
-        row[name] = {"seconds": middle, "all_seconds": times[name], "temporary_bytes": held}
+        row[name]["all_seconds"].append(turns[name]())
+    for name in turns:
+        row[name]["seconds"] = statistics.median(row[name]["all_seconds"])
     row["time_ratio"] = row["conflict_weights"]["seconds"] / row["presence_maps"]["seconds"]
     return row
 
@@ -118,10 +115,10 @@ def main() -> None:
     if min(args.lengths) < 2 * SHARED_TOKENS or min(args.groups) < 2 or args.vocabulary < 200:
         made.error(f"--lengths from {2 * SHARED_TOKENS}, --groups from 2, --vocabulary from 200")
     torch.set_num_threads(args.threads)
-    rows: list[dict[str, Any]] = []
-    for length, prompts, completions in itertools.product(args.lengths, args.prompts, args.groups):
-        rows.append(measure(prompts, completions, length, args.vocabulary, args.rounds))
-        print(page(rows[-1:]).splitlines()[-1], flush=True)
+    rows = [
+        measure(prompts, completions, length, args.vocabulary, args.rounds)
+        for length, prompts, completions in itertools.product(args.lengths, args.prompts, args.groups)
+    ]
     print(page(rows))
     environment = {**package_versions("torch"), "threads": args.threads, "device": "cpu", "seed": SEED}
     save(args.out, {"command": command(), "environment": environment, "rows": rows})

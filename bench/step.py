@@ -42,6 +42,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from bench.common import in_turns, parser, save, table
 from gtpo import GTPOConfig, GTPOTrainer
+from gtpo.common.provenance import peak_memory
 from gtpo.inputs.tiny import build_tokenizer
 from gtpo.train.environment import quiet_libraries
 from gtpo.trainer.shared_prefixes import share_prefixes
@@ -88,11 +89,7 @@ class _Meter(TrainerCallback):
             torch.cuda.synchronize()
         self.found["seconds"].append(time.perf_counter() - self.begin[0])
         self.found["cpu_seconds"].append(time.process_time() - self.begin[1])
-        if torch.cuda.is_available():
-            peak = torch.cuda.max_memory_allocated()
-        else:
-            peak = 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-        self.found["peak_bytes"].append(peak - self.held)
+        self.found["peak_bytes"].append((peak_memory() or 0) - self.held)
 
 
 def turn(kind: str, lora: bool, shape: argparse.Namespace, folder: str) -> dict[str, Any]:
