@@ -1,11 +1,4 @@
-"""The folder of an eval run: the columns of its Parquet files, how they are read, and how it is written.
-
-results/eval/<run>/
-    eval.json            settings, provenance, aggregated metrics (gtpo/runs/eval_record.py)
-    questions.parquet    one row per question and scoring: the per-question figures that paired tests need
-    problems.parquet     the questions and golds that the samples answer
-    prompts.parquet      what the model read of each question, once
-    samples/*.parquet    one row per sample, in parts written by write-then-rename
+"""The folder of an eval run (results/FILES.md): its Parquet files' columns, how they are read, and how it is written.
 
 One writer at a time, parts written whole, nothing overwritten. The system drops the lock when the process ends, however
 it ends.

@@ -1,13 +1,7 @@
-"""The folder of a train run: its files, who may write to it, and where a run resumes from.
+"""The folder of a train run: its files (results/FILES.md), who may write to it, and where a run resumes from.
 
-config.yaml      the resolved config
-run.json         what ran: versions, hardware, seeds, H_ini and the gate's decision, wall time, status
-metrics.jsonl    one line per logged step, with the same names for every method
-checkpoints/     checkpoint-N, each whole or absent
-best/ final/     weights (or adapter) and tokenizer; best.json says why
-base/            only if an adapter, TRL's KL term or vLLM refers to weights that are nowhere else
-completions/     parquet, one file per logged step, one row per completion (`COMPLETION_COLUMNS`)
-problems.txt     a hash of each problem's text that is trained on
+A checkpoint is whole or absent. base/ is there only if an adapter, TRL's KL term or vLLM refers to weights that are
+nowhere else.
 """
 
 from __future__ import annotations
