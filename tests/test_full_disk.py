@@ -83,8 +83,3 @@ def test_a_lock_does_not_say_of_a_full_disk_that_the_folder_cannot_be_written(
     monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         lock_folder(tmp_path / "run")
-
-
-def test_other_errors_of_the_system_keep_their_traceback() -> None:
-    with pytest.raises(PermissionError), explained():
-        raise PermissionError(errno.EACCES, "no")

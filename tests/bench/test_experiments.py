@@ -1,8 +1,8 @@
-"""The runs on small models: which run comes next follows from the records, and nothing is made twice."""
+"""The published experiments: which run comes next, and what they say, follows from their records alone."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import shutil
 import sys
@@ -57,16 +57,6 @@ def test_the_plan_says_what_the_design_gives(root: Path, again: Any) -> None:
     assert f"at a spread of 4.5 48 pairs show it in {100 * found['4.5']['1 point apart']:.0f} %" in page
     assert f"{100 * found['4.5']['equal called equivalent'][48]:.0f} % at 4.5" in page
     assert min(found["3.0"]["equal called equivalent"][48], found["2.0"]["equal called equivalent"][24]) > 0.99
-
-
-def test_tokens_to_reach_a_level(again: Any) -> None:
-    curve = np.array([[[0.0, 1.0, 2.0, 3.0], [50.0, 60.0, 70.0, 70.0]]])
-    assert again.tokens_to_reach(curve, 65.0) == pytest.approx(1.5)
-    assert again.tokens_to_reach(curve, 70.0) == pytest.approx(2.0)
-    assert again.tokens_to_reach(curve, 49.0) == 0.0
-    assert again.tokens_to_reach(curve, 71.0) == np.inf
-    slow = curve * np.array([[[2.0], [1.0]]])
-    assert again.tokens_saved(curve, slow)["share"] == pytest.approx(0.5)
 
 
 @pytest.fixture
@@ -156,3 +146,32 @@ def test_every_run_was_made_by_the_plan(root: Path, again: Any, small: Any) -> N
     assert trained <= {run.name for run in small.planned(records)}
     assert not any(records[name]["unscored"] for name in trained)
     assert {records[name]["samples"] for name in records} == {8}
+
+
+# -- on a real model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def marks(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script beside the records."""
+    monkeypatch.syspath_prepend(str(root / "results/published/real"))
+    return importlib.import_module("marks")
+
+
+def test_the_published_numbers_are_those_of_the_records(marks: Any) -> None:
+    """Those of the null are drawn, and a processor may round a draw over a bound."""
+    for name, numbers in (
+        ("selection", marks.selection_of_untrained()), ("tests", marks.tests(closed=True)),
+        ("afterwards", marks.afterwards()),
+    ):  # fmt: skip
+        written = json.loads((marks.OUT / f"{name}.json").read_text())
+        assert json.loads(json.dumps(numbers, default=marks.rounded)) == written, name
+    first = json.loads((marks.OUT / "null.json").read_text())
+    for pairs, draws in marks.null().items():
+        for draw, rates in first[pairs].items():
+            assert rates == pytest.approx({key: float(value) for key, value in draws[draw].items()}, abs=1e-4)
+
+
+def test_nothing_is_computed_before_the_end(marks: Any) -> None:
+    with pytest.raises(SystemExit, match="not computed before the end; not recorded: "):
+        marks.tests(closed=False)
