@@ -30,8 +30,7 @@ from gtpo.rewards.data.problems import load_source
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import Sample
 
-TASKS = {"gsm8k": "lm-eval-gsm8k", "gsm8k-cot-zeroshot": "lm-eval-gsm8k-cot-zeroshot"}
-"""lm-eval's file -> our protocol."""
+TASKS = {"gsm8k": "lm-eval-gsm8k", "gsm8k-cot-zeroshot": "lm-eval-gsm8k-cot-zeroshot"}  # lm-eval's file -> our protocol
 
 
 def run_lm_eval(task: str, data: Path, completions: dict[str, str], limit: int | None) -> list[dict[str, Any]]:

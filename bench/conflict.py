@@ -26,8 +26,7 @@ from bench.common import SEED, command, in_turns, parser, save, seconds, table, 
 from gtpo.common.provenance import package_versions
 from gtpo.conflict import conflict_weights
 
-SHARED_TOKENS = 12
-"""Tokens that all completions begin with, and as many that they end with: tags and EOS."""
+SHARED_TOKENS = 12  # Tokens that all completions begin with, and as many that they end with: tags and EOS
 
 
 def presence_map_weights(

@@ -54,35 +54,28 @@ Cell = dict[str, Any]
 SEED = 20261126
 SPREADS = {"alike": (0.3, 0.3), "unequal": (0.45, 0.15), "skewed": (0.45, 0.45), "collapse": (0.3, 0.3)}
 FURTHER = {"unlike": (0.45, 0.05), "chosen": (0.15, 0.0), "thrice": (0.3, 0.3), "unknown": (0.3, 0.3)}
-DROP = 3.0
-"""Logits that a collapse takes."""
+DROP = 3.0  # Logits that a collapse takes
 ALPHA, BETA = 0.6, 0.8
 """Chances of the questions."""
 LIMITS = {"marked": 0.06, "equivalent": 0.06, "passed": 0.06, "coverage": 0.93}
 """Most equal methods that are marked, false equivalence, losses of POINTS that pass, least coverage."""
-ALLOWED = {"unequal": 0.07, "unlike": 0.07}
-"""Most marks, if seeds of the two methods lie unlike far apart."""
-CLOSE = 0.05
-"""How far the planned power may lie from the simulated one."""
-LARGEST = 8_000_000
-"""Numbers held at once."""
+ALLOWED = {"unequal": 0.07, "unlike": 0.07}  # Most marks, if seeds of the two methods lie unlike far apart
+CLOSE = 0.05  # How far the planned power may lie from the simulated one
+LARGEST = 8_000_000  # Numbers held at once
 
 
 class Setting(NamedTuple):
     """One cell."""
 
     kind: str
-    a: int = 0
+    a: int = 0  # Training seeds; 0: weights that were not trained here
     b: int = 0
-    """Training seeds; 0: weights that were not trained here."""
     paired: bool = False
     questions: int = 100
     samples: int = 16
     k: int = 1
-    ease: float = 0.0
-    """Logits by which the questions are easier than those of a benchmark that is half solved."""
-    apart: float = 0.3
-    """Logits: what a run finds easier or harder than others on single questions."""
+    ease: float = 0.0  # Logits by which the questions are easier than those of a benchmark that is half solved
+    apart: float = 0.3  # Logits: what a run finds easier or harder than others on single questions
     difference: float = 0.0
 
     @property
@@ -187,7 +180,9 @@ def measure_power(one: Setting, repeats: int, seed: int) -> Cell:
 
 
 def measure(one: Setting, repeats: int, seed: int) -> Cell:
-    """Simulate one cell of two methods."""
+    """Simulate one cell: of two methods, of a mean, or of what a plan says."""
+    if one.kind in ("mean", "power"):
+        return (measure_mean if one.kind == "mean" else measure_power)(one, repeats, seed)
     rng = np.random.default_rng([seed, *map(ord, repr(one))])
     margin = abs(one.difference) or 0.02
     lots = []
@@ -345,16 +340,11 @@ def tables(cells: list[Cell]) -> str:
     return f"{table(('kind', 'seeds', '>cells', *shown), rows)}\n\n{planned}"
 
 
-def measure_any(one: Setting, repeats: int, seed: int) -> Cell:
-    """Simulate one cell."""
-    return {"mean": measure_mean, "power": measure_power}.get(one.kind, measure)(one, repeats, seed)
-
-
 def main() -> None:
     out = Path("results/bench/coverage.json")
     arguments = parser(__doc__, repeats=2000, jobs=1, seed=SEED, out=out).parse_args()
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        cells = list(pool.map(partial(measure_any, repeats=arguments.repeats, seed=arguments.seed), settings()))
+        cells = list(pool.map(partial(measure, repeats=arguments.repeats, seed=arguments.seed), settings()))
     print(tables(cells))
     for cell in cells:
         if not all(kept(cell).values()):

@@ -50,8 +50,7 @@ SHAPES = {
     "cpu": ["512@Qwen2.5-0.5B", "512x2048x32000", "1024x2048x32000"],
     "cuda": ["8192@Llama-3.1-8B", "8192x2048x151936"],
 }
-SLOW = 1.5
-"""A contender that takes this many times as long as ours is timed once."""
+SLOW = 1.5  # A contender that takes this many times as long as ours is timed once
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 5e-2}
 """Relative L2 error of a gradient against float64, above which a contender is not timed. torch's float32 log_softmax
 over 151936 columns is off by 6e-3 on CPU, bfloat16 logits by 2e-2; another gate decision or weight by more than 0.1."""

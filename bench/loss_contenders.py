@@ -22,24 +22,18 @@ from gtpo.head import token_statistics
 from gtpo.objective import PRESETS, Objective, policy_loss, reference_loss, token_entropy
 
 GROUP = 8
-BLOCK = 8192
-"""Rows of lm_head that are widened to float64 at a time."""
+BLOCK = 8192  # Rows of lm_head that are widened to float64 at a time
 
 
 class Case(NamedTuple):
     """One set of inputs: N = B G completions of L tokens, all of full length."""
 
     objective: Objective
-    hidden: Tensor
-    """[N, L, D], requires grad."""
-    lm_head: Tensor
-    """[V, D]; requires grad iff trainable."""
-    ids: Tensor
-    """[N, L]."""
-    completions: Completions
-    """What the objective is told of them."""
-    shaped: Tensor
-    """A' [N] from the float64 reference, for contenders without an entropy."""
+    hidden: Tensor  # [N, L, D], requires grad
+    lm_head: Tensor  # [V, D]; requires grad iff trainable
+    ids: Tensor  # [N, L]
+    completions: Completions  # What the objective is told of them
+    shaped: Tensor  # A' [N] from the float64 reference, for contenders without an entropy
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -51,10 +45,8 @@ class Result(NamedTuple):
     """What a contender returns; None where it has no such thing."""
 
     gradients: tuple[Tensor, ...]
-    logps: Tensor | None = None
-    """[N, L]."""
-    entropies: Tensor | None = None
-    """[N, L]."""
+    logps: Tensor | None = None  # [N, L]
+    entropies: Tensor | None = None  # [N, L]
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All that a contender was asked for."""
@@ -134,10 +126,8 @@ class Contender(NamedTuple):
     name: str
     run: Callable[[Case], Result]
     note: str = ""
-    comparable: bool = True
-    """Whether its gradients are the objective's: then they are checked before it is timed."""
-    needs: str = ""
-    """A module that must be installed."""
+    comparable: bool = True  # Whether its gradients are the objective's: then they are checked before it is timed
+    needs: str = ""  # A module that must be installed
 
 
 CONTENDERS = [

@@ -39,8 +39,7 @@ class Pair(NamedTuple):
     contested: bool = False
 
 
-Values = Mapping[str, Any]
-"""What a template's <> stand for."""
+Values = Mapping[str, Any]  # What a template's <> stand for
 
 
 def made(family: str, values: Iterable[Values]) -> Iterator[Pair]:

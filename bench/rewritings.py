@@ -9,8 +9,7 @@ from typing import Any
 
 import yaml
 
-Rewriting = Callable[[str], str | None]
-"""Returns None where it does not apply."""
+Rewriting = Callable[[str], str | None]  # Returns None where it does not apply
 _INTEGER = re.compile(r"(?<![\d.,\\a-zA-Z_{])\d{1,6}(?![\d.,}])")
 _WIDE = {ord("0") + digit: chr(0xFF10 + digit) for digit in range(10)}
 _SPOKEN = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]

@@ -58,8 +58,7 @@ ARCHITECTURES = {
     ),
 }  # fmt: skip
 """Of real models, as their config.json has them."""
-BETA = 0.04
-"""KL weight of `grpo-kl`, the paper's (figure 1)."""
+BETA = 0.04  # KL weight of `grpo-kl`, the paper's (figure 1)
 
 
 def reward(completions: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:

@@ -32,8 +32,7 @@ class Case(NamedTuple):
     gold: str
     problem: str | None
     label: bool | None
-    bare: bool = False
-    """Whether the text is the answer itself, extracted by its owner."""
+    bare: bool = False  # Whether the text is the answer itself, extracted by its owner
 
     @property
     def prediction(self) -> str | None:

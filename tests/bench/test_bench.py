@@ -10,20 +10,7 @@ import numpy as np
 import pytest
 
 from bench import health, shared_prefixes, step
-from bench.coverage import (
-    LIMITS,
-    Setting,
-    draw,
-    kept,
-    mean_score,
-    measure,
-    measure_mean,
-    measure_power,
-    scored,
-    settings,
-    shift_for,
-    tables,
-)
+from bench.coverage import LIMITS, Setting, draw, kept, mean_score, measure, scored, settings, shift_for, tables
 from gtpo.common.files import read_json
 from gtpo.train.run_log import EQUAL, EQUAL_STEPS
 
@@ -62,13 +49,13 @@ def test_a_cell_is_measured() -> None:
     assert given["coverage"] > 0.8, "of the true difference of these very runs"
     for kind in ("missing", "repeated", "one-sided"):
         assert measure(Setting(kind, questions=30, difference=-0.1 if kind == "one-sided" else 0.0), 50, 1)["judged"]
-    assert 0.8 < measure_mean(Setting("mean", 5, questions=30), 50, 1)["coverage"] <= 1
+    assert 0.8 < measure(Setting("mean", 5, questions=30), 50, 1)["coverage"] <= 1
     assert "| alike |" in tables([judged, alone])
     assert kept(judged | {"marked": 0.5}) == {"marked": False, "coverage": True}
     for kind, runs in (("thrice", 1), ("unknown", 3)):
         assert measure(Setting(kind, runs, runs, questions=30), 50, 1)["marked"] == 0
     assert measure(Setting("chosen", 10, questions=30), 50, 1)["judged"]
-    plan = measure_power(Setting("power", 3, 3, questions=50, samples=4, difference=1.0), 400, 1)
+    plan = measure(Setting("power", 3, 3, questions=50, samples=4, difference=1.0), 400, 1)
     assert all(kept(plan).values())
     assert kept(plan | {"shown": 0.5}) == {"power": False}
 
