@@ -12,24 +12,24 @@ The fastest of the rounds counts; a page is made once.
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bench.common import parser, save, table
-from gtpo.common.files import write_json
 from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.statistics import mean_interval
-from gtpo.runs.eval_folder import EVAL_SCHEMA_VERSION, QUESTION_SCHEMA, SAMPLE_SCHEMA
+from gtpo.runs.eval_folder import EvalFolder, Sample
+from gtpo.runs.eval_record import EvalRecord
+from gtpo.runs.train_run import TrainFolder
 
 N = 64
 SIZES = {"gsm8k": 1319, "math": 5000, "aime24": 30, "aime25": 30, "amc": 40}
@@ -39,80 +39,64 @@ CHUNK = 20_000
 
 def write_train(folder: Path, method: str, seed: int) -> None:
     """Write one finished train run: its config with its seed, and 300 steps of made-up metrics."""
-    folder.mkdir(parents=True)
-    preset = None if method == "sft" else method
-    kind = method if method in ("sft", "grpo") else "gtpo"
-    write_json(folder / "run.json", {"schema_version": 1, "run_name": folder.name, "method": kind, "preset": preset,
-                                     "seed": seed, "status": "finished"})  # fmt: skip
-    (folder / "config.yaml").write_text(f"run_name: {folder.name}\nmethod: {method}\nmodel:\n  random_seed: {seed}\n")
-    noise = np.random.default_rng(seed).normal(0, 0.3, (300, 3))
-    rows = [
-        {"step": t + 1, "reward/accuracy": 5 + t / 100 + a, "entropy/mean": 0.5 - t / 900 + b / 10,
-         "completions/length": 200 + 10 * c}
-        for t, (a, b, c) in enumerate(noise.tolist())
-    ]  # fmt: skip
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run, kind = TrainFolder(folder), method if method in ("sft", "grpo") else "gtpo"
+    run.update_run(run_name=folder.name, method=kind, preset=method, seed=seed, status="finished")
+    run.config_yaml.write_text(f"run_name: {folder.name}\nmethod: {method}\nmodel:\n  random_seed: {seed}\n")
+    for t, (a, b, c) in enumerate(np.random.default_rng(seed).normal(0, 0.3, (300, 3)).tolist()):
+        row = {"reward/accuracy": 5 + t / 100 + a, "entropy/mean": 0.5 - t / 900 + b / 10}
+        run.append_metrics({"step": t + 1, **row, "completions/length": 200 + 10 * c})
 
 
-def made_up(schema: pa.Schema, count: int, columns: dict[str, Any]) -> pa.Table:
-    """Return rows; a single value stands for a column of it, and a column that is not there is empty."""
-    values = (columns.get(name) for name in schema.names)
-    return pa.table([each if isinstance(each, list) else [each] * count for each in values], schema=schema)
-
-
-def write_run(
-    folder: Path, method: str | None, seed: int, samples_of: str | None, train_run: str | None = None
-) -> None:
+def write_run(path: Path, method: str | None, seed: int, samples_of: str | None, train_run: str | None = None) -> None:
     """Write one complete eval run of made-up verdicts, with the completions of one benchmark where asked."""
-    folder.mkdir(parents=True)
     document: dict[str, Any] = {
-        "schema_version": EVAL_SCHEMA_VERSION, "status": "complete", "name": folder.name, "engine": {"name": "none"},
+        "status": "complete", "name": path.name, "engine": {"name": "none"},
         "model": {"source": "none", "method": method, "preset": method, "train_run": train_run},
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 2048, "n": N, "seed": 0},
         "prompt": {"system": "", "chat_template_hash": None, "hash": ""},
         "scoring": "strict", "verifier": {"version": 1}, "benchmarks": {},
     }  # fmt: skip
-    tables = []
-    for benchmark, count in SIZES.items():
-        difficulty = np.random.default_rng(count).normal(0.0, 2.0, count)
-        rng = np.random.default_rng([seed, count])
-        right = rng.binomial(N, 1 / (1 + np.exp(-difficulty - 0.1 * seed)))
-        votes = [[v for v in (w - w // 2, w // 4, w // 4) if v] for w in (N - right).tolist()]
-        silent = [N - int(c) - sum(v) for c, v in zip(right, votes, strict=True)]
-        passes, majority = pass_at_all_k([N] * count, right.tolist()), maj_at_all_k(votes, right.tolist(), silent)
-        scored = {
-            metric: {str(k): mean_interval(found[:, k - 1])._asdict() for k in range(1, N + 1)}
-            for metric, found in (("pass@k", passes), ("maj@k", majority))
-        }
-        entry = {"source": "made up", "questions": count, "samples": N * count, "n": N, "checksum": "x"}
-        document["benchmarks"][benchmark] = {**entry, **scored, "strict": scored, "lenient": scored}
-        values = {
-            "benchmark": benchmark, "question_id": [f"{benchmark}/{i}" for i in range(count)], "n": N, "truncated": 0,
-            "correct": right.tolist(), "abstentions": silent, "votes": votes, "pass_at_k": list(passes),
-            "maj_at_k": list(majority), "format_ok": rng.binomial(N, 0.95, count).tolist(), "mean_tokens": 200.0,
-        }  # fmt: skip
-        tables += [made_up(QUESTION_SCHEMA, count, {**values, "scoring": each}) for each in ("strict", "lenient")]
-        if benchmark == samples_of:
-            write_samples(folder / "samples", benchmark, right)
-    write_json(folder / "eval.json", document)
-    pq.write_table(pa.concat_tables(tables), folder / "questions.parquet", compression="zstd")
+    rows: list[dict[str, Any]] = []
+    with EvalFolder(path) as folder:
+        for benchmark, count in SIZES.items():
+            difficulty = np.random.default_rng(count).normal(0.0, 2.0, count)
+            rng = np.random.default_rng([seed, count])
+            right = rng.binomial(N, 1 / (1 + np.exp(-difficulty - 0.1 * seed))).tolist()
+            votes = [[v for v in (w - w // 2, w // 4, w // 4) if v] for w in (N - c for c in right)]
+            silent = [N - c - sum(v) for c, v in zip(right, votes, strict=True)]
+            passes, majority = pass_at_all_k([N] * count, right), maj_at_all_k(votes, right, silent)
+            scored = {
+                metric: {str(k): mean_interval(found[:, k - 1])._asdict() for k in range(1, N + 1)}
+                for metric, found in (("pass@k", passes), ("maj@k", majority))
+            }
+            entry = {"source": "made up", "questions": count, "samples": N * count, "n": N, "checksum": "x"}
+            document["benchmarks"][benchmark] = {**entry, **scored, "strict": scored, "lenient": scored}
+            columns = {
+                "correct": right, "abstentions": silent, "votes": votes, "pass_at_k": passes, "maj_at_k": majority,
+                "format_ok": rng.binomial(N, 0.95, count).tolist(),
+            }  # fmt: skip
+            alike = {"benchmark": benchmark, "n": N, "truncated": 0, "mean_tokens": 200.0}
+            for i, values in enumerate(zip(*columns.values(), strict=True)):
+                row = alike | {"question_id": f"{benchmark}/{i}"} | dict(zip(columns, values, strict=True))
+                rows += [row | {"scoring": scoring} for scoring in ("strict", "lenient")]
+            if benchmark == samples_of:
+                for samples in made_up_samples(benchmark, right):
+                    folder.append(samples)
+        folder.write_questions(rows)
+        EvalRecord.model_validate(document).write(path)
 
 
-def write_samples(folder: Path, benchmark: str, right: np.ndarray) -> None:
-    """Write right.size x 64 completions of about 700 characters, in parts."""
-    folder.mkdir()
+def made_up_samples(benchmark: str, right: list[int]) -> Iterator[list[Sample]]:
+    """Yield 64 completions of about 700 characters of each question, in parts."""
     words = np.random.default_rng(0).choice(["first", "add", "then", "x = 3", "so", "hence", "12", "we find"], 4000)
-    keys = [(q, j) for q in range(right.size) for j in range(N)]
-    for part, start in enumerate(range(0, len(keys), CHUNK)):
-        chosen = keys[start : start + CHUNK]
-        verdicts, indices = ["CORRECT" if j < right[q] else "INCORRECT" for q, j in chosen], [j for _, j in chosen]
-        rows = made_up(SAMPLE_SCHEMA, len(chosen), {
-            "benchmark": benchmark, "question_id": [f"{benchmark}/{q}" for q, _ in chosen], "sample_index": indices,
-            "completion": [" ".join(words[(7 * q + 13 * j) % 3800 :][:140]) for q, j in chosen], "seed": indices,
-            "answer_strict": "12", "answer_lenient": "12", "verdict_strict": verdicts, "verdict_lenient": verdicts,
-            "format_ok": True, "tokens": 200, "finish_reason": "stop", "unfinished": False,
-        })  # fmt: skip
-        pq.write_table(rows, folder / f"part-{part:06d}.parquet", compression="zstd")
+    part: list[Sample] = []
+    for (q, correct), j in itertools.product(enumerate(right), range(N)):
+        text, verdict = " ".join(words[(7 * q + 13 * j) % 3800 :][:140]), "CORRECT" if j < correct else "INCORRECT"
+        scores = ("12", verdict, "12", verdict, True, 200, "stop", j)
+        part.append(Sample(benchmark, f"{benchmark}/{q}", j, text, *scores, unfinished=False))
+        if len(part) == CHUNK or (q, j) == (len(right) - 1, N - 1):
+            yield part
+            part = []
 
 
 def fastest(command: list[str], rounds: int, cwd: Path) -> dict[str, float]:
