@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tempfile
 import threading
 import zlib
 from collections.abc import Iterator, Mapping
@@ -24,10 +25,7 @@ def check_writable(flag: str, path: Path, *, folder: bool) -> None:
     if path.exists() and path.is_dir() != folder:
         fault = "there is a file of that name; name a folder" if folder else "that is a folder; name a file in it"
         raise UserError(f"{flag} {path}: {fault}")
-    nearest = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
-    place = nearest if nearest.is_dir() else nearest.parent
-    import tempfile
-
+    place = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.is_dir())
     try:
         # os.access says yes to root, in /proc too.
         tempfile.TemporaryFile(dir=place).close()
