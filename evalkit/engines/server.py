@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import email.utils
 import json
-import queue
 import re
 import threading
 import time
@@ -315,8 +314,7 @@ class ServerEngine(Engine):
         self._contexts = {server.url: server.context() for server in servers}
         for server in self.servers:
             server.limit = server.most = concurrency
-        self._results: queue.SimpleQueue[list[Sample] | None] = queue.SimpleQueue()
-        self._lot: list[Sample] = []  # What has come since the last of `_results`
+        self._come = deque[Sample]()  # What is not handed on yet
         self._in_flight: set[_Request] = set()
         self._thread: threading.Thread | None = None
         self._fatal: Exception | None = None
@@ -410,14 +408,22 @@ class ServerEngine(Engine):
 
     def generate(self, tasks: Sequence[Task]) -> Iterator[list[Sample]]:
         """Yield completions, and samples that failed, as they arrive. Raises EngineStopped once no server is left."""
-        self._fatal, self._stop_at, self._lot = None, None, []
+        self._fatal, self._stop_at = None, None
+        self._come.clear()
         # A daemon: a server that never answers does not keep the process from its end.
         self._thread = threading.Thread(target=self._run, args=(tasks,), name="openai", daemon=True)
         self._thread.start()
-        while (lot := self._results.get()) is not None:
-            yield lot
-        self._thread.join()
-        yield self._lot
+        while self._thread.is_alive():
+            self._thread.join(TICK_S)
+            # Until one has come, failures may be one mistake of the command's.
+            if self._completed and self._come:
+                yield [self._come.popleft() for _ in range(len(self._come))]
+        rest = [self._come.popleft() for _ in range(len(self._come))]
+        errors = [sample.error or "" for sample in rest]
+        # Of a few questions too, if no sample of the run is there.
+        if not self._completed and all(task.missing for task in tasks) and errors and all(map(names_max_tokens, errors)):
+            self._fatal = self._fatal or self.servers[0].refuses_all(errors[0])
+        yield rest
         if self._fatal is not None:
             raise self._fatal
 
@@ -432,9 +438,7 @@ class ServerEngine(Engine):
             asyncio.run(self._sample(tasks))
         except Exception as error:
             # Told to the caller.
-            self._fatal = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-        finally:
-            self._results.put(None)
+            self._fatal = error
 
     # -- below, all of it under asyncio in one thread ------------------------------------------------------------------
 
@@ -451,23 +455,14 @@ class ServerEngine(Engine):
         self._waiting = deque(_Request(task, index) for task in tasks for index in task.missing)
         self._left = len(self._waiting)
         self._in_flight.clear()
-        self._end = asyncio.Event()
-        async with self._connect() as self._session, asyncio.TaskGroup() as group:
+        async with self._connect() as self._session:
             places = [(server, place) for server in self._in() for place in range(self._concurrency)]
-            workers = [group.create_task(self._work(server, place)) for server, place in places]
-            while self._left and (self._stop_at is None or (self._in_flight and time.monotonic() < self._stop_at)):
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._end.wait(), TICK_S)
-                # Until then, failures may be one mistake of the command's.
-                if self._completed and self._lot:
-                    self._results.put(self._lot)
-                    self._lot = []
-            for worker in workers:
-                worker.cancel()
-        errors, first = [sample.error or "" for sample in self._lot], all(task.missing for task in tasks)
-        # Of a few questions too it is one mistake of the command's, if no sample of the run is there.
-        if first and not self._completed and errors and all(map(names_max_tokens, errors)):
-            raise self._in()[0].refuses_all(errors[0])
+            self._workers = asyncio.gather(*(self._work(server, place) for server, place in places))
+            while not self._workers.done() and (self._stop_at is None or time.monotonic() < self._stop_at):
+                await asyncio.wait([self._workers], timeout=TICK_S)
+            self._workers.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._workers
 
     async def _work(self, server: Server, place: int) -> None:
         """Ask a server for one sample after another; while its limit is `place` or less, for none."""
@@ -524,10 +519,10 @@ class ServerEngine(Engine):
         else:
             sample.settle(error.ending._replace(why=self.access.redact(str(error))))
             sample.finish_reason = sample.finish_reason if error.passing else "refused"
-        self._lot.append(sample)
+        self._come.append(sample)
         self._left -= 1
         if not self._left:
-            self._end.set()
+            self._workers.cancel()
 
     def _settle_failure(self, server: Server, request: _Request, error: RequestError) -> None:
         """Decide from an error: the sample is asked for again, or has failed, or the server is left out."""
