@@ -419,9 +419,9 @@ class ServerEngine(Engine):
             if self._completed and self._come:
                 yield [self._come.popleft() for _ in range(len(self._come))]
         rest = [self._come.popleft() for _ in range(len(self._come))]
-        errors = [sample.error or "" for sample in rest]
-        # Of a few questions too, if no sample of the run is there.
-        if not self._completed and all(task.missing for task in tasks) and errors and all(map(names_max_tokens, errors)):
+        errors, first = [sample.error or "" for sample in rest], all(task.missing for task in tasks)
+        # Of a few questions too it is one mistake of the command's, if no sample of the run is there.
+        if first and not self._completed and errors and all(map(names_max_tokens, errors)):
             self._fatal = self._fatal or self.servers[0].refuses_all(errors[0])
         yield rest
         if self._fatal is not None:
@@ -493,11 +493,13 @@ class ServerEngine(Engine):
                 request.unstopped = True
                 self._waiting.appendleft(request)
                 return
-            if error.status in OVERLOAD and error.passing:
-                server.note_overload(sent)
+            # Once for all requests that were on their way.
+            if error.status in OVERLOAD and error.passing and sent >= server.halved_at:
+                server.limit, server.halved_at = max(1.0, server.limit / 2), time.monotonic()
             self._settle_failure(server, request, error)
             return
-        server.note_success()
+        server.limit, server.served = min(server.most, server.limit + 1 / server.limit), True
+        server.failures.clear()
         if answer.ending.finish_reason == "stop" and request.stop:
             only_thought = answer.ending.outcome == "empty"
             if only_thought or reading.ends_in_thought(answer.text(), request.task.prompt.text):

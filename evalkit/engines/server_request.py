@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import time
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -162,7 +161,7 @@ class Server:
         self.most = self.limit = 1.0
         self.served = False
         self.failures: set[tuple[Any, ...]] = set()  # Those in a row
-        self.pause_until = self._halved_at = 0.0
+        self.pause_until = self.halved_at = 0.0
         self.full_since: float | None = None  # Since when it refuses for the rate (429) and sends nothing
 
     def card(self, name: str | None = None) -> dict[str, Any]:
@@ -251,17 +250,6 @@ class Server:
             why = "samples cannot be repeated" if name == "seed" else "its own default holds, eval.json has null for it"
             LOG.warning("%s takes no %s: %s", self.url, name, why)
         self.left_out |= names
-
-    def note_success(self) -> None:
-        """Note an answer."""
-        self.limit = min(self.most, self.limit + 1 / self.limit)
-        self.served = True
-        self.failures.clear()
-
-    def note_overload(self, sent: float) -> None:
-        """Halve the limit, once for all requests that were on their way. sent: when this one was."""
-        if sent >= self._halved_at:
-            self.limit, self._halved_at = max(1.0, self.limit / 2), time.monotonic()
 
     async def ask(self, session: aiohttp.ClientSession) -> None:
         """Note what it lists under /models, if it has such a list, or why it is not there."""

@@ -18,7 +18,6 @@ import pytest
 from servers import DONE, USAGE, Clock, Reply, Server, collect, completion, delta, event, make, stream, tasks, text_of
 
 import gtpo.evalkit.engines.server as engine_module
-import gtpo.evalkit.engines.server_request as request_module
 from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import EngineStopped, Prompt, Reading, Sampling, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
@@ -496,10 +495,8 @@ class Rounds:
                 return outer.now
 
         monkeypatch.setattr(asyncio.events, "new_event_loop", Loop)
-        clock = SimpleNamespace(monotonic=lambda: outer.now)
         monkeypatch.setattr(engine_module, "LONGEST_PAUSE_S", 0.01)
-        monkeypatch.setattr(engine_module, "time", clock)
-        monkeypatch.setattr(request_module, "time", clock)
+        monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: outer.now))
 
     async def ask(self, server: Any, request: Any, sampling: Sampling) -> Answer:
         self.in_flight += 1
