@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,9 @@ from gtpo.common.log import LOG, libraries_aside
 from gtpo.common.provenance import command_line, git_commit, now, package_versions
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Task, same_model
 from gtpo.evalkit.engines.serve import IN_FLIGHT, ServerProcess, replicas, serve_vllm, serve_with
-from gtpo.evalkit.evaluation.caveats import first_look
-from gtpo.evalkit.evaluation.plan import (
-    Plan,
-    Rendering,
-    choose_engine,
-    find_run,
-    find_tasks,
-    plan_evaluation,
-    with_sampling,
-)
-from gtpo.evalkit.evaluation.progress import EvalProgress
+from gtpo.evalkit.evaluation.plan import Plan, Rendering, find_run, find_tasks, plan_evaluation, with_sampling
 from gtpo.evalkit.evaluation.recorded import plan_recorded
-from gtpo.evalkit.evaluation.scoring import (
-    RULES_VERSION,
-    ScoringPipeline,
-    Tally,
-    settle_prompts,
-    settle_thoughts,
-    verify_stored,
-)
+from gtpo.evalkit.evaluation.scoring import RULES_VERSION, ScoringPipeline, Tally, settle_by_others, verify_stored
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.summary import summarise
 from gtpo.evalkit.evaluation.tasks import Benchmark
@@ -92,8 +74,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
         if settings.completions is not None:
             plan = plan_recorded(settings, protocol, verifier, benchmarks)
         else:
-            name = choose_engine(settings) if engine is None else engine.name
-            plan = replace(plan_evaluation(settings, protocol, verifier, name, benchmarks), engine=engine)
+            plan = plan_evaluation(settings, protocol, verifier, benchmarks, engine)
         with EvalFolder(settings.out or plan.folder, started) as folder:
             old = folder.resume()
             plan = with_sampling(plan, settings, protocol, old)
@@ -102,7 +83,7 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
             others = [key for key, p in plan.questions.items() if key in stored and p.extract != stored[key].extract]
             if old is not None and (old.verifier.version != RULES_VERSION or others):
                 LOG.warning("the rules of scoring have changed: the stored completions are verified again")
-                deque(verify_stored(folder, stored | plan.questions, verifier), maxlen=0)
+                deque(verify_stored(folder, old, stored | plan.questions, verifier), maxlen=0)
             check_prompts(folder, plan.rendered)
             folder.begin(record)
             folder.add_problems(plan.problems)
@@ -117,8 +98,8 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                     settings.most_tokens, missing, sum(plan.samples.values()),
                 )  # fmt: skip
             # Recorded completions, and servers that run already, may have thoughts apart.
-            settle_thoughts(tally, apart=plan.ref is None or plan.rendered.servers is not None)
-            settle_prompts(tally, plan.rendered.prompts)
+            apart = plan.ref is None or plan.rendered.servers is not None
+            settle_by_others(tally, plan.rendered.prompts, apart=apart)
             if plan.labels:
                 (name,) = plan.problems
                 known = [(sample, plan.labels[sample.key]) for sample in tally.scored() if sample.key in plan.labels]
@@ -137,16 +118,7 @@ def sample_missing(settings: EvalSettings, plan: Plan, record: EvalRecord, tally
         record.engine = _engine_record(folder.path, settings, engine, record.engine)
         tally.drop_failed(plan.samples)
         folder.begin(record)
-        # Of this command's questions, not of all that are stored.
-        wanted, done = Counter[str](), Counter[str]()
-        for (name, question), n in plan.samples.items():
-            wanted[name] += n
-            done[name] += sum(i < n for i in tally.questions[name, question].scored)
-        if done.total():
-            LOG.info("%s: keeping %d stored samples", folder.path, done.total())
-        chosen = record.scoring if record.scoring_by else None
-        progress = stack.enter_context(EvalProgress(chosen, wanted, done, engine, record.sampling.max_tokens))
-        pipeline = ScoringPipeline(tally, plan.samples, progress, partial(first_look, record))
+        pipeline = ScoringPipeline(tally, plan.samples, record, engine)
         try:
             _sample(settings, plan, tasks, engine, pipeline)
         finally:
@@ -192,52 +164,51 @@ def running_engine(
 
     rows: the batch size that the run was begun with, for transformers. folder: gets the log of such a server.
     """
-    assert plan.ref is not None
-    LOG.info("starting %s with %s", plan.record.engine.name, plan.ref.adapter or plan.ref.source)
-    loading = time.monotonic()
-    with ExitStack() as stack:
-        # What libraries print while they load would hide the lines that say something.
-        with libraries_aside():
-            engine = _start_engine(settings, plan, rows, folder, stack)
-        stack.callback(engine.close)
-        LOG.info("engine ready after %.0f s", time.monotonic() - loading)
-        yield engine
-
-
-def _start_engine(settings: EvalSettings, plan: Plan, rows: int | None, folder: Path, stack: ExitStack) -> Engine:
     ref, rendered, sampling, name = plan.ref, plan.rendered, plan.sampling, plan.record.engine.name
     assert ref is not None
     assert sampling is not None
+    LOG.info("starting %s with %s", name, ref.adapter or ref.source)
+    loading = time.monotonic()
     options: dict[str, Any] = {"dtype": settings.dtype, "trust_remote_code": settings.trust_remote_code}
-    log, longest = folder / "server.log", rendered.longest + sampling.max_tokens
     process: ServerProcess | None = None
-    if settings.serve is not None:
-        process = stack.enter_context(serve_vllm(ref, settings.serve, longest, log, **options))
-    elif settings.serve_command is not None:
-        process = stack.enter_context(serve_with(ref, settings.serve_command, log))
-    if process is not None or rendered.servers is not None:
-        from gtpo.evalkit.engines.server import ServerEngine
-        from gtpo.evalkit.engines.server_request import find_own_server
+    engine: Engine
+    # What libraries print while they load would hide the lines that say something.
+    with ExitStack() as stack, libraries_aside():
+        if settings.serve is not None:
+            longest = rendered.longest + sampling.max_tokens
+            process = stack.enter_context(serve_vllm(ref, settings.serve, longest, folder / "server.log", **options))
+        elif settings.serve_command is not None:
+            process = stack.enter_context(serve_with(ref, settings.serve_command, folder / "server.log"))
+        if process is not None or rendered.servers is not None:
+            from gtpo.evalkit.engines.server import ServerEngine
+            from gtpo.evalkit.engines.server_request import find_own_server
 
-        servers = [find_own_server(process, ref, settings.timeout)] if process is not None else rendered.servers or []
-        # A template that was applied here is not the server's.
-        body = settings.request_body() if process is None else settings.extra_body
-        by_default = process is not None and "concurrency" not in settings.model_fields_set
-        concurrency = IN_FLIGHT * replicas(settings.serve or "") if by_default else settings.concurrency
-        return ServerEngine(
-            servers, sampling, concurrency=concurrency, retries=settings.retries, body=body, first=plan.tasks,
-            name=name, process=process,
-        )  # fmt: skip
-    if name == "vllm":
-        from gtpo.evalkit.engines.vllm import VLLMEngine
+            servers, body, concurrency = rendered.servers or [], settings.request_body(), settings.concurrency
+            if process is not None:
+                # A template that was applied here is not the server's.
+                servers, body = [find_own_server(process, ref, settings.timeout)], settings.extra_body
+                if "concurrency" not in settings.model_fields_set:
+                    concurrency = IN_FLIGHT * replicas(settings.serve or "")
+            engine = ServerEngine(
+                servers, sampling, concurrency=concurrency, retries=settings.retries, body=body, first=plan.tasks,
+                name=name, process=process,
+            )  # fmt: skip
+        elif name == "vllm":
+            from gtpo.evalkit.engines.vllm import VLLMEngine
 
-        options |= {flag: getattr(settings, flag) for flag in ("tensor_parallel_size", "gpu_memory_utilization")}
-        return VLLMEngine(ref, sampling, rendered.longest, **options)
-    from gtpo.evalkit.engines.model_ref import load_tokenizer
-    from gtpo.evalkit.engines.transformers import TransformersEngine
+            options |= {flag: getattr(settings, flag) for flag in ("tensor_parallel_size", "gpu_memory_utilization")}
+            engine = VLLMEngine(ref, sampling, rendered.longest, **options)
+        else:
+            from gtpo.evalkit.engines.model_ref import load_tokenizer
+            from gtpo.evalkit.engines.transformers import TransformersEngine
 
-    tokenizer = load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
-    return TransformersEngine(ref, tokenizer, sampling, rows=settings.batch_size or rows, **options)
+            tokenizer = load_tokenizer(ref, trust_remote_code=settings.trust_remote_code)
+            engine = TransformersEngine(ref, tokenizer, sampling, rows=settings.batch_size or rows, **options)
+        stack.callback(engine.close)
+        resources = stack.pop_all()
+    LOG.info("engine ready after %.0f s", time.monotonic() - loading)
+    with resources:
+        yield engine
 
 
 # -- what a run records ------------------------------------------------------------------------------------------------
@@ -506,19 +477,17 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
         assert record is not None
         if record.status != "complete":
             raise UserError(f"{folder.path} is incomplete; finish it first: {record.command}")
-        asked = settings.scoring
-        headline = record.scoring if asked == "auto" else asked
-        by = record.scoring_by or "completions" if asked == "auto" else "command"
-        stored = {name: entry.samples for name, entry in record.benchmarks.items()}
-        with Verifier() as verifier, EvalProgress(headline, stored) as progress:
-            for before, after in verify_stored(folder, folder.questions(), verifier, outcomes=True):
+        record.scoring_by = record.scoring_by or "completions"
+        if settings.scoring != "auto":
+            record.scoring, record.scoring_by = settings.scoring, "command"
+        with Verifier() as verifier:
+            for before, after in verify_stored(folder, record, folder.questions(), verifier, outcomes=True):
                 for samples, scoring in itertools.product(zip(before, after, strict=True), SCORINGS):
                     old, new = (sample.verdict(scoring) or "" for sample in samples)
                     changes[f"{scoring}: {old} -> {new}"] += old != new
                     if old != new:
                         LOG.debug("%s %s #%d, %s: %s -> %s", *samples[1].key, scoring, old, new)
-                progress.count(after)
-            record = write_results(record, Tally(folder, verifier), scoring=headline, scoring_by=by)
+            record = write_results(record, Tally(folder, verifier))
     lines = [f"  {count:6d}  {change}" for change, count in (+changes).most_common()]
     print("\n".join([f"rescored: {changes.total() or 'no'} verdicts changed", *lines]), file=sys.stderr)
     return folder.path, record

@@ -205,10 +205,15 @@ def drop_unverifiable(
 
 
 def plan_evaluation(
-    settings: EvalSettings, protocol: Protocol, verifier: Verifier, engine: str, benchmarks: Sequence[Benchmark]
+    settings: EvalSettings,
+    protocol: Protocol,
+    verifier: Verifier,
+    benchmarks: Sequence[Benchmark],
+    engine: Engine | None = None,
 ) -> Plan:
-    """Resolve the model, load and check the problems, and render the prompts for this engine."""
-    remote = engine == "openai" and settings.serve_command is None
+    """Resolve the model, load and check the problems, and render the prompts for the engine, or the one to start."""
+    name = choose_engine(settings) if engine is None else engine.name
+    remote = name == "openai" and settings.serve_command is None
     ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=remote)
     run = find_train_run(settings.model or "")
     loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
@@ -248,12 +253,12 @@ def plan_evaluation(
     served = {"serve": settings.server[1]} if settings.server else {}
     record = EvalRecord(
         model=model,
-        engine=EngineRecord(name=engine, dtype=settings.dtype if engine != "openai" else None, **served),
+        engine=EngineRecord(name=name, dtype=settings.dtype if name != "openai" else None, **served),
         prompt=rendered.record,
         benchmarks=records,
         **headline(settings),
     )
-    return Plan(EVAL_RUNS / ref.name, record, problems, dict.fromkeys(asked, settings.n), rendered, ref)
+    return Plan(EVAL_RUNS / ref.name, record, problems, dict.fromkeys(asked, settings.n), rendered, ref, engine=engine)
 
 
 def render_prompts(

@@ -1,29 +1,37 @@
-"""Scoring: answers, verdicts and format of completions, beside the engine that samples them, and of stored ones."""
+"""Scoring: answers, verdicts and format of completions, beside the engine that samples them, and of stored ones.
+
+Its progress, always on stderr: a live table on a terminal, log lines elsewhere, nothing with --quiet.
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from gtpo.common.log import LOG
-from gtpo.evalkit.engines.base import Prompt
-from gtpo.evalkit.evaluation.progress import EvalProgress
+from gtpo.common.log import LOG, duration, stderr_console
+from gtpo.evalkit.engines.base import Engine, Prompt
+from gtpo.evalkit.evaluation.caveats import first_look
 from gtpo.rewards.completions import closes_unopened, format_ok, plain, unfinished
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring, extract_both, is_expression
 from gtpo.rewards.verify import Verdict, Verifier
 from gtpo.runs.eval_folder import EvalFolder, Key, QuestionKey, Sample, sample_parts, stores_outcomes
-from gtpo.runs.eval_record import SCORINGS
+from gtpo.runs.eval_record import SCORINGS, EvalRecord
 from gtpo.runs.outcomes import cut_prompts
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
 RULES_VERSION = 20
+
+# Between two lines of the progress, if it is not on a terminal.
+LINE_EVERY_S = 10.0
 
 # Completions of a session after which it is looked at whether they are read as they are meant.
 FIRST_LOOK = 32
@@ -64,19 +72,26 @@ def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], ve
 
 
 def verify_stored(
-    folder: EvalFolder, problems: Mapping[QuestionKey, Problem], verifier: Verifier, *, outcomes: bool = False
+    folder: EvalFolder,
+    record: EvalRecord,
+    problems: Mapping[QuestionKey, Problem],
+    verifier: Verifier,
+    *,
+    outcomes: bool = False,
 ) -> Iterator[tuple[list[Sample], list[Sample]]]:
     """Verify stored completions again, part by part, and yield each part's samples before and after.
 
     outcomes: also write how samples ended if an older version did not; they are read alike.
     """
-    for part in sample_parts(folder.path):
-        before = folder.part(part)
-        after = [replace(sample) for sample in before]
-        score(after, problems, verifier)
-        if before != after or (outcomes and not stores_outcomes(part)):
-            folder.replace_part(part, after)
-        yield before, after
+    with EvalProgress(record.scoring, {name: entry.samples for name, entry in record.benchmarks.items()}) as progress:
+        for part in sample_parts(folder.path):
+            before = folder.part(part)
+            after = [replace(sample) for sample in before]
+            score(after, problems, verifier)
+            if before != after or (outcomes and not stores_outcomes(part)):
+                folder.replace_part(part, after)
+            progress.count(after)
+            yield before, after
 
 
 def verify(
@@ -223,27 +238,30 @@ class Tally:
 
 
 class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
-    """Takes samples from an engine's thread; scores and stores them in its own.
+    """Takes samples from an engine's thread; scores and stores them in its own, and shows how far they are.
 
     What was put together is stored together: a batch never ends up half in a part, so a resumed run repeats whole
     batches. An error in the thread comes out of the next `put` or of `close`.
 
     `wanted` holds how many samples a question will have: its votes are counted with the last one. That may take the
-    workers a while; at the end of the run it would be time to wait. `look` is called once, with the first completions.
+    workers a while; at the end of the run it would be time to wait. `record` is the run's.
     """
 
     def __init__(
-        self,
-        tally: Tally,
-        wanted: Mapping[QuestionKey, int],
-        progress: EvalProgress,
-        look: Callable[[Sequence[Sample]], None] | None = None,
+        self, tally: Tally, wanted: Mapping[QuestionKey, int], record: EvalRecord, engine: Engine | None = None
     ) -> None:
-        self.tally, self._wanted, self._progress, self._look = tally, wanted, progress, look
-        self._first: list[Sample] = []  # Completions that are to be looked at
-        self._waiting: list[Sample] = []
-        self._characters = 0  # Of those that wait
-        self._lock = threading.Lock()
+        self.tally, self._wanted, self._record = tally, wanted, record
+        # Of this command's questions, not of all that are stored.
+        total, done = Counter[str](), Counter[str]()
+        for (name, question), n in wanted.items():
+            total[name] += n
+            done[name] += sum(i < n for i in tally.questions[name, question].scored)
+        if done.total():
+            LOG.info("%s: keeping %d stored samples", tally.folder.path, done.total())
+        chosen = record.scoring if record.scoring_by else None
+        self._progress = EvalProgress(chosen, total, done, engine, record.sampling.max_tokens)
+        self._first: list[Sample] | None = []  # Completions that are to be looked at; None once they were
+        self._waiting = deque[list[Sample]]()
         self._closing = threading.Event()
         pool = ThreadPoolExecutor(1, "scoring")
         self._work_done = pool.submit(self._work)
@@ -251,18 +269,20 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
 
     def put(self, samples: list[Sample]) -> None:
         """Hand over samples; blocks while much text waits to be scored."""
-        while self._characters > WAITING_CHARACTERS and not self._work_done.done():
+        while sum(map(_characters, self._waiting.copy())) > WAITING_CHARACTERS and not self._work_done.done():
             time.sleep(0.05)
         if self._work_done.done():
             self._work_done.result()
-        with self._lock:
-            self._waiting += samples
-            self._characters += _characters(samples)
+        self._waiting.append(samples)
 
     def close(self) -> None:
         """Score and store what is left, and stop the thread."""
         self._closing.set()
         self._work_done.result()
+
+    def __enter__(self) -> ScoringPipeline:
+        self._progress.__enter__()
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         try:
@@ -271,6 +291,8 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
             if kind is None:
                 raise
             LOG.warning("while storing what was left: %s", error)
+        finally:
+            self._progress.__exit__()
 
     def _work(self) -> None:
         rows: list[Sample] = []
@@ -278,8 +300,7 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
         try:
             while not last:
                 last = self._closing.wait(LOT_SECONDS)
-                with self._lock:
-                    new, self._waiting, self._characters = self._waiting, [], 0
+                new = [sample for _ in range(len(self._waiting)) for sample in self._waiting.popleft()]
                 if new:
                     self.tally.score(new)
                 oldest = oldest if rows else time.monotonic()
@@ -299,11 +320,11 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
         """Count what is scored; after storing, since counting votes may take a while."""
         self._progress.count(new)
         self.tally.add(new)
-        if self._look is not None:
+        if self._first is not None:
             self._first += [sample for sample in new if sample.error is None]
             if len(self._first) >= FIRST_LOOK:
-                self._look(self._first)
-                self._look = None
+                first_look(self._record, self._first)
+                self._first = None
         of = self.tally.questions
         whole = [key for key in {sample.key[:2]: None for sample in new} if len(of[key].scored) == self._wanted[key]]
         self.tally.count_votes([(self.tally.problems[key], of[key]) for key in whole])
@@ -313,14 +334,112 @@ def _characters(samples: list[Sample]) -> int:
     return sum(len(sample.completion) for sample in samples)
 
 
+class EvalProgress:
+    """Progress of an eval run, shown while it is used as a context manager. One thread counts; another may look.
+
+    scoring: the headline; None if the completions choose it. wanted, done: benchmark -> samples that it will have, and
+    those that are stored already. max_tokens: the most of a sample, if it is known.
+    """
+
+    def __init__(
+        self,
+        scoring: Scoring | None,
+        wanted: Mapping[str, int],
+        done: Mapping[str, int] | None = None,
+        engine: Engine | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self._scoring, self._engine, self._most = scoring, engine, max_tokens
+        self._wanted, self._before = wanted, done or {}
+        # Benchmark -> samples of this session: scored, failed, tagged (with an answer in tags), right by scoring.
+        self._counts = {name: Counter[str]() for name in wanted}
+        self._tokens = 0
+        self._live: Any = None
+        self._started = self._last_line = time.monotonic()
+
+    def __enter__(self) -> EvalProgress:
+        if LOG.isEnabledFor(logging.INFO) and sys.stderr.isatty():
+            from rich.live import Live
+
+            self._live = Live(console=stderr_console(), get_renderable=self._table, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def count(self, samples: Iterable[Sample]) -> None:
+        """Count samples once they are scored, or have failed."""
+        for sample in samples:
+            counts = self._counts[sample.benchmark]
+            self._tokens += sample.tokens or 0
+            counts["scored" if sample.error is None else "failed"] += 1
+            counts["tagged"] += sample.answer_strict is not None
+            counts.update(s for s in SCORINGS if sample.verdict(s) == Verdict.CORRECT)
+        if self._live is None and time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            lines = [f"{name}: {self._line(name)}" for name, counts in self._counts.items() if counts["scored"]]
+            LOG.info("%s", ", ".join([*lines, *self._speed()]))
+
+    def _speed(self) -> list[str]:
+        """Describe what is in flight, how fast it goes, and how long it will take."""
+        running, written = self._engine.running() if self._engine is not None else (0, 0)
+        elapsed = max(time.monotonic() - self._started, 1e-3)
+        scored, failed = (sum(counts[what] for counts in self._counts.values()) for what in ("scored", "failed"))
+        waiting = sum(self._wanted.values()) - sum(self._before.values()) - scored - failed
+        parts = [f"{running} in flight with {written:,} tokens"] if running else []
+        if self._engine is not None and self._engine.retried:
+            parts.append(f"{self._engine.retried} requests sent again")
+        if sampled := self._tokens + written:
+            parts.append(f"{sampled / elapsed:.0f} tokens/s")
+        if waiting and scored:
+            # The first to end are short: by their length it takes this long at least, and by the limit at most.
+            mean = self._tokens / scored
+            ends = [mean, self._most] if sampled and self._most else [mean]
+            times = [max(0.0, length * waiting - written) / sampled * elapsed for length in ends if length]
+            low, high = (times or [waiting / scored * elapsed])[0], (times or [0.0])[-1]
+            if high > 1.5 * low:
+                parts.append(f"{duration(low)} to {duration(high)} left")
+            elif low:
+                parts.append(f"about {duration(low)} left")
+        return parts
+
+    def _done(self, name: str) -> int:
+        return self._before.get(name, 0) + self._counts[name]["scored"]
+
+    def _line(self, name: str) -> str:
+        """Describe a benchmark."""
+        counts = self._counts[name]
+        scored, failed = counts["scored"], counts["failed"]
+        scoring = self._scoring or ("strict" if 2 * counts["tagged"] >= scored else "lenient")
+        right = f", pass@1 ({scoring}) {100 * counts[scoring] / scored:.1f} %" if scored else ""
+        return f"{self._done(name)}/{self._wanted[name]} samples{right}{f', {failed} failed' if failed else ''}"
+
+    def _table(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        for name, total in self._wanted.items():
+            table.add_row(name, ProgressBar(max(total, 1), self._done(name), width=24), self._line(name))
+        return Group(table, f"  {', '.join(self._speed())}")
+
+
 # -- what the samples of a run say of each other -----------------------------------------------------------------------
 
 
-def settle_thoughts(tally: Tally, *, apart: bool) -> None:
-    """Decide from a run's other completions whether those that were cut off are thoughts, which have no answer.
+def settle_by_others(tally: Tally, prompts: Mapping[QuestionKey, Prompt], *, apart: bool) -> None:
+    """Decide from all of a run's completions which that were cut off are thoughts, and which prompts were cut.
 
     apart: whether a completion that begins with `<think>` had its thought apart (a server's `reasoning_content`).
     """
+    _settle_thoughts(tally, apart=apart)
+    _settle_prompts(tally, prompts)
+
+
+def _settle_thoughts(tally: Tally, *, apart: bool) -> None:
     if all(sample.unfinished for sample in tally.scored() if sample.cut_off):
         return
     hidden = set[Key]()  # Those that may be thoughts: nothing in them says so
@@ -355,8 +474,7 @@ def settle_thoughts(tally: Tally, *, apart: bool) -> None:
     _change(tally, hidden, think)
 
 
-def settle_prompts(tally: Tally, prompts: Mapping[QuestionKey, Prompt]) -> None:
-    """Find prompts that a server cut, by the tokens that it counts in all of them."""
+def _settle_prompts(tally: Tally, prompts: Mapping[QuestionKey, Prompt]) -> None:
     read: dict[QuestionKey, tuple[int, int]] = {}
     for sample in tally.scored():
         key, prompt = sample.key[:2], prompts.get(sample.key[:2])

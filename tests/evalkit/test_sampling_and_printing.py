@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from servers import Reply, Server
 
-from gtpo.evalkit.evaluation.progress import EvalProgress
+from gtpo.evalkit.evaluation.scoring import EvalProgress
 from gtpo.runs import prompt
 from gtpo.runs.eval_folder import Sample, read_prompts
 from gtpo.runs.eval_record import read_record
@@ -117,7 +117,7 @@ def test_a_train_run_is_asked_as_it_was_trained(gtpo: Any, serve: Any, tiny_mode
 
 def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the length of what has ended to the limit: the first to end are short, so their length promises too much."""
-    import gtpo.evalkit.evaluation.progress as module
+    import gtpo.evalkit.evaluation.scoring as module
 
     clock = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])

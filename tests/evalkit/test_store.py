@@ -17,7 +17,6 @@ from gtpo.common.errors import UserError
 from gtpo.evalkit.engines.base import Prompt, Reading
 from gtpo.evalkit.evaluation.evaluate import check_prompts
 from gtpo.evalkit.evaluation.plan import Rendering
-from gtpo.evalkit.evaluation.progress import EvalProgress
 from gtpo.evalkit.evaluation.scoring import ScoringPipeline, Tally, count_votes, score
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
@@ -43,7 +42,7 @@ def pipeline(folder: EvalFolder, wanted: int = 9999, lots: list[int] | None = No
             lots.append(len(samples))
             super().score(samples)
 
-    return ScoringPipeline(Counting(folder, Verifier()), {("b", "q"): wanted}, EvalProgress("strict", {"b": 100}))
+    return ScoringPipeline(Counting(folder, Verifier()), {("b", "q"): wanted}, EvalRecord())
 
 
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
