@@ -180,9 +180,9 @@ class QuestionSamples:
         return [s.answer(scoring) for s in samples], [s.verdict(scoring) or "" for s in samples]
 
     def first(self, n: int) -> QuestionSamples:
-        """Return the samples with an index below n."""
+        """Return the samples with an index below n, with their votes if these are all."""
         scored, failed = ({i: s for i, s in of.items() if i < n} for of in (self.scored, self.failed))
-        return QuestionSamples(scored, failed)
+        return QuestionSamples(scored, failed, self.votes if len(scored) == len(self.scored) else {})
 
 
 class Tally:

@@ -120,6 +120,7 @@ def test_votes_are_counted_with_the_last_sample(tmp_path: Path) -> None:
         scoring.close()
         found = scoring.tally.questions["b", "q"].votes
         assert found == {"strict": (1, 2, [2]), "lenient": (1, 0, [3, 1])}
+        assert [scoring.tally.questions["b", "q"].first(n).votes for n in (5, 4)] == [found, {}], "not counted again"
         with Verifier() as verifier:
             stored = Tally(folder, verifier).questions["b", "q"]
             for name, votes in found.items():
