@@ -6,7 +6,6 @@ read as rows of the user's own: `_row` says what is in one. A completion that fa
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections import Counter
@@ -33,8 +32,6 @@ from gtpo.runs.prompt import PromptRecord
 
 CHUNK = 512
 
-Rows = Iterator[tuple[str, dict[str, Any]]]  # (file and line, row)
-
 
 class Row(NamedTuple):
     """Samples of one question. Rows of the same id are further samples of it."""
@@ -53,18 +50,17 @@ def read_completions(path: Path, fields: Mapping[str, str] | None = None) -> Ite
     fields: our names for fields that have others; such a file holds rows of the user's own. Rows without an id are
     numbered, so that files of the same questions in the same order can be compared.
     """
-    rows = read_rows(path)
-    first = next(rows)
-    rows = itertools.chain([first], rows)
-    if fields:
-        numbered = enumerate(rows)
-        rows = ((where, {"id": f"row {i}"} | renamed(row, fields, where)) for i, (where, row) in numbered)
-    elif {"doc_id", "resps"} <= first[1].keys():
-        rows = _of_lm_eval(path, rows)
-    if path.suffix == ".csv":
-        rows = ((where, _typed(row, where)) for where, row in rows)
-    counts: Counter[str] = Counter()
-    return (_row(where, row, counts) for where, row in rows)
+    counts, filter_name = Counter[str](), None
+    for number, (where, row) in enumerate(read_rows(path)):
+        if fields:
+            row = {"id": f"row {number}"} | renamed(row, fields, where)
+        elif {"doc_id", "resps"} <= row.keys():
+            # lm-eval logs each completion once for every filter: those of the first one stand for all.
+            filter_name = row.get("filter") if filter_name is None else filter_name
+            if row.get("filter") != filter_name:
+                continue
+            row = _of_lm_eval(path, row, where)
+        yield _row(where, _typed(row, where) if path.suffix == ".csv" else row, counts)
 
 
 def _typed(row: dict[str, Any], where: str) -> dict[str, Any]:
@@ -136,35 +132,26 @@ def _each(where: str, row: dict[str, Any], name: str, count: int) -> list[Any]:
     return values
 
 
-def _of_lm_eval(path: Path, rows: Rows) -> Rows:
-    """Yield the rows of lm-eval's samples_TASK_DATE.jsonl: those of its first filter, which stand for all."""
+def _of_lm_eval(path: Path, row: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a row of lm-eval's samples_TASK_DATE.jsonl in our fields."""
     match = re.match(r"samples_(.+?)_\d{4}-\d\d-\d\d", path.name)
     task = match[1] if match else path.name.partition(".")[0]
-    chosen = None
-    for where, row in rows:
-        # lm-eval logs each completion once for every filter.
-        chosen = chosen if chosen is not None else row.get("filter")
-        if row.get("filter") != chosen:
-            continue
-        try:
-            doc, target, number, texts = row["doc"], str(row["target"]), row["doc_id"], row["resps"][0]
-            if not isinstance(doc, dict) or not all(isinstance(text, str) for text in texts):
-                raise TypeError("a doc and generated texts are expected; log generate_until tasks")
-        except (KeyError, TypeError, IndexError) as error:
-            raise UserError(f"{where}: not a row of lm-eval's sample logs ({type(error).__name__}: {error})") from None
-        # The target may be a whole solution, as in GSM8K and MATH.
-        gold = gsm8k_gold(target) if "####" in target else math_gold(target) if "\\boxed" in target else target
-        right = row.get("exact_match", row.get("acc"))
-        yield (
-            where,
-            {
-                "id": f"gsm8k/test/{number}" if task.startswith("gsm8k") else f"{task}/{number}",
-                "problem": doc.get("question") or doc.get("problem"),
-                **({"gold": gold} if gold is not None else {}),
-                "completions": texts,
-                **({"label": right == 1} if isinstance(right, int | float) and len(texts) == 1 else {}),
-            },
-        )
+    try:
+        doc, target, number, texts = row["doc"], str(row["target"]), row["doc_id"], row["resps"][0]
+        if not isinstance(doc, dict) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("a doc and generated texts are expected; log generate_until tasks")
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{where}: not a row of lm-eval's sample logs ({type(error).__name__}: {error})") from None
+    # The target may be a whole solution, as in GSM8K and MATH.
+    gold = gsm8k_gold(target) if "####" in target else math_gold(target) if "\\boxed" in target else target
+    right = row.get("exact_match", row.get("acc"))
+    return {
+        "id": f"gsm8k/test/{number}" if task.startswith("gsm8k") else f"{task}/{number}",
+        "problem": doc.get("question") or doc.get("problem"),
+        **({"gold": gold} if gold is not None else {}),
+        "completions": texts,
+        **({"label": right == 1} if isinstance(right, int | float) and len(texts) == 1 else {}),
+    }
 
 
 # -- what is asked of a file -------------------------------------------------------------------------------------------
