@@ -86,7 +86,8 @@ _TOKENIZER = (
 def content_hashes(ref: ModelRef) -> dict[str, str | None]:
     """Return 16 hex digits for all that samples depend on: every byte of weights, of tokenizer, of generation_config.
 
-    Of an adapter too, and of its own tokenizer. None if there is no such file, and for what is not on this machine.
+    Of an adapter too, and of its own tokenizer; and the fingerprints of both, with a dash between them. None if there
+    is no such file, and for what is not on this machine.
     """
     folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
     reader = Path(ref.tokenizer_source)
@@ -100,7 +101,8 @@ def content_hashes(ref: ModelRef) -> dict[str, str | None]:
     # Hashing lets go of the interpreter, and large weights are many files.
     with ThreadPoolExecutor() as pool:
         hashes = {what: pool.map(lambda path: f"{path.name} {file_hash(path)}", paths) for what, paths in files.items()}
-    return {what: text_hash(*hashes[what]) if paths else None for what, paths in files.items()}
+    known = {what: text_hash(*hashes[what]) if paths else None for what, paths in files.items()}
+    return known | {"fingerprint": "-".join(map(fingerprint, folders)) or None}
 
 
 def _weights(folder: Path, **known: Any) -> ModelRef:
@@ -126,22 +128,21 @@ def _weights(folder: Path, **known: Any) -> ModelRef:
 
 def _train_run(run: TrainFolder, checkpoint: str | None) -> ModelRef:
     config = run.config() or {}
-    chosen = run.weights(checkpoint)
+    chosen, own = run.weights(checkpoint), None
     max_tokens, whole = config.get("training.max_completion_length"), config.get("model.max_seq_length")
     if max_tokens is None and whole is not None and "training.max_prompt_length" in config:
         # A run of method sft need not say it, and the authors' own configs say it so.
         max_tokens = whole - config["training.max_prompt_length"]
     name = run.root.name
-    own = None if checkpoint is not None else chosen
     with suppress(UserError):
-        own = own or run.weights()
+        own = run.weights().resolve()
     if run.status != "finished":
         why = f" ({run.run()['stopped_because']})" if run.collapsed else ""
         LOG.warning("train run %s is %s%s: evaluating %s/ as it is", name, run.status, why, chosen.name)
     return _weights(
         chosen,
         # By default other weights than the run's own are evaluated in another folder.
-        name=name if own is not None and own.resolve() == chosen.resolve() else f"{name}-{chosen.name}",
+        name=name if own == chosen.resolve() else f"{name}-{chosen.name}",
         train_run=name,
         method=run.run().get("method"),
         preset=run.run().get("preset"),

@@ -16,18 +16,10 @@ from gtpo.common.packages import installed, require
 from gtpo.common.provenance import text_hash
 from gtpo.evalkit.engines import model_ref
 from gtpo.evalkit.engines.base import Engine, Prompt, Reading, Sampling, Task
-from gtpo.evalkit.engines.model_ref import ModelRef, content_hashes, fingerprint, recommended_sampling, resolve_model
+from gtpo.evalkit.engines.model_ref import ModelRef
+from gtpo.evalkit.evaluation import tasks
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.evaluation.tasks import (
-    Benchmark,
-    Protocol,
-    checksum,
-    content_checksum,
-    find_benchmarks,
-    load_problems,
-    select_problems,
-    way_of_asking,
-)
+from gtpo.evalkit.evaluation.tasks import Benchmark, Protocol
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verifier
@@ -130,8 +122,8 @@ def find_tasks(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark], P
         settings, like = settings_like(settings)
     # The names of fields are those of the completions, if there are some.
     fields = settings.field_names() if settings.completions is None else {}
-    named = find_benchmarks(settings.named, fields) if settings.named else []
-    protocol = way_of_asking(settings, like or named)
+    named = tasks.find_benchmarks(settings.named, fields) if settings.named else []
+    protocol = tasks.way_of_asking(settings, like or named)
     settings = protocol.apply_to(settings)
     run = find_train_run(settings.model) if settings.model and settings.completions is None else None
     if run is not None and protocol.api == "chat" and settings.chat_template_kwargs is None:
@@ -200,7 +192,7 @@ def drop_unverifiable(
     kept = [p for p in chosen if p.id not in excluded]
     if not kept:
         raise UserError(f"{name}: no problem is left to evaluate")
-    hashes = {"checksum": checksum(kept), "content_checksum": content_checksum(kept)}
+    hashes = {"checksum": tasks.checksum(kept), "content_checksum": tasks.content_checksum(kept)}
     return kept, BenchmarkRecord(source=source, questions=len(kept), excluded=list(excluded), **hashes)
 
 
@@ -214,17 +206,17 @@ def plan_evaluation(
     """Resolve the model, load and check the problems, and render the prompts for the engine, or the one to start."""
     name = choose_engine(settings) if engine is None else engine.name
     remote = name == "openai" and settings.serve_command is None
-    ref = resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=remote)
+    ref = model_ref.resolve_model(settings.model or "", checkpoint=settings.checkpoint, served=remote)
     run = find_train_run(settings.model or "")
-    loaded = {benchmark.name: load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
-    selected = select_problems(loaded, settings.limit, settings.questions)
+    loaded = {benchmark.name: tasks.load_problems(benchmark, settings.data_dir) for benchmark in benchmarks}
+    selected = tasks.select_problems(loaded, settings.limit, settings.questions)
     problems: dict[str, list[Problem]] = {}
     records: dict[str, BenchmarkRecord] = {}
     asked: dict[QuestionKey, tuple[Problem, list[Problem]]] = {}
     for benchmark in benchmarks:
         every = loaded[benchmark.name]
         # The questions that --like brings may be a part.
-        if benchmark.checksum and (settings.named or not settings.like) and checksum(every) != benchmark.checksum:
+        if benchmark.checksum and (settings.named or not settings.like) and tasks.checksum(every) != benchmark.checksum:
             LOG.warning(
                 "%s: these ids and golds (%d problems) are not those of the published set; a comparison with numbers "
                 "from elsewhere may not hold", benchmark.name, len(every),
@@ -241,13 +233,10 @@ def plan_evaluation(
         examples = protocol.examples(every, settings.data_dir)
         asked |= {(benchmark.name, p.id): (p, examples[p.id]) for p in kept}
     rendered = render_prompts(settings, protocol, ref, asked, remote=remote)
-    folders = [folder for folder in (ref.folder, ref.adapter) if folder is not None]
     model = ModelRecord(
         source=ref.source,
         adapter=str(ref.adapter) if ref.adapter else None,
-        # None for a Hub name or a server.
-        fingerprint="-".join(fingerprint(folder) for folder in folders) or None,
-        **content_hashes(ref),
+        **model_ref.content_hashes(ref),
         **{name: getattr(ref, name) for name in ("train_run", "checkpoint", "method", "preset")},
     )
     served = {"serve": settings.server[1]} if settings.server else {}
@@ -379,7 +368,7 @@ def with_sampling(plan: Plan, settings: EvalSettings, protocol: Protocol, old: E
             f"{plan.ref.source} ({context} tokens): {advice}"
         )
     if settings.sampling == "model":
-        recommended = recommended_sampling(plan.ref)
+        recommended = model_ref.recommended_sampling(plan.ref)
         try:
             settings = settings.filled(recommended)
         except UserError as error:

@@ -27,17 +27,8 @@ from gtpo.common.provenance import text_hash
 from gtpo.common.settings import validate_yaml
 from gtpo.evalkit.engines.base import Prompt, Reading
 from gtpo.evalkit.evaluation.settings import EvalSettings, SamplingName
+from gtpo.rewards.data import problems as sources
 from gtpo.rewards.data.problem import Problem
-from gtpo.rewards.data.problems import (
-    FILES,
-    GENERATED,
-    SOURCES,
-    HubSource,
-    load_file,
-    load_hub,
-    load_source,
-    problem_of,
-)
 from gtpo.rewards.extract import check_rule
 
 _FILE = Path(__file__).with_name("tasks.yaml")
@@ -128,7 +119,7 @@ class Protocol(_Section):
         """Return the examples of each question of a benchmark, by its id. problems: all of them, in their order."""
         if self.fewshot is None:
             return {p.id: [] for p in problems}
-        pool, choice = load_source(self.fewshot.data, data_dir=data_dir), self.fewshot.choice
+        pool, choice = sources.load_source(self.fewshot.data, data_dir=data_dir), self.fewshot.choice
         if isinstance(choice, dict):
             by_id = {p.id: p for p in pool}
             if absent := [identifier for identifier in choice if identifier not in by_id]:
@@ -270,19 +261,19 @@ class Benchmark(_Section):
         """Where the problems come from, for the reader."""
         if self.hub:
             return f"{self.hub} ({self.split})"
-        if source := SOURCES.get(self.data or ""):
+        if source := sources.SOURCES.get(self.data or ""):
             return f"{source.repository} ({source.split})"
-        return self.file or ("generated, embedded" if self.data in GENERATED else self.data or "")
+        return self.file or ("generated, embedded" if self.data in sources.GENERATED else self.data or "")
 
     @property
     def local(self) -> str:
         """Name of its file in the data folder, without the ending; empty if it needs none."""
-        return self.data or "" if self.data in SOURCES else ""
+        return self.data or "" if self.data in sources.SOURCES else ""
 
     @property
     def size(self) -> int | None:
         """How many problems it has, if that is known before they are loaded."""
-        return SOURCES[self.local].count if self.local else self.count
+        return sources.SOURCES[self.local].count if self.local else self.count
 
     @property
     def judged(self) -> dict[str, Any]:
@@ -355,11 +346,11 @@ def find_benchmark(name: str, fields: Mapping[str, str] | None = None) -> Benchm
 
     fields: of a file, our names for fields that have others.
     """
-    if name.endswith(FILES):
+    if name.endswith(sources.FILES):
         own = {"name": file_stem(Path(name)), "file": name, "gold": "text", "fields": dict(fields or {})}
         return Benchmark.model_validate(own)
     if fields:
-        raise UserError(f"--fields is for {', '.join(FILES)} files, and {name} is none")
+        raise UserError(f"--fields is for {', '.join(sources.FILES)} files, and {name} is none")
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     if name.endswith(_YAML):
@@ -406,14 +397,15 @@ def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Pro
     if benchmark._problems is not None:
         problems = benchmark._problems
     elif benchmark.file is not None:
-        problems = load_file(Path(benchmark.file), stem=benchmark.name, **rows)
+        problems = sources.load_file(Path(benchmark.file), stem=benchmark.name, **rows)
     elif benchmark.hub is not None:
         configs = [benchmark.config] if isinstance(benchmark.config, str) else benchmark.config
-        hub, name = HubSource(benchmark.hub, benchmark.split, benchmark.count or 0, "", configs), benchmark.name
-        where = f"{benchmark.hub}, row"
-        problems = load_hub(name, hub, lambda row, i: problem_of(row, i, name, f"{where} {i + 1}", **rows))
+        hub = sources.HubSource(benchmark.hub, benchmark.split, benchmark.count or 0, "", configs)
+        name, where, read = benchmark.name, f"{benchmark.hub}, row", sources.problem_of
+        problems = sources.load_hub(name, hub, lambda row, i: read(row, i, name, f"{where} {i + 1}", **rows))
     else:
-        problems = [replace(p, **benchmark.judged) for p in load_source(benchmark.data or "", data_dir=data_dir)]
+        every = sources.load_source(benchmark.data or "", data_dir=data_dir)
+        problems = [replace(p, **benchmark.judged) for p in every]
     if not problems:
         raise UserError(f"benchmark {benchmark.name} has no problems")
     identifier, count = Counter(problem.id for problem in problems).most_common(1)[0]
