@@ -1,4 +1,5 @@
-"""`gtpo eval` as a user runs it: a real model, real files, kill -9, a second writer, mistakes."""
+"""`gtpo eval` as a user runs it: a real model, real files, kill -9, a second writer, eval.json lost or damaged, parts
+of another run."""
 
 from __future__ import annotations
 
@@ -9,10 +10,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import command_line, python
 from run_folders import samples
+
+from gtpo.common.errors import UserError
+from gtpo.runs.eval_folder import EvalFolder
 
 EVAL = ("--engine", "transformers", "--max-tokens", "24", "--batch-size", "32", "--quiet", "--limit", "10")
 BOTH = ("--benchmarks", "arithmetic,arithmetic_hard", "--k", "12")
@@ -35,6 +40,12 @@ def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert str(out) in done.stdout
     assert len(completions(out)) == 240
     return out
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "run")
+    return tmp_path / "run"
 
 
 KILLED = """
@@ -81,9 +92,7 @@ def test_raised_k_keeps_what_exists(gtpo, tiny_model: Path, whole: Path, tmp_pat
     assert sorted(path.name for path in (out / "samples").iterdir()) == before
 
 
-def test_a_damaged_part_is_named(gtpo, tiny_model: Path, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    run = tmp_path / "run"
-    shutil.copytree(whole, run)
+def test_a_damaged_part_is_named(gtpo, tiny_model: Path, whole: Path, run: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     part = sorted((run / "samples").iterdir())[0]
     part.write_bytes(part.read_bytes()[:-40])
     command = ("eval", tiny_model, *BOTH, "--out", run, *EVAL)
@@ -95,19 +104,13 @@ def test_a_damaged_part_is_named(gtpo, tiny_model: Path, whole: Path, tmp_path: 
 
 
 def test_two_writers(gtpo, whole: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
-    from gtpo.runs.eval_folder import EvalFolder
-
     command = ("eval", tiny_model, *BOTH, "--out", whole, *EVAL)
     with EvalFolder(whole):
         assert f"being written by another process (process {os.getpid()})" in gtpo(*command, code=2).stderr
     gtpo(*command)
 
 
-def test_rescore(gtpo, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    import pyarrow as pa
-
-    run = tmp_path / "run"
-    shutil.copytree(whole, run)
+def test_rescore(gtpo, whole: Path, run: Path) -> None:  # type: ignore[no-untyped-def]
     assert "no verdicts changed" in gtpo("eval", run, "--rescore", "--quiet").stderr
     assert metrics(run) == metrics(whole)
     part = sorted((run / "samples").iterdir())[0]
@@ -121,3 +124,60 @@ def test_rescore(gtpo, whole: Path, tmp_path: Path) -> None:  # type: ignore[no-
     first = completions(whole)[(rows[0]["benchmark"], rows[0]["question_id"], rows[0]["sample_index"])]
     assert f"rescored: 1 verdicts changed\n       1  strict: CORRECT -> {first[1]}\n" in done.stderr
     assert metrics(run) == metrics(whole)
+
+
+# -- whose samples are in a run folder ---------------------------------------------------------------------------------
+
+ONE = ("--benchmarks", "arithmetic", "--k", "12", *EVAL)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "another file's", "wrong types"])
+def test_eval_json_is_rebuilt_from_the_parts(gtpo, tiny_model: Path, whole: Path, run: Path, damage: str) -> None:  # type: ignore[no-untyped-def]
+    path = run / "eval.json"
+    text = path.read_text()
+    path.unlink()
+    broken = {
+        "cut": text[:500], "empty": "", "another file's": "[]",
+        "wrong types": json.dumps({**json.loads(text), "sampling": {"n": "two"}}),
+    }  # fmt: skip
+    if damage != "missing":
+        path.write_text(broken[damage])
+    other = gtpo("eval", tiny_model, "--out", run, *ONE, "--seed", "7", code=2)
+    assert "sampling.seed (0 there, 7 now)" in other.stderr
+    assert "rebuilt from the samples" in gtpo("eval", tiny_model, "--out", run, *ONE).stderr
+    assert samples(run) == samples(whole), "the other benchmark is there too"
+    assert metrics(run) == metrics(whole)
+
+
+def test_a_part_of_another_run_is_refused(gtpo, tiny_model: Path, run: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    gtpo("eval", tiny_model, "--out", "other", *ONE, "--seed", "9", "--k", "1")
+    (foreign,) = (tmp_path / "other/samples").iterdir()
+    shutil.copy(foreign, run / "samples/part-000099.parquet")
+    done = gtpo("eval", tiny_model, "--out", run, *ONE, code=2)
+    assert "part-000099.parquet was made with other settings: sampling.seed (9 there, 0 now)" in done.stderr
+
+
+def test_a_part_that_does_not_say_whose_it_is(gtpo, tiny_model: Path, run: Path) -> None:  # type: ignore[no-untyped-def]
+    part = sorted((run / "samples").iterdir())[0]
+    pq.write_table(pq.read_table(part).replace_schema_metadata({b"gtpo_schema_version": b"2"}), part)
+    done = gtpo("eval", tiny_model, "--out", run, *ONE, code=2)
+    assert f"{part.name} does not say of which run it is: move it away" in done.stderr
+
+
+def test_a_change_of_the_rules_verifies_what_is_stored(gtpo, tiny_model: Path, whole: Path, run: Path) -> None:  # type: ignore[no-untyped-def]
+    record = json.loads((run / "eval.json").read_text())
+    record["verifier"]["version"] = 0
+    (run / "eval.json").write_text(json.dumps(record | {"status": "incomplete"}))
+    part = sorted((run / "samples").iterdir())[0]
+    table = pq.read_table(part)
+    rows = [{**row, "verdict_strict": "CORRECT", "verdict_lenient": "CORRECT"} for row in table.to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), part)
+    done = gtpo("eval", tiny_model, *BOTH, "--out", run, *EVAL)
+    assert "the rules of scoring have changed" in done.stderr
+    assert (samples(run), metrics(run)) == (samples(whole), metrics(whole))
+
+
+def test_a_newer_version_is_not_rebuilt(run: Path) -> None:
+    (run / "eval.json").write_text(json.dumps({"schema_version": 99, "benchmarks": {}}))
+    with EvalFolder(run) as folder, pytest.raises(UserError, match="schema version 99"):
+        folder.record()
