@@ -32,6 +32,7 @@ from gtpo.runs.eval_record import EvalRecord
 from gtpo.runs.train_run import TrainFolder
 
 N = 64
+ENDS = ("mean", "low", "high")
 SIZES = {"gsm8k": 1319, "math": 5000, "aime24": 30, "aime25": 30, "amc": 40}
 METHODS = (None, "sft", "grpo", "grpo-filtered", "gtpo", "gtpo-published", "gtpo-eq7", "gtpo-no-filter")
 CHUNK = 20_000
@@ -66,7 +67,7 @@ def write_run(path: Path, method: str | None, seed: int, samples_of: str | None,
             silent = [N - c - sum(v) for c, v in zip(right, votes, strict=True)]
             passes, majority = pass_at_all_k([N] * count, right), maj_at_all_k(votes, right, silent)
             scored = {
-                metric: {str(k): mean_interval(found[:, k - 1])._asdict() for k in range(1, N + 1)}
+                metric: {str(k): dict(zip(ENDS, mean_interval(found[:, k - 1]), strict=False)) for k in range(1, N + 1)}
                 for metric, found in (("pass@k", passes), ("maj@k", majority))
             }
             entry = {"source": "made up", "questions": count, "samples": N * count, "n": N, "checksum": "x"}

@@ -84,17 +84,9 @@ class ScoreInterval(NamedTuple):
     mean: float
     low: float
     high: float
-
-
-class MethodMean(NamedTuple):
-    """The mean of a method over its training seeds with its 95 % interval, all as fractions."""
-
-    mean: float
-    # low, high: covers questions and samples, and training if `covers_training`.
-    low: float
-    high: float
+    # Whether it covers training too.
     covers_training: bool
-    # The mean of each seed.
+    # The mean of each training seed.
     seed_means: tuple[float, ...]
 
     @property
@@ -404,10 +396,10 @@ def mean_interval(values: ArrayLike, *, clusters: ArrayLike | None = None) -> Sc
     values: [Q] scores in [0, 1], one per question. clusters: [Q] labels; questions with one label are one. Raises
     ValueError on an empty list, a NaN, or a score outside [0, 1].
     """
-    return ScoreInterval(*method_mean(np.asarray(values)[None], clusters=clusters)[:3])
+    return method_mean(np.asarray(values)[None], clusters=clusters)
 
 
-def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> MethodMean:
+def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> ScoreInterval:
     """Return a method's mean over S seeds and Q questions with its 95 % interval. scores: [S, Q] in [0, 1].
 
     From SEEDS_NEEDED seeds on it covers training. clusters: as in `mean_interval`. Raises ValueError on an empty
@@ -447,7 +439,7 @@ def method_mean(scores: ArrayLike, *, clusters: ArrayLike | None = None) -> Meth
             low = min(low, float(special.gammaincinv(solved, 1 - LEVEL)) / questions)
         if 0 < questions - solved <= _FEW:
             high = max(high, 1 - float(special.gammaincinv(questions - solved, 1 - LEVEL)) / questions)
-    return MethodMean(mean, low, high, covers_training, tuple(seed_means.tolist()))
+    return ScoreInterval(mean, low, high, covers_training, tuple(seed_means.tolist()))
 
 
 def holm_factors(p: Array, owners: Sequence[int] | None = None) -> Array:

@@ -7,6 +7,7 @@ compared key by key: what differs is named, nothing differs in silence.
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 from collections import Counter
@@ -26,7 +27,7 @@ from gtpo.evalkit.comparison.columns import Column
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.design import Design, Noise
 from gtpo.evalkit.engines.model_ref import fingerprint
-from gtpo.evalkit.statistics import FAMILIES, MethodMean, PairedDifference, clusters_of, method_mean, wording
+from gtpo.evalkit.statistics import FAMILIES, PairedDifference, ScoreInterval, clusters_of, method_mean, wording
 from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, Interval
 from gtpo.runs.find import EvalRun, Questions
@@ -66,7 +67,7 @@ class Cell:
     """One method's value of one column, and how it differs from the baseline (None for the baseline itself)."""
 
     column: Column
-    value: MethodMean
+    value: ScoreInterval
     paired: PairedDifference | None = None
     # The mean if every missing sample were wrong, and if it were right; None if none is missing.
     bounds: tuple[float, float] | None = None
@@ -244,7 +245,7 @@ class Table:
             side = self.sides[method]
             values = [column.metric.values(part, column.k) for part in side.parts]
             medians = side.by_draw([np.median(of) if of.size else math.nan for of in values]).tolist()
-            return Cell(column, MethodMean(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
+            return Cell(column, ScoreInterval(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
         value = method_mean(self.scores(method, column), clusters=self.clusters_at(column.k))
         checkpoints, to_mean = self.checkpoints(method, column)
         return Cell(column, value, None, self.bounds(method, column), checkpoints=checkpoints, to_mean=to_mean)
@@ -448,10 +449,8 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
         # Up to rules version 15 Math-Verify could judge in place of our verifier.
         if theirs := (record.verifier.model_extra or {}).get("math_verify"):
             values["verifier"] = f"Math-Verify {theirs}"
-        for key in SETTINGS:
-            by_key[key][run.name] = values[key]
-        for name in run.benchmarks:
-            by_key.setdefault(f"n of {name}", {})[run.name] = run.entry(name).n
+        for key, value in (values | {f"n of {name}": run.entry(name).n for name in run.benchmarks}).items():
+            by_key.setdefault(key, {})[run.name] = value
     differing = {key: values for key, values in by_key.items() if len(set(map(str, values.values()))) > 1}
     shared = {key: next(iter(by_key[key].values()), None) for key in SETTINGS if key not in differing}
     counts = {key.removeprefix("n of "): next(iter(by_key[key].values())) for key in by_key if key not in SETTINGS}
@@ -502,18 +501,16 @@ def _mending_command(runs: list[EvalRun], problems: list[str]) -> str:
 
 def _other_differences(runs: list[EvalRun]) -> list[str]:
     """`engine.versions.vllm (a: 0.30; b: 0.31)` for every other key of eval.json."""
-    flat = {run.name: _other_settings(run.record) for run in runs}
-    found = {key: {run: _text(own.get(key)) for run, own in flat.items()} for keys in flat.values() for key in keys}
+    skipped, flat = tuple(f"{name}." for name in NOT_SETTINGS), dict[str, dict[str, Any]]()
+    for run in runs:
+        own = flat[run.name] = flatten(run.record.as_json())
+        own["adapter"] = "yes" if own.pop("model.adapter", None) else "no"
+    keys = [key for key in dict.fromkeys(itertools.chain(*flat.values())) if not f"{key}.".startswith(skipped)]
     # Adapters against the model that they lie on: the adapter is what is compared.
     if len({run.record.model.source for run in runs}) == 1:
-        found.pop("adapter", None)
-    return [f"{key} ({by_run(values)})" for key, values in found.items() if len(set(values.values())) > 1]
-
-
-def _other_settings(record: EvalRecord) -> dict[str, Any]:
-    skipped = tuple(f"{name}." for name in NOT_SETTINGS)
-    kept = {key: value for key, value in flatten(record.as_json()).items() if not f"{key}.".startswith(skipped)}
-    return kept | {"adapter": "yes" if kept.pop("model.adapter", None) else "no"}
+        keys.remove("adapter")
+    values = {key: {run: _text(own.get(key)) for run, own in flat.items()} for key in keys}
+    return [f"{key} ({by_run(of)})" for key, of in values.items() if len(set(of.values())) > 1]
 
 
 def _changed_weights(run: EvalRun) -> Iterator[str]:

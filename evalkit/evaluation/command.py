@@ -141,7 +141,8 @@ def _print_by(
         if k > 1:
             curves |= {f"pass@{k}": part.pass_at_k[:, k - 1], f"maj@{k}": part.maj_at_k[:, k - 1]}
         for title, column in curves.items():
-            row[title] = _cell(Interval(**mean_interval(column, clusters=clusters)._asdict()))
+            mean, low, high, *_ = mean_interval(column, clusters=clusters)
+            row[title] = _cell(Interval(mean=mean, low=low, high=high))
         rows.append(row)
     _print_table(console, rows, f"{name} by {by}, {record.scoring} scoring, %")
 

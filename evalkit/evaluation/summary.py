@@ -68,10 +68,10 @@ def _metrics(
         for k in range(1, min(n, max(counts)) + 1):
             rows = np.array(counts) >= k
             same = None if clusters is None else clusters[rows]
-            interval = mean_interval(tables[metric][rows, k - 1], clusters=same)
+            mean, low, high, *_ = mean_interval(tables[metric][rows, k - 1], clusters=same)
             fewer = {} if rows.all() else {"questions": int(rows.sum())}
             ends = {end: float(table[metric][:, k - 1].mean()) for end, table in bounds.items()}
-            found[k] = Interval(**interval._asdict(), **fewer, **ends)
+            found[k] = Interval(mean=mean, low=low, high=high, **fewer, **ends)
         return found
 
     every = [sample for _, samples in questions for sample in samples.scored.values()]
