@@ -58,13 +58,6 @@ class Band(NamedTuple):
     high: NDArray[np.float64]
     seeds: int = 1
 
-    def thin(self, points: int) -> Band:
-        """At most `points` values, each the mean of a run of neighbouring steps, with the least and the largest."""
-        edges = np.linspace(0, self.steps.size, min(points, self.steps.size) + 1).astype(int)
-        starts, width = edges[:-1], np.diff(edges)
-        steps, means = (np.add.reduceat(of, starts) / width for of in (self.steps, self.mean))
-        return Band(steps, means, np.minimum.reduceat(self.low, starts), np.maximum.reduceat(self.high, starts))
-
 
 def read_curves(train: TrainFolder) -> dict[str, Band]:
     """The curves of one train run by key; values that are missing, null or not finite leave a gap. Raises UserError."""
@@ -81,7 +74,10 @@ def read_curves(train: TrainFolder) -> dict[str, Band]:
 
 
 def bands(curves: list[dict[str, Band]], points: int) -> dict[str, Band]:
-    """The curves of a method's train runs by key, at most `points` steps each: those that every seed reached."""
+    """The curves of a method's train runs by key, of the steps that every seed reached.
+
+    At most `points` values each, which are the means of neighbouring steps.
+    """
     joined = {}
     for key in dict.fromkeys(key for one in curves for key in one):
         own = [one[key] for one in curves if key in one]
@@ -91,12 +87,13 @@ def bands(curves: list[dict[str, Band]], points: int) -> dict[str, Band]:
         steps = steps[(steps >= first) & (steps <= last)]
         if not steps.size:  # the seeds logged no step in common
             continue
-        values = [np.interp(steps, curve.steps, curve.mean) for curve in own]
-        thin = [Band(steps, of, of, of).thin(points) for of in values]
-        joined[key] = thin[0]
-        if len(own) > 1:
-            means = np.stack([band.mean for band in thin])
-            joined[key] = Band(thin[0].steps, means.mean(axis=0), means.min(axis=0), means.max(axis=0), len(own))
+        values = np.stack([np.interp(steps, curve.steps, curve.mean) for curve in own])
+        edges = np.linspace(0, steps.size, min(points, steps.size) + 1).astype(int)
+        x, means = (np.add.reduceat(of, edges[:-1], axis=-1) / np.diff(edges) for of in (steps, values))
+        low, high = means.min(axis=0), means.max(axis=0)
+        if len(own) == 1:
+            low, high = (least.reduceat(values[0], edges[:-1]) for least in (np.minimum, np.maximum))
+        joined[key] = Band(x, means.mean(axis=0), low, high, len(own))
     return joined
 
 

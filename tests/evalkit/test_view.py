@@ -27,7 +27,7 @@ from aiohttp.test_utils import TestServer
 from run_folders import HOSTILE, write_eval, write_train
 from test_compare import gtpo
 
-from gtpo.evalkit.comparison.training_curves import Band
+from gtpo.evalkit.comparison.training_curves import Band, bands
 from gtpo.evalkit.view import Runs, application
 
 IN_A_PROCESS = ("evalkit/view.py",)
@@ -269,7 +269,7 @@ def test_a_train_run_brings_its_evaluations_its_warnings_and_earlier_rollouts(dr
 def test_a_thinned_curve_keeps_its_extremes() -> None:
     values = np.arange(7500) % 10.0
     values[4000] = 1000.0
-    thin = Band(np.arange(7500.0), values, values, values).thin(500)
+    thin = bands([{"loss": Band(np.arange(7500.0), values, values, values)}], 500)["loss"]
     assert thin.low.size == thin.high.size == thin.mean.size == 500
     assert (thin.low.min(), thin.high.max()) == (0.0, 1000.0)
     assert np.all((thin.low <= thin.mean) & (thin.mean <= thin.high))
