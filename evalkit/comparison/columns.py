@@ -134,14 +134,13 @@ def parse_columns(words: Sequence[str]) -> list[Column] | None:
     columns: dict[Column, None] = {}
     for text in (part.strip() for word in words for part in word.split(",")):
         text = re.sub(r"^cons@", "maj@", text)  # consensus: another name of the majority
-        for metric in METRICS:
-            if match := re.fullmatch(re.escape(metric.name).replace("@k", r"@([1-9]\d*)"), text):
-                columns[Column(metric, int(match[1]) if metric.by_k else 0)] = None
-                break
-        else:
-            *first, last = (metric.name.replace("@k", "@K") for metric in METRICS)
+        match = re.fullmatch(r"(.+@)([1-9]\d*)", text)
+        name, k = (f"{match[1]}k", int(match[2])) if match else (text, 0)
+        metric = next((one for one in METRICS if one.name == name and one.by_k == bool(k)), None)
+        if metric is None:
+            *first, last = (one.name.replace("@k", "@K") for one in METRICS)
             raise UserError(f'--metric "{text}": expected {", ".join(first)} or {last}, e.g. --metric pass@1')
-    for column in list(columns)[:1]:
-        if not column.metric.tested:
-            raise UserError(f"--metric {column.label} is shown, not tested: name a metric that is tested before it")
+        columns[Column(metric, k)] = None
+    if columns and not (primary := next(iter(columns))).metric.tested:
+        raise UserError(f"--metric {primary.label} is shown, not tested: name a metric that is tested before it")
     return list(columns) or None
