@@ -274,27 +274,22 @@ def as_terminal(
 
 def _draw_short(comparison: MethodComparison, column: Column, width: int) -> list[RenderableType]:
     """Draw one column of every benchmark without frames, each line as wide: method, figure, difference."""
-    lines: list[Text | tuple[str, str, Text]] = []
+    rows: dict[str, list[tuple[str, str, Text]]] = {}
     for table in comparison.benchmarks:
-        title = f"{column.label}, {column.metric.unit}   {header(table)}, {comparison.scoring}"
-        lines.append(Text(title, style="bold"))
+        of_table = rows[f"{column.label}, {column.metric.unit}   {header(table)}, {comparison.scoring}"] = []
         for name in table.sides:
             cell = table.cells[name, column]
             value, _, interval, change = texts_of(cell)
-            change = "baseline" if name == table.baseline else change
-            styled = Text(change, style=STYLES.get(cell.verdict or "", ""))
-            lines.append((method_name(comparison, name, role=False), _join(value, interval), styled))
-    rows = [line for line in lines if isinstance(line, tuple)]
-    names, values, changes = (max((len(row[i]) for row in rows), default=0) for i in range(3))
-    room = max(12, min(names, width - values - changes - 6))
-    parts: list[RenderableType] = []
-    for line in lines:
-        if isinstance(line, Text):
-            parts.append(line)
-            continue
-        first, *more = wrap(line[0], room)
-        parts.append(Text.assemble(f"  {set_cell_size(first, room)}  {set_cell_size(line[1], values)}  ", line[2]))
-        parts += [Text(f"  {rest}") for rest in more]
+            styled = Text("baseline" if name == table.baseline else change, style=STYLES.get(cell.verdict or "", ""))
+            of_table.append((method_name(comparison, name, role=False), _join(value, interval), styled))
+    names, values, changes = (max(len(row[i]) for of in rows.values() for row in of) for i in range(3))
+    room, parts = max(12, min(names, width - values - changes - 6)), list[RenderableType]()
+    for title, of_table in rows.items():
+        parts.append(Text(title, style="bold"))
+        for name, value, styled in of_table:
+            first, *more = wrap(name, room)
+            parts.append(Text.assemble(f"  {set_cell_size(first, room)}  {set_cell_size(value, values)}  ", styled))
+            parts += [Text(f"  {rest}") for rest in more]
     return parts
 
 
