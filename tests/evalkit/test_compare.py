@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import command_line
@@ -152,29 +151,23 @@ def test_missing_samples_that_could_reverse_it_take_a_verdict_away(tmp_path: Pat
 
 def test_median_tokens_of_right_and_of_wrong_answers(tmp_path: Path) -> None:
     """A metric that is no percentage, from the samples by hand; without an interval, a difference or a verdict."""
-    write_eval(tmp_path / "one", benchmarks={"arithmetic": 9, "hard": 4}, method="grpo", failed=((0, 7), (3, 0)))
-    write_eval(tmp_path / "two", benchmarks={"arithmetic": 9}, skill=1)
+    write_eval(tmp_path / "one", benchmarks={"arithmetic": 9, "hard": 4}, seed=2, failed=((0, 7), (3, 0)))
     shutil.rmtree(write_eval(tmp_path / "bare", benchmarks={"arithmetic": 9}, method=None) / "samples")
-    for run, change in (("one", lambda row: 3 * row["sample_index"]), ("two", lambda row: row["sample_index"] ** 2)):
-        for part in (tmp_path / run / "samples").glob("*.parquet"):
-            table = pq.read_table(part)
-            tokens = pa.array([None if row["error"] else change(row) for row in table.to_pylist()], pa.int32())
-            pq.write_table(table.set_column(table.column_names.index("tokens"), "tokens", tokens), part)
-    wanted: dict[tuple[str, str], float | None] = {("bare", f"tokens-{kind}"): None for kind in ("right", "wrong")}
-    for run in ("one", "two"):
-        rows = pq.read_table(tmp_path / run / "samples").to_pylist()
-        rows = [row for row in rows if row["benchmark"] == "arithmetic" and not row["error"]]
-        for kind in ("right", "wrong"):
-            tokens_of = [row["tokens"] for row in rows if (row["verdict_strict"] == "CORRECT") == (kind == "right")]
-            wanted[run, f"tokens-{kind}"] = float(np.median(tokens_of))
-    words = ("compare", "one", "two", "bare", "--metric", "pass@1,tokens-wrong")
+    rows = pq.read_table(tmp_path / "one/samples").to_pylist()
+    rows = [row for row in rows if row["benchmark"] == "arithmetic" and not row["error"]]
+    wanted: dict[tuple[str, str], float | None] = {}
+    for kind in ("right", "wrong"):
+        tokens = [row["tokens"] for row in rows if (row["verdict_strict"] == "CORRECT") == (kind == "right")]
+        wanted |= {("one", f"tokens-{kind}"): float(np.median(tokens)), ("bare", f"tokens-{kind}"): None}
+    assert len({*wanted.values()}) == 3
+    words = ("compare", "one", "bare", "--metric", "pass@1,tokens-wrong")
     ran = gtpo(*words, "--details", "--format", "json", cwd=tmp_path)
     records = [r for r in json.loads(ran.stdout)["records"] if r["metric"].startswith("tokens")]
     assert {(r["method"], r["metric"]): r["mean"] for r in records if r["benchmark"] == "arithmetic"} == wanted
     assert {(r["unit"], r["k"], r["low"], r["difference"], r["verdict"]) for r in records} == {
         ("median tokens", None, None, None, None)
     }
-    ran = gtpo("compare", "one", "two", "--metric", "tokens-right", cwd=tmp_path)
+    ran = gtpo("compare", "one", "bare", "--metric", "tokens-right", cwd=tmp_path)
     assert_refused(ran, "--metric tokens-right is shown, not tested", "name a metric that is tested before it")
 
 
@@ -225,58 +218,27 @@ def seeded(home: Path, method: str, seeds: range, *, skill: float) -> None:
                    train_run=name, benchmarks={"arithmetic": 40, "hard": 15})  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def seeds_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five seeds of grpo, five of gtpo."""
-    home = tmp_path_factory.mktemp("seeds")
-    seeded(home, "grpo", range(5), skill=0.0)
-    seeded(home, "gtpo", range(5), skill=1.0)
-    return home
-
-
-ALL = tuple(f"{method}-s{seed}" for method in ("grpo", "gtpo") for seed in range(5))
-
-
-def test_seeds_are_one_method(seeds_home: Path) -> None:
-    ran = gtpo("compare", *ALL, "--format", "json", cwd=seeds_home)
-    document = json.loads(ran.stdout)
-    assert [(m["name"], [r["seed"] for r in m["runs"]]) for m in document["methods"]] == [
+def test_seeds_are_one_method(tmp_path: Path) -> None:
+    """Five seeds of each, in pairs, by hand. The sixth of one method neither widens nor narrows the interval."""
+    seeded(tmp_path, "grpo", range(6), skill=0.0)
+    seeded(tmp_path, "gtpo", range(5), skill=1.0)
+    names, column = [f"{method}-s{seed}-eval" for method in ("grpo", "gtpo") for seed in range(5)], Column(PASS, 1)
+    found = compared(tmp_path, *names)
+    assert [(m.name, [member.seed for member in m.members]) for m in found.methods] == [
         ("grpo", list("01234")), ("gtpo", list("01234"))
     ]  # fmt: skip
-    assert document["baseline"] == "grpo"
-    scores = {}
-    for name in ALL:
-        rows = pq.read_table(seeds_home / f"results/eval/{name}-eval/questions.parquet").to_pylist()
-        rows = [row for row in rows if (row["benchmark"], row["scoring"]) == ("arithmetic", "strict")]
-        scores[name] = [row["pass_at_k"][0] for row in sorted(rows, key=lambda row: row["question_id"])]
-    a, b = (np.array([[scores[f"{m}-s{s}"] for s in range(5)]]) for m in ("gtpo", "grpo"))
-    wanted = differences(a, b, paired=True).at(0)
-    record = next(
-        r for r in document["records"]
-        if (r["method"], r["benchmark"], r["metric"]) == ("gtpo", "arithmetic", "pass@k")
-    )  # fmt: skip
-    assert record["covers"] == "seeds, questions and samples"
-    assert record["seeds_paired"] is True
-    assert record["mean"] == pytest.approx(a.mean())
-    assert record["seed_sd"] == pytest.approx(a[0].mean(axis=1).std(ddof=1))
-    assert (record["difference"], record["p"], record["freedom"]) == pytest.approx(
-        (wanted.difference, wanted.p_value, wanted.freedom)
+    assert found.baseline == "grpo"
+    grpo, gtpo = (
+        np.stack([run.questions("arithmetic", "strict").pass_at_k[:, 0] for run in method.runs])
+        for method in found.methods
     )
-
-
-def test_a_missing_seed_keeps_the_others_paired(seeds_home: Path) -> None:
-    def width(*names: str) -> tuple[float, list[str]]:
-        (table, _) = compared(seeds_home, *(f"{name}-eval" for name in names)).tables
-        found = table.cells["gtpo", Column(PASS, 1)].paired
-        assert found is not None
-        assert found.seeds_paired
-        return found.high - found.low, table.notes
-
-    seeded(seeds_home, "grpo", range(5, 6), skill=0.0)
-    five, _ = width(*ALL)
-    dropped, notes = width(*ALL, "grpo-s5")
-    assert dropped == five  # the sixth seed of the other method neither widens nor narrows it
-    assert "gtpo against grpo: only the 5 seeds that both trained are compared" in notes
+    cell, wanted = found.tables[0].cells["gtpo", column], differences(gtpo[None], grpo[None], paired=True).at(0)
+    assert cell.paired._replace(level=wanted.level) == wanted
+    assert (wanted.seeds_paired, wanted.covers) == (True, "seeds, questions and samples")
+    assert (cell.value.mean, cell.value.seed_sd) == pytest.approx((gtpo.mean(), gtpo.mean(axis=1).std(ddof=1)))
+    table, _ = compared(tmp_path, *names, "grpo-s5-eval").tables
+    assert table.cells["gtpo", column].paired == cell.paired
+    assert "gtpo against grpo: only the 5 seeds that both trained are compared" in table.notes
 
 
 def test_weights_of_another_kind_are_no_seed(tmp_path: Path) -> None:
@@ -425,29 +387,24 @@ def test_another_token_limit_that_was_reached_is_refused(tmp_path: Path) -> None
 
 def test_n_is_compared_by_benchmark(tmp_path: Path) -> None:
     """A run's record has one n, the most of any benchmark; what was sampled of each is in its own figures."""
+    runs = tmp_path / "results/eval"
     for name in ("few", "as-few"):
-        write_eval(tmp_path / name, benchmarks={"hard": 10}, n=2, sampling__n=8)
-    write_eval(tmp_path / "both", benchmarks={"arithmetic": 10, "hard": 10}, n=8)
+        write_eval(runs / name, benchmarks={"hard": 10}, n=2, sampling__n=8)
+    write_eval(runs / "both", benchmarks={"arithmetic": 10, "hard": 10}, n=8)
     for name in ("many", "as-many"):
-        write_eval(tmp_path / name, benchmarks={"arithmetic": 10}, n=8)
-
-    def of(*names: str, **options: Any) -> Any:
-        runs, trains, _ = find_runs([str(tmp_path / name) for name in names])
-        return compare(runs, trains, **options)
-
+        write_eval(runs / name, benchmarks={"arithmetic": 10}, n=8)
     with pytest.raises(UserError, match=r"n of hard differs \(few: 2; both: 8\)"):
-        of("few", "both")
-    assert any("n of hard differs" in note for note in of("few", "both", allow_mismatch=True).notes)
-    assert of("few", "as-few", "many", "as-many").shared_settings["n"] == "hard: 2; arithmetic: 8"
-    assert of("both", "many").shared_settings["n"] == "arithmetic, hard: 8"
+        compared(tmp_path, "few", "both")
+    assert any("n of hard differs" in note for note in compared(tmp_path, "few", "both", allow_mismatch=True).notes)
+    assert compared(tmp_path, "few", "as-few", "many", "as-many").shared_settings["n"] == "hard: 2; arithmetic: 8"
+    assert compared(tmp_path, "both", "many").shared_settings["n"] == "arithmetic, hard: 8"
 
 
 def test_missing_samples_leave_bounds_and_every_k(tmp_path: Path) -> None:
     """One failed sample costs its question the largest k, nothing else; the figures say what it could have changed."""
-    write_eval(tmp_path / "one", benchmarks={"arithmetic": 10}, method="grpo", failed=((3, 7),))
-    write_eval(tmp_path / "two", benchmarks={"arithmetic": 10}, skill=1)
-    runs, trains, _ = find_runs([str(tmp_path / "one"), str(tmp_path / "two")])
-    (table,) = compare(runs, trains, ks=[1, 8]).tables
+    write_eval(tmp_path / "results/eval/one", benchmarks={"arithmetic": 10}, method="grpo", failed=((3, 7),))
+    write_eval(tmp_path / "results/eval/two", benchmarks={"arithmetic": 10}, skill=1)
+    (table,) = compared(tmp_path, "one", "two", ks=[1, 8]).tables
     assert (table.samples, table.questions) == (8, 10)
     cells = {(name, column.label): cell for (name, column), cell in table.cells.items()}
     assert cells["two", "pass@1"].paired.questions == 10
@@ -456,36 +413,29 @@ def test_missing_samples_leave_bounds_and_every_k(tmp_path: Path) -> None:
     assert 0 < high - low <= 1 / 80 + 1e-12
     assert low <= cells["one", "pass@1"].value.mean <= high + 1e-3
     assert cells["two", "pass@1"].bounds is None
-    assert any("1 of 10 questions have fewer than 8 scored samples" in note for note in table.notes)
 
 
 def test_other_questions(tmp_path: Path) -> None:
-    write_eval(tmp_path / "one", benchmarks={"arithmetic": 40}, method="grpo")
-    write_eval(tmp_path / "two", benchmarks={"arithmetic": 40}, skip=10, skill=1)
-    both = (tmp_path / "one", tmp_path / "two")
-    assert_refused(gtpo("compare", *both, cwd=tmp_path), "the questions of arithmetic differ")
-    write_eval(tmp_path / "three", benchmarks={"arithmetic": 40}, golds_from=2)
-    ran = gtpo("compare", tmp_path / "one", tmp_path / "three", cwd=tmp_path)
-    assert_refused(ran, "questions or golds of arithmetic differ", "one ", "three ")
-    ran = gtpo("compare", *both, "--allow-mismatch", "--format", "json", cwd=tmp_path)
-    (table,) = json.loads(ran.stdout)["tables"]
-    assert table["questions"] == 30
-    assert "compared on the 30 questions they share" in table["notes"][0]
-    runs, _, _ = find_runs([str(path) for path in both])
-    ids = [run.questions("arithmetic", "strict") for run in runs]
-    shared = sorted(set(ids[0].ids) & set(ids[1].ids))
-    wanted = [np.mean([dict(zip(part.ids, part.pass_at_k[:, 0], strict=True))[i] for i in shared]) for part in ids]
-    means = [r["mean"] for r in json.loads(ran.stdout)["records"] if (r["metric"], r["k"]) == ("pass@k", 1)]
-    assert means == pytest.approx(wanted)
-
-
-def test_no_common_question(tmp_path: Path) -> None:
-    write_eval(tmp_path / "one", benchmarks={"arithmetic": 20})
-    write_eval(tmp_path / "two", benchmarks={"other": 20})
-    write_eval(tmp_path / "three", benchmarks={"arithmetic": 20}, skip=20)
-    assert_refused(gtpo("compare", tmp_path / "one", tmp_path / "two", cwd=tmp_path), "no question in common")
-    ran = gtpo("compare", tmp_path / "one", tmp_path / "three", "--allow-mismatch", cwd=tmp_path)
-    assert_refused(ran, "no question of arithmetic in common")
+    write_eval(tmp_path / "results/eval/one", benchmarks={"arithmetic": 40})
+    write_eval(tmp_path / "results/eval/ten later", benchmarks={"arithmetic": 40}, skip=10)
+    write_eval(tmp_path / "results/eval/all later", benchmarks={"arithmetic": 40}, skip=40)
+    write_eval(tmp_path / "results/eval/golds", benchmarks={"arithmetic": 40}, golds_from=2)
+    write_eval(tmp_path / "results/eval/else", benchmarks={"hard": 40})
+    for name, allow, told in (
+        ("ten later", False, "the questions of arithmetic differ"),
+        ("golds", False, "the questions or golds of arithmetic differ under the same ids .*: one 1, golds 2"),
+        ("else", False, "no question in common"),
+        ("all later", True, "no question of arithmetic in common"),
+    ):
+        with pytest.raises(UserError, match=told):
+            compared(tmp_path, "one", name, allow_mismatch=allow)
+    found = compared(tmp_path, "one", "ten later", allow_mismatch=True)
+    (table,) = found.tables
+    assert table.questions == 30
+    assert "compared on the 30 questions they share" in table.notes[0]
+    first, later = (run.questions("arithmetic", "strict").pass_at_k[:, 0] for run in (m.runs[0] for m in found.methods))
+    means = [table.cells[name, Column(PASS, 1)].value.mean for name in table.sides]
+    assert means == pytest.approx([first[10:].mean(), later[:30].mean()])
 
 
 def test_the_base_of_all_methods_counts_as_given(tmp_path: Path) -> None:
