@@ -232,7 +232,8 @@ def _compared(table: Table, columns: list[Column], baseline: str | None, primary
             one, other = (contrast.table.cell(side, column) for side in (name, baseline))
             cell.paired, cell.selected = contrast.difference(column), one.to_mean - other.to_mean
             # The worst case of one side meets the best case of the other.
-            cell.missing = one.unknown[0] - other.unknown[1], one.unknown[1] - other.unknown[0]
+            ours, theirs = ([end - of.value.mean for end in of.bounds or (of.value.mean,) * 2] for of in (one, other))
+            cell.missing = ours[0] - theirs[1], ours[1] - theirs[0]
             cell.noise = of_all.noise(column) if column == primary else None
         both, seeds, notes_of_pair = of_pair.table, of_pair.common and len(of_pair.common[0]), list[str]()
         if seeds and seeds < max(len(both.sides[side].draws) for side in (name, baseline)):

@@ -89,12 +89,6 @@ class Cell:
     p_equivalent: float | None = None
 
     @property
-    def unknown(self) -> tuple[float, float]:
-        """How far missing samples could move the mean, down and up."""
-        low, high = self.bounds or (self.value.mean, self.value.mean)
-        return low - self.value.mean, high - self.value.mean
-
-    @property
     def moved(self) -> tuple[float, float]:
         """How far the difference could move, down and up: a verdict holds at both ends."""
         return self.missing[0] + min(self.selected, 0.0), self.missing[1] + max(self.selected, 0.0)
@@ -250,11 +244,6 @@ class Table:
         checkpoints, to_mean = self.checkpoints(method, column)
         return Cell(column, value, None, self.bounds(method, column), checkpoints=checkpoints, to_mean=to_mean)
 
-    def cut_off(self, method: str) -> float | None:
-        """Return the share of a method's samples that were cut off at the token limit; None if unknown."""
-        rates = [run.entry(self.benchmark).truncation_rate for run in self.sides[method].runs]
-        return None if None in rates else float(np.mean([rate for rate in rates if rate is not None]))
-
     def pair(self, a: str, b: str) -> Table:
         """Return the same of two methods only: what a third one lacks changes nothing between them."""
         if self.even:
@@ -329,13 +318,11 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
         f"{run.name} was trained on {seen} of these questions: its figures say little of others"
         for run in runs if (seen := run.entry(benchmark).trained_on)
     ]  # fmt: skip
-    same_ids = all(np.array_equal(parts[0].ids, part.ids) for part in parts)
-    common = set[str].intersection(*(set(part.ids) for part in parts))
+    ids = [set(part.ids) for part in parts]
+    common, every = set[str].intersection(*ids), set[str].union(*ids)
+    counts = "; ".join(f"{run.name}: {len(of)} questions" for run, of in zip(runs, ids, strict=True))
     # What runs lack of the others' questions, if their records name it as unscored, is missing and nothing else.
-    every = {question for part in parts for question in part.ids}
-    unscored = [run.entry(benchmark).unscored_questions for run in runs]
-    counts = "; ".join(f"{run.name}: {part.ids.size} questions" for run, part in zip(runs, parts, strict=True))
-    if same_ids or all(every <= {*lost, *part.ids} for lost, part in zip(unscored, parts, strict=True)):
+    if all(every <= of.union(run.entry(benchmark).unscored_questions) for run, of in zip(runs, ids, strict=True)):
         other_golds = _other_golds(benchmark, runs)
         problem = other_golds and f"the questions or golds of {benchmark} differ under the same ids ({other_golds})"
     else:
@@ -348,7 +335,7 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
         raise UserError(f"these runs have no question of {benchmark} in common ({counts})")
     if problem:
         notes.append(f"not like for like: {problem}; compared on the {len(common)} questions they share")
-    elif not same_ids:
+    elif common != every:
         notes.append(f"compared on the {len(common)} questions of which every run has a scored sample")
     for side in sides.values():
         for i, part in enumerate(side.parts):
@@ -359,7 +346,7 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
     wordings = len({wording(p.problem) for p in asked if p.problem and not source.startswith("generated")})
     wordings *= clusters is None and wordings < min(FAMILIES, len(common))
-    even = same_ids and len({n for part in parts for n in part.n.tolist()}) == 1
+    even = common == every and len({n for part in parts for n in part.n.tolist()}) == 1
     table = Table(benchmark, "", sides, notes, scoring, clusters, wordings, even)
     if clusters is not None:
         notes.append(

@@ -13,8 +13,6 @@ from gtpo.common.files import check_writable
 from gtpo.common.settings import CommandSettings, option
 from gtpo.common.terminal import stdout_console, visible
 
-# Exit codes of --fail-if-worse: shown to be worse; neither that nor that it is good enough is shown.
-WORSE, NOT_SHOWN = 5, 6
 # What an option in points takes.
 POINTS: dict[str, Any] = {"gt": 0.0, "lt": 100.0, "about": {"unit": "points"}}
 
@@ -182,7 +180,7 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         evals, trains, notes = find_runs([*words, *dict.fromkeys(further)], allow_incomplete=incomplete)
     # Here, not above: a mistake in the arguments is told before the statistics are loaded.
     from gtpo.evalkit.comparison.compare import compare
-    from gtpo.evalkit.report.summary import FAILS, OPEN, PASSES, TRAINING_UNKNOWN, answer, gate
+    from gtpo.evalkit.report.summary import CODES, OPEN, TRAINING_UNKNOWN, answer, gate
     from gtpo.evalkit.report.writers import as_csv, as_json, as_latex, as_markdown, as_terminal
 
     details = settings.details or settings.k is not None
@@ -193,7 +191,7 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         allow_mismatch=settings.allow_mismatch, margin=settings.margin and settings.margin / 100, notes=notes,
     )  # fmt: skip
     most = settings.fail_if_worse
-    outcome, lines = (PASSES, []) if most is None else gate(comparison, most / 100)
+    code, lines = (0, []) if most is None else gate(comparison, most / 100)
     if most is not None and not lines:
         raise UserError("--fail-if-worse: there is nothing to compare; give two runs on the same benchmark")
     if settings.format == "table":
@@ -223,7 +221,7 @@ def run_compare(settings: CompareSettings, scored: Mapping[str, str] | None = No
         print(f"figures: {len(written)} files in {settings.figures}", file=sys.stderr)
     for line in lines:
         print(f"gate: {line}", file=sys.stderr)
-    if outcome == OPEN and settings.undecided == "pass":
+    if code == CODES[OPEN] and settings.undecided == "pass":
         print("gate: undecided, which passes (--undecided pass)", file=sys.stderr)
         return 0
-    return {PASSES: 0, FAILS: WORSE}.get(outcome, NOT_SHOWN)
+    return code

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison import columns
 from gtpo.evalkit.comparison.columns import METRICS, Column, difference, points
@@ -26,7 +28,9 @@ CUT_OFF = 0.1
 # Without a margin: the difference in points, as a fraction, that an undecided comparison is told how to see.
 TARGET = 0.02
 NOUNS = {"questions": "such questions", "samples": "samples of each question", "seeds": "seeds of each"}
+# What the gate says of a comparison -> its exit code, the worst first.
 PASSES, FAILS, OPEN = "passes", "fails", "is undecided"
+CODES = {FAILS: 5, OPEN: 6, PASSES: 0}
 
 
 class Sentence(NamedTuple):
@@ -98,10 +102,13 @@ def _remarks(table: Table, method: str, column: Column) -> Iterator[str]:
             f"{what} were evaluated on {where}: the verdict must also hold for their mean{fails}. Other questions, on "
             "which only the chosen one is evaluated, need no such bound."
         )
-    rates = [table.cut_off(side) for side in (method, baseline)]
-    known = [rate for rate in rates if rate is not None]
+    rates = [
+        np.array([run.entry(table.benchmark).truncation_rate for run in table.sides[side].runs], dtype=float).mean()
+        for side in (method, baseline)
+    ]
+    known = [rate for rate in rates if not math.isnan(rate)]
     if known and (max(known) - min(known) >= CUT_OFF or (len(known) == 1 and known[0] >= CUT_OFF)):
-        of_us, of_base = ("an unknown share" if rate is None else f"{100 * rate:.0f} %" for rate in rates)
+        of_us, of_base = ("an unknown share" if math.isnan(rate) else f"{100 * rate:.0f} %" for rate in rates)
         yield f"{of_us} of its answers on {where} were cut off at the token limit, and {of_base} of the baseline's."
 
 
@@ -152,15 +159,15 @@ def limit_text(noise: Noise, design: Design, target: float, level: float = LEVEL
     return f"{design.questions:,} questions show {shown} with any number of {what}"
 
 
-def gate(comparison: MethodComparison, most: float) -> tuple[str, list[str]]:
+def gate(comparison: MethodComparison, most: float) -> tuple[int, list[str]]:
     """Ask of each comparison whether a loss of `most`, a fraction, is excluded at one-sided 5 %.
 
-    Returns the outcome, that of the worst, and a line for each; none if nothing is compared. Each must pass, so no
+    Returns the exit code, that of the worst, and a line for each; none if nothing is compared. Each must pass, so no
     level is corrected for their number: all pass by chance no more often than one does.
     """
     lines, outcomes = [], []
     if all(table.baseline is None for table in comparison.benchmarks):
-        return "", []
+        return 0, []
     for table in comparison.benchmarks:
         for name in (method.name for method in comparison.methods if method.name != comparison.baseline):
             against = f"{visible(name)} against {visible(str(comparison.baseline))} on {visible(table.benchmark)}"
@@ -174,7 +181,7 @@ def gate(comparison: MethodComparison, most: float) -> tuple[str, list[str]]:
             why = "" if d.judged else ", as training is not known" if not d.known else ", as it has too few seeds"
             power = sees(cell, most).replace("a difference", "a loss") if d.judged else ""
             lines.append(f"{against} {outcomes[-1]}{why}: {difference(d, ' points')}{'; ' * bool(power)}{power}")
-    return min(outcomes, key=(FAILS, OPEN, PASSES).index, default=""), lines
+    return next((code for outcome, code in CODES.items() if outcome in outcomes), 0), lines
 
 
 def sentences(comparison: MethodComparison) -> list[Sentence]:
