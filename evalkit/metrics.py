@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -164,11 +165,9 @@ def maj_at_all_k(
     unique = sorted(places, key=lambda key: (key[1], len(key[0]), key))
     for start in range(0, len(unique), _BLOCK):
         block = unique[start : start + _BLOCK]
-        width = max(len(vs) for vs, _, _ in block)
-        padded = np.array([[*vs, *[0] * (width - len(vs))] for vs, _, _ in block], dtype=np.int64)
-        right = np.array([c for _, c, _ in block], dtype=np.int64)
-        silent = np.array([a for _, _, a in block], dtype=np.int64)
-        totals = _maj_block(padded.reshape(len(block), width), right, silent)
+        classes, right, silent = zip(*block, strict=True)
+        padded = np.array([*zip_longest(*classes, fillvalue=0)], dtype=np.int64).T.reshape(len(block), -1)
+        totals = _maj_block(padded, np.array(right, dtype=np.int64), np.array(silent, dtype=np.int64))
         for key, total in zip(block, totals, strict=True):
             n = sum(key[0]) + key[1] + key[2]
             out[places[key], :n] = total[1 : n + 1] / _binomials(n)[n, 1:]

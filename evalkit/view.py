@@ -174,6 +174,7 @@ class Runs:
         self._named = list({folder.resolve(): folder for folder in named}.values())
         # Folder -> its stamp, and the version of the page's state in which it came.
         self._known: dict[str, tuple[str, int]] = {}
+        self._latest = 0
 
     def folders(self) -> dict[str, Path]:
         """Return the runs' folders by the keys under which the page knows them."""
@@ -182,18 +183,16 @@ class Runs:
     def state(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return every run, in full if it has changed after the version that the page knows (`since`)."""
         found: dict[str, Any] = {}
-        latest = max((version for _, version in self._known.values()), default=0)
         for key, folder in self.folders().items():
-            now = stamp(folder)
-            if self._known.get(key, ("", 0))[0] != now:
-                latest += 1
-                self._known[key] = now, latest
-            version, found[key] = self._known[key][1], {}
+            now, (before, version), found[key] = stamp(folder), self._known.get(key, ("", 0)), {}
+            if now != before:
+                version = self._latest = self._latest + 1
+                self._known[key] = now, version
             if version > _whole(query, "since"):
                 kind, of_kind = ("eval", evaluation) if is_eval(folder) else ("train", training)
                 about = {"name": folder.resolve().name, "kind": kind, "version": version}
                 found[key] = about | _readable(of_kind, folder)
-        return {"version": latest, "runs": found}
+        return {"version": self._latest, "runs": found}
 
 
 def _readable(act: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
