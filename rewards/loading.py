@@ -90,7 +90,7 @@ def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> Reward
     arguments: given to each call if the function takes completions; else the function is called with them once, and
     returns the reward (as trl.rewards.get_soft_overlong_punishment does).
     """
-    function: RewardFunction = import_dotted(path, "reward")
+    function = import_dotted(path, "reward")
     if arguments is not None and callable(function):
         try:
             known = inspect.signature(function)
@@ -111,7 +111,8 @@ def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> Reward
     more = " and every column of the dataset (take **kwargs)"
     if (fault := _call_fault(f'"{path}"', function, dict.fromkeys(_KEYWORDS), more)) is not None:
         raise UserError(fault)
-    return function
+    checked: RewardFunction = function
+    return checked
 
 
 def _call_fault(name: str, function: Callable[..., Any], keywords: Mapping[str, Any], more: str = "") -> str | None:

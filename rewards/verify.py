@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, count, islice
-from typing import Any, Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, overload
 
 from gtpo.common.errors import UserError
 from gtpo.rewards.completions import AnswerText, as_text, is_no_gold, without_spaces
@@ -174,8 +174,9 @@ class Verifier:
     ) -> Verdict: ...  # fmt: skip
     @overload
     def verify(
-        self, prediction: AnswerText, gold: AnswerText, *, explain: Literal[True], **options: Any
-    ) -> Explained: ...
+        self, prediction: AnswerText, gold: AnswerText, *, problem: str | None = None, scoring: Scoring = "strict",
+        answers: Answers = "mathematics", explain: Literal[True],
+    ) -> Explained: ...  # fmt: skip
     def verify(
         self, prediction: AnswerText, gold: AnswerText, *, problem: str | None = None, scoring: Scoring = "strict",
         answers: Answers = "mathematics", explain: bool = False,
