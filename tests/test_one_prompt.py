@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 
 from gtpo.common.errors import UserError
 from gtpo.config import TrainConfig, load_config
-from gtpo.evalkit.comparison.questions import _other_settings
+from gtpo.evalkit.comparison.questions import _other_differences
 from gtpo.evalkit.engines.model_ref import chat_template
 from gtpo.inputs.dataset import TrainingProblems
 from gtpo.inputs.model import prepare_tokenizer
@@ -26,6 +26,7 @@ from gtpo.inputs.tiny import build_tokenizer
 from gtpo.rewards.data.problem import Problem, chat_messages
 from gtpo.runs.eval_folder import read_prompts, read_table, sample_parts
 from gtpo.runs.eval_record import EvalRecord
+from gtpo.runs.find import EvalRun
 from gtpo.runs.prompt import PromptRenderer, begins_twice, text_ids
 from gtpo.runs.train_run import TrainFolder
 
@@ -234,8 +235,8 @@ def test_an_evaluation_of_before_the_record_differs_in_no_other_setting() -> Non
     fields = PromptRenderer(tokenizer_of("qwen2_5")).fields(chat_messages("2 + 3"))
     before = {name: fields[name] for name in ("chat_template_hash", "chat_template_kwargs")}
     records = [EvalRecord.model_validate({"prompt": {"system": "", **prompt}}) for prompt in (before, fields)]
-    old, new = map(_other_settings, records)
-    assert {key for key in old | new if old.get(key) != new.get(key)} == set()
+    runs = [EvalRun(name, Path(name), record) for name, record in zip("ab", records, strict=True)]
+    assert _other_differences(runs) == []
 
 
 def today(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
