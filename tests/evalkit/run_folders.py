@@ -189,6 +189,7 @@ def write_counts(
     *,
     train: Path | None = None,
     checkpoint: str | None = None,
+    texts: list[str] | None = None,
     **model: Any,
 ) -> Path:
     """Write a complete eval run by its right samples of each question [Q], without completions: in milliseconds.
@@ -205,8 +206,8 @@ def write_counts(
     ]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows, schema=QUESTION_SCHEMA), folder / "questions.parquet")
     problems = [
-        {"benchmark": "b", "id": name, "problem": name, "answer": "1", "subject": "", "cluster": "", "asked": True,
-         "answers": "mathematics"} for name in ids
+        {"benchmark": "b", "id": name, "problem": text, "answer": "1", "subject": "", "cluster": "", "asked": True,
+         "answers": "mathematics"} for name, text in zip(ids, texts or ids, strict=True)
     ]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(problems, schema=PROBLEM_SCHEMA), folder / "problems.parquet")
     if train is not None and not train.is_dir():
