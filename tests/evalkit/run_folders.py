@@ -54,7 +54,6 @@ def write_eval(
     hostile: bool = False,
     skip: int = 0,
     golds_from: int = 1,
-    cut_off: bool = False,
     failed: tuple[tuple[int, int], ...] = (),
     seen: int | None = None,
     **settings: Any,
@@ -105,8 +104,7 @@ def write_eval(
                     if (q, j) in failed:
                         rows.append(Sample(benchmark, problem.id, j, "", seed=j, error="HTTP 500"))
                         continue
-                    reason = "length" if cut_off else "stop"
-                    rows.append(Sample(benchmark, problem.id, j, text, tokens=20 + j, finish_reason=reason, seed=j))
+                    rows.append(Sample(benchmark, problem.id, j, text, tokens=20 + j, finish_reason="stop", seed=j))
             score(rows, {(benchmark, p.id): p for p in problems}, write_eval.verifier)
             run.append(rows)
             run.add_problems({benchmark: problems})
