@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 import shlex
@@ -210,18 +211,13 @@ def test_names_are_text_in_every_format(tmp_path: Path) -> None:
 # --- methods: runs that differ in their seed alone -----------------------------------------------------------------
 
 
-def seeded(home: Path, method: str, seeds: range, *, skill: float) -> None:
-    for seed in seeds:
-        name = f"{method}-s{seed}"
-        write_train(home / "results/train" / name, method=method, steps=20, seed=seed)
-        write_eval(home / "results/eval" / f"{name}-eval", skill=skill + 0.1 * seed, seed=seed, method=method,
-                   train_run=name, benchmarks={"arithmetic": 40, "hard": 15})  # fmt: skip
-
-
 def test_seeds_are_one_method(tmp_path: Path) -> None:
     """Five seeds of each, in pairs, by hand. The sixth of one method neither widens nor narrows the interval."""
-    seeded(tmp_path, "grpo", range(6), skill=0.0)
-    seeded(tmp_path, "gtpo", range(5), skill=1.0)
+    for method, seed in (("grpo", 5), *itertools.product(("grpo", "gtpo"), range(5))):
+        name, skill = f"{method}-s{seed}", 0.1 * seed + (method == "gtpo")
+        write_train(tmp_path / "results/train" / name, method=method, steps=20, seed=seed)
+        write_eval(tmp_path / f"results/eval/{name}-eval", skill=skill, seed=seed, method=method, train_run=name,
+                   benchmarks={"arithmetic": 40})  # fmt: skip
     names, column = [f"{method}-s{seed}-eval" for method in ("grpo", "gtpo") for seed in range(5)], Column(PASS, 1)
     found = compared(tmp_path, *names)
     assert [(m.name, [member.seed for member in m.members]) for m in found.methods] == [
@@ -236,7 +232,7 @@ def test_seeds_are_one_method(tmp_path: Path) -> None:
     assert cell.paired._replace(level=wanted.level) == wanted
     assert (wanted.seeds_paired, wanted.covers) == (True, "seeds, questions and samples")
     assert (cell.value.mean, cell.value.seed_sd) == pytest.approx((gtpo.mean(), gtpo.mean(axis=1).std(ddof=1)))
-    table, _ = compared(tmp_path, *names, "grpo-s5-eval").tables
+    (table,) = compared(tmp_path, *names, "grpo-s5-eval").tables
     assert table.cells["gtpo", column].paired == cell.paired
     assert "gtpo against grpo: only the 5 seeds that both trained are compared" in table.notes
 
@@ -248,16 +244,14 @@ def test_weights_of_another_kind_are_no_seed(tmp_path: Path) -> None:
         for kind in ("best", "final"):
             write_eval(tmp_path / f"results/eval/{kind}-s{seed}", train_run=f"gtpo-s{seed}", model__checkpoint=kind,
                        benchmarks={"arithmetic": 10}, seed=seed)  # fmt: skip
-
     apart = compared(tmp_path, "best-s0", "final-s1")
-    assert [len(method.runs) for method in apart.methods] == [1, 1]
     assert any("shown apart: they are of different checkpoints (best, final)" in note for note in apart.notes)
-    assert any("the checkpoints differ (best-s0: best; final-s1: final)" in note for note in apart.notes)
     four = compared(tmp_path, "best-s0", "best-s1", "final-s0", "final-s1")
     assert [[run.name for run in m.runs] for m in four.methods] == [["best-s0", "best-s1"], ["final-s0", "final-s1"]]
     merged = compared(tmp_path, "best-s0", "final-s1", labels=["GTPO=best-s0,final-s1"])
-    assert [len(method.runs) for method in merged.methods] == [2]
-    assert any("the checkpoints differ (best-s0: best; final-s1: final)" in note for note in merged.notes)
+    for found, of in ((apart, [1, 1]), (merged, [2])):
+        assert [len(method.runs) for method in found.methods] == of
+        assert any("the checkpoints differ (best-s0: best; final-s1: final)" in note for note in found.notes)
     assert not any("checkpoint" in note for note in compared(tmp_path, "best-s0", "best-s1").notes)
 
 
@@ -378,15 +372,8 @@ def assert_refused(ran: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in ran.stderr
 
 
-def test_another_token_limit_that_was_reached_is_refused(tmp_path: Path) -> None:
-    """Other settings: tests/golden/refused-compare.txt, and what is said if they are allowed: said-compare.txt."""
-    write_eval(tmp_path / "one", method="grpo", benchmarks={"arithmetic": 10})
-    write_eval(tmp_path / "two", benchmarks={"arithmetic": 10}, sampling__max_tokens=128, cut_off=True)
-    assert_refused(gtpo("compare", "one", "two", cwd=tmp_path), "max_tokens differs (one: 64; two: 128)", "--like one")
-
-
 def test_n_is_compared_by_benchmark(tmp_path: Path) -> None:
-    """A run's record has one n, the most of any benchmark; what was sampled of each is in its own figures."""
+    """A run's record has one n, the most of any benchmark. Other settings: refused-compare.txt, said-compare.txt."""
     runs = tmp_path / "results/eval"
     for name in ("few", "as-few"):
         write_eval(runs / name, benchmarks={"hard": 10}, n=2, sampling__n=8)
