@@ -188,7 +188,6 @@ def _grid(comparison: MethodComparison, grid: Grid) -> dict[str, Any]:
         id(cell): [i, name, table.columns.index(column)]
         for i, table in enumerate(comparison.tables) for (name, column), cell in table.cells.items()
     }  # fmt: skip
-
     rows: list[list[Any]] = [[places.get(id(entry), entry) for entry in row] for row in grid.rows]
     for row, name in zip(rows, grid.methods, strict=False):
         row[0] = {"method": name}

@@ -28,8 +28,6 @@ PLAN_SCHEMA_VERSION = 1
 SEEDS, SAMPLES = (3, 5, 10, 20), (1, 4, 16, 64)
 # AIME, a part of MATH, MATH-500, GSM8K.
 QUESTIONS = (30, 100, 500, 1319)
-
-
 # Name in the JSON -> title, chance.
 Goals = dict[str, tuple[str, Chance]]
 

@@ -33,8 +33,6 @@ from gtpo.evalkit.design import Estimate, Parts, parts, strength
 from gtpo.evalkit.report.summary import answer, is_judged, legend, points_text, sentences, short_legend
 
 MARKS = {BETTER: "▲", WORSE: "▼", EQUIVALENT: "≈"}
-
-
 # None: there is no value.
 Entry = str | Cell | None
 
