@@ -29,14 +29,11 @@ class Settings:
     objective: Objective
     initial_entropy: float | None
     """H_ini in nats as given; None if it is not."""
+    needs_calibration: bool
+    """Whether H_ini must be measured or read before the first step."""
     batch_rows: int
     """N of verl's loss: the completions of one optimizer step, padding included."""
     max_completion_length: int
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Return whether H_ini must be measured or read before the first step."""
-        return self.objective.filter == "auto" and self.initial_entropy is None
 
 
 def _requirements(objective: Objective, preset: str, config: Any) -> Iterator[tuple[str, Any, str]]:
@@ -122,5 +119,6 @@ def check_settings(config: Mapping[str, Any]) -> Settings:
         faults.append(f"actor_rollout_ref.rollout.n is {samples!r}: a group has at least 2 samples; set it to 8, say")
     if faults:
         raise UserError(f"GTPO (preset {preset}) cannot run with this verl config:\n  " + "\n  ".join(faults))
-    longest = flat["data.max_response_length"]
-    return Settings(preset, objective, initial_entropy, flat["data.train_batch_size"] * samples, longest)
+    rows, longest = flat["data.train_batch_size"] * samples, flat["data.max_response_length"]
+    measures = objective.filter == "auto" and initial_entropy is None
+    return Settings(preset, objective, initial_entropy, measures, rows, longest)

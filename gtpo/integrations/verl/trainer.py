@@ -22,7 +22,6 @@ import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
-from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -138,11 +137,13 @@ class GTPOTrainerSync(PPOTrainerSync):
         rewards = padded["rm_scores"].sum(dim=1).double()
         rewards[[bool(info.get("unscored")) for info in infos]] = torch.nan
         initial_entropy = None if self.calibration is None else self.calibration.initial_entropy
+        lengths = mask.sum(dim=1)
+        ended = ids.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1) == self.tokenizer.eos_token_id
         progress = (self.global_steps - 1) / max(self.total_training_steps, 1)
         found = token_advantages(
             self.settings.objective, ids, mask, rewards, padded["entropy"], prompts, progress=progress,
             batch_rows=self.settings.batch_rows, token_logps=padded["old_log_probs"], initial_entropy=initial_entropy,
-            truncated=self._truncated(ids, mask), loss_function=self.loss_function,
+            truncated=(lengths >= self.settings.max_completion_length) & ~ended, loss_function=self.loss_function,
         )  # fmt: skip
         metrics.update(found.metrics)
         scored = [info for info, sampled in zip(infos, mask.any(dim=1).tolist(), strict=True) if sampled]
@@ -152,13 +153,6 @@ class GTPOTrainerSync(PPOTrainerSync):
                 metrics[f"reward/{name}"] = float(np.mean(values))
         ours = TensorDict({"advantages": response_to_nested(found.advantages, nested_mask)}, batch_size=len(batch))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=ours)
-
-    def _truncated(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return which completions [N] bool end at the length limit without EOS."""
-        lengths = mask.sum(dim=1)
-        last = ids.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1)
-        ended: Tensor = last == self.tokenizer.eos_token_id
-        return (lengths >= self.settings.max_completion_length) & ~ended
 
     def _read(self, batch: KVBatchMeta, *fields: str) -> TensorDict:
         return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
