@@ -334,8 +334,8 @@ def count_positions(model: Any) -> None:
     if "longrope" in kinds:
         LOG.warning(
             f"{type(model).__name__}: rope_type longrope takes other factors for a whole batch if its longest row "
-            "lies beyond the original context: a short completion is then sampled, and trained on, with a policy that "
-            "follows from its neighbours. Keep all rows on one side of it (max_completion_length)"
+            "lies beyond the original context: the policy of a short completion then follows from its neighbours. Keep "
+            "all rows on one side of it (max_completion_length)"
         )
     if "position_ids" not in inspect.signature(layers.forward).parameters:
         return
@@ -359,12 +359,9 @@ def beyond_positions(model: Any, length: int) -> str:
     known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if known is None or length <= known:
         return ""
-    told = (
-        f"{type(model).__name__}: prompt and completion may take {length} tokens, and the model knows {known} positions"
-    )
-    tables = [
-        each for each in model.modules() if isinstance(each, nn.Embedding) and each is not model.get_input_embeddings()
-    ]
+    name, tokens = type(model).__name__, model.get_input_embeddings()
+    told = f"{name}: prompt and completion may take {length} tokens, and the model knows {known} positions"
+    tables = (each for each in model.modules() if isinstance(each, nn.Embedding) and each is not tokens)
     # OPT's table begins two rows later.
     if any(each.num_embeddings in (known, known + 2) for each in tables):
         raise ValueError(f"{told}: give shorter prompts, or lower max_completion_length")
