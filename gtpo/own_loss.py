@@ -55,55 +55,42 @@ def user_loss(objective: Objective, function: LossFunction | None = None) -> Los
     """
     name = f'objective.loss "{objective.loss}"' if function is None else "loss"
     function = import_dotted(str(objective.loss), "objective.loss") if function is None else function
-    for completions, tokens in _batches(objective):
-        _try(function, name, objective, completions, tokens)
-    return function
-
-
-def _batches(objective: Objective) -> list[tuple[Completions, tuple[Tensor, ...]]]:
-    """Return a whole group whose policy is the one that sampled, and half of it after that policy has moved."""
     draw = torch.Generator().manual_seed(0)
-    logps, entropies, old = -torch.rand(3, GROUP, WIDTH, generator=draw) - 0.1
+    known, entropies_of_all, old = -torch.rand(3, GROUP, WIDTH, generator=draw) - 0.1
     ids = torch.randint(0, 3, (GROUP, WIDTH), generator=draw)
     mask = torch.arange(WIDTH) < torch.tensor([[WIDTH], [4], [5], [2]])
     scored = group_advantages(objective, torch.tensor([1.0, 0.0, 2.0, 0.0]), GROUP)
-    given = prepare_completions(objective, scored, ids, mask, GROUP, truncated=torch.zeros(GROUP, dtype=torch.bool))
+    whole = prepare_completions(objective, scored, ids, mask, GROUP, truncated=torch.zeros(GROUP, dtype=torch.bool))
     mask[1, 1] = False
-    tokens: tuple[Tensor, ...] = (logps, -entropies, mask)
-    moved = given._replace(old_logps=old, old_entropy=-entropies.mean(dim=1))
-    half = Completions._make(None if column is None else column[:2] for column in moved)
-    return [(given, tokens), (half, tuple(column[:2] for column in tokens))]
-
-
-def _try(
-    function: LossFunction, name: str, objective: Objective, completions: Completions, tokens: tuple[Tensor, ...]
-) -> None:
-    """Raise UserError for what is wrong with a loss on a small batch."""
-    logps, entropies, mask = tokens[0].clone().requires_grad_(), tokens[1].clone().requires_grad_(), tokens[2]
-    active, known = completions.old_logps is not None, {"epsilon_low": 0.2, "epsilon_high": 0.2}
-    try:
-        output: Any = function(
-            objective, completions, logps, entropies, mask, GROUP, gate_active=active, groups=len(mask) / GROUP, **known
-        )
-    except Exception as error:
-        raise UserError(
-            f"{name} raised {type(error).__name__}: {error}; it is called as policy_loss is, (objective, completions, "
-            "logps, entropies, mask, num_generations, *, gate_active, groups, epsilon_low, epsilon_high)"
-        ) from error
-    if not isinstance(output, PolicyLoss):
-        raise UserError(f"{name} returned {type(output).__name__}; return a gtpo.objective.PolicyLoss")
-    for field, value in output._asdict().items():
-        wanted = [] if field == "loss" else [len(mask)]
-        found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        if found != wanted:
-            raise UserError(f"{name}: {field} of its PolicyLoss must be a tensor {wanted}; found {found}")
-    if not bool(output.loss.isfinite()):
-        raise UserError(f"{name} is {float(output.loss.detach())} on a batch whose statistics are finite")
-    # One that is 0 may be right: this batch may hold no token that the loss looks for.
-    if not output.loss.requires_grad:
-        raise UserError(f"{name} has no gradient: it depends neither on the log-probabilities nor on the entropies")
-    slopes = torch.autograd.grad(output.loss, (logps, entropies), allow_unused=True)
-    if not all(slope is None or bool(slope.isfinite().all()) for slope in slopes):
-        raise UserError(f"{name}: its gradient is not finite")
-    if slopes[1] is not None and bool(slopes[1].any()) and not needs_entropy_gradient(objective, function):
-        raise UserError(f"{name} differentiates the entropies: say so with {DECLARED} = True, or detach them")
+    moved = whole._replace(old_logps=old, old_entropy=-entropies_of_all.mean(dim=1))
+    half = Completions._make(None if column is None else column[: GROUP // 2] for column in moved)
+    # A whole group whose policy is the one that sampled, and half of it after that policy has moved.
+    for completions, rows in ((whole, GROUP), (half, GROUP // 2)):
+        logps, entropies = known[:rows].clone().requires_grad_(), (-entropies_of_all[:rows]).requires_grad_()
+        how: Any = {"gate_active": rows < GROUP, "groups": rows / GROUP, "epsilon_low": 0.2, "epsilon_high": 0.2}
+        try:
+            output: Any = function(objective, completions, logps, entropies, mask[:rows], GROUP, **how)
+        except Exception as error:
+            raise UserError(
+                f"{name} raised {type(error).__name__}: {error}; it is called as policy_loss is, (objective, "
+                "completions, logps, entropies, mask, num_generations, *, gate_active, groups, epsilon_low, "
+                "epsilon_high)"
+            ) from error
+        if not isinstance(output, PolicyLoss):
+            raise UserError(f"{name} returned {type(output).__name__}; return a gtpo.objective.PolicyLoss")
+        for field, value in output._asdict().items():
+            wanted = [] if field == "loss" else [rows]
+            found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            if found != wanted:
+                raise UserError(f"{name}: {field} of its PolicyLoss must be a tensor {wanted}; found {found}")
+        if not bool(output.loss.isfinite()):
+            raise UserError(f"{name} is {float(output.loss.detach())} on a batch whose statistics are finite")
+        # One that is 0 may be right: this batch may hold no token that the loss looks for.
+        if not output.loss.requires_grad:
+            raise UserError(f"{name} has no gradient: it depends neither on the log-probabilities nor on the entropies")
+        slopes = torch.autograd.grad(output.loss, (logps, entropies), allow_unused=True)
+        if not all(slope is None or bool(slope.isfinite().all()) for slope in slopes):
+            raise UserError(f"{name}: its gradient is not finite")
+        if slopes[1] is not None and bool(slopes[1].any()) and not needs_entropy_gradient(objective, function):
+            raise UserError(f"{name} differentiates the entropies: say so with {DECLARED} = True, or detach them")
+    return function
