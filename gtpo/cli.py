@@ -172,9 +172,22 @@ def compare(context: typer.Context) -> None:
     """
     from gtpo.evalkit.report.command import CompareSettings, run_compare
 
-    settings = CompareSettings.from_words(_words(context, compare, CompareSettings))
-    recorded = settings.recorded()
-    raise typer.Exit(run_compare(settings, _score_files(recorded, settings.fields) if recorded else {}))
+    settings, names = CompareSettings.from_words(_words(context, compare, CompareSettings)), dict[str, str]()
+    if recorded := settings.recorded():
+        # They import the verifier, which a comparison of runs does without.
+        from gtpo.evalkit.evaluation.command import run_eval
+        from gtpo.evalkit.evaluation.recorded import run_folder
+        from gtpo.evalkit.evaluation.settings import EvalSettings
+        from gtpo.runs.train_run import RESULTS
+
+        further = {} if settings.fields is None else {"fields": settings.fields}
+        for word, (name, path) in recorded.items():
+            out = run_folder(path) if str(path) == word else RESULTS / "eval" / name
+            evaluation = EvalSettings(completions=path, out=out, **further)
+            if code := run_eval(evaluation, summary=False):
+                raise typer.Exit(code)
+            names[word] = str(evaluation.out)
+    raise typer.Exit(run_compare(settings, names))
 
 
 @app.command(**_BY_DECLARATION)
@@ -189,25 +202,6 @@ def plan(context: typer.Context) -> None:
     from gtpo.evalkit.report.planning import run_plan
 
     raise typer.Exit(run_plan(settings))
-
-
-def _score_files(recorded: dict[str, tuple[str, Path]], fields: str | None) -> dict[str, str]:
-    """Score files of completions; return the eval run of each word that names one."""
-    # It imports the verifier, which a comparison of runs does without.
-    from gtpo.evalkit.evaluation.command import run_eval
-    from gtpo.evalkit.evaluation.recorded import run_folder
-    from gtpo.evalkit.evaluation.settings import EvalSettings
-    from gtpo.runs.train_run import RESULTS
-
-    names = {}
-    for word, (name, path) in recorded.items():
-        further = {} if fields is None else {"fields": fields}
-        out = run_folder(path) if str(path) == word else RESULTS / "eval" / name
-        evaluation = EvalSettings(completions=path, out=out, **further)
-        if code := run_eval(evaluation, summary=False):
-            raise typer.Exit(code)
-        names[word] = str(evaluation.out)
-    return names
 
 
 @app.command()
