@@ -39,19 +39,14 @@ def test_the_first_hundred_samples_whatever_the_batch(batch_size: int) -> None:
     assert max(asked) <= batch_size
 
 
-def test_fewer_samples_are_all_used_and_it_is_said() -> None:
-    found = calibrate_initial_entropy(torch.tensor, [0.4, 0.44], batch_size=8)
-    line = describe_gate(PRESETS["gtpo"], found)
-    assert line.startswith("entropy filter on: 0.420 < 0.693 (H_ini of 2 samples, all there are; the paper takes 100")
-
-
 def test_what_cannot_be_measured_is_refused() -> None:
     names = {"calibrate": calibrate_initial_entropy, "mean_entropy": mean_entropy, "summarise": summarise}
     check_refusals("refused-entropy.txt", {**names, "torch": torch})
 
 
 def test_the_decision_in_words() -> None:
-    gtpo = PRESETS["gtpo"]
+    gtpo, fewer = PRESETS["gtpo"], calibrate_initial_entropy(torch.tensor, [0.4, 0.44], batch_size=8)
+    assert "on: 0.420 < 0.693 (H_ini of 2 samples, all there are; the paper takes 100" in describe_gate(gtpo, fewer)
     assert "on: 0.420 < 0.693 (H_ini of 100 samples; standard error 0.012" in describe_gate(
         gtpo, Calibration(0.42, 100, 0.012)
     )
