@@ -67,17 +67,12 @@ _ELSEWHERE = {
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `' Did you mean "x"?'` for the nearest of `known` in any case, or "" if none is near.
 
-    Names are compared without dashes before them; the name of another program's option is known.
+    Names are compared without dashes before them; what other programs call an option or dotted key is known.
     """
-    near = same_elsewhere(name, known := list(known))
-    if near is None:
-        folded = {entry.lower().lstrip("-"): entry for entry in known}
-        near = next((folded[n] for n in difflib.get_close_matches(name.lower().lstrip("-"), folded, 1, 0.5)), None)
-    return "" if near is None else f' Did you mean "{near}"?'
-
-
-def same_elsewhere(name: str, known: Iterable[str]) -> str | None:
-    """Return which of `known`, flags or dotted keys, other programs call by this name; None if there is none."""
+    known = list(known)
+    folded = {entry.lower().lstrip("-"): entry for entry in known}
     leaves = {entry.lstrip("-").rpartition(".")[2]: entry for entry in known}
-    names = _ELSEWHERE.get(name.lstrip("-").rpartition(".")[2].lower().replace("-", "_"), ())
-    return next((leaves[leaf] for leaf in names if leaf in leaves), None)
+    ours = _ELSEWHERE.get(name.lstrip("-").rpartition(".")[2].lower().replace("-", "_"), ())
+    near = [leaves[leaf] for leaf in ours if leaf in leaves]
+    near += [folded[each] for each in difflib.get_close_matches(name.lower().lstrip("-"), folded, 1, 0.5)]
+    return f' Did you mean "{near[0]}"?' if near else ""

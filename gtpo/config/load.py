@@ -27,7 +27,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from gtpo.common.errors import UserError, did_you_mean, raise_all, same_elsewhere
+from gtpo.common.errors import UserError, did_you_mean, raise_all
 from gtpo.common.files import Lines, read_yaml
 from gtpo.common.log import LOG
 from gtpo.common.settings import Key, alternatives, dashed
@@ -557,14 +557,14 @@ def unknown_key(setting: Setting, likely: Iterable[str] = ()) -> str:
     # A right name, or nearly, in a wrong section is the most frequent mistake; one of its own section is nearer.
     own = [key for key in keys() if key.startswith(f"{section}.")]
     leaves = {key.rpartition(".")[2]: key for key in (*reversed(keys()), *own)}
-    elsewhere = same_elsewhere(leaf, [*likely, *keys(), *(SHORTCUTS if setting.is_flag else ())])
     close = difflib.get_close_matches(leaf.replace("-", "_"), leaves, n=1, cutoff=0.8)
     if name in keys() and section and not setting.is_flag:
         hint = f' A file nests its keys: put "{leaf}:" under "{section}:" (with dots it is a flag, --{name}).'
-    elif elsewhere or close:
-        hint = f' Did you mean "{elsewhere or leaves[close[0]]}"?'
+    elif close:
+        hint = f' Did you mean "{leaves[close[0]]}"?'
     else:
-        near = did_you_mean(name, likely) or did_you_mean(name, (*SHORTCUTS, *sections(), *keys()))
+        known = (*(SHORTCUTS if setting.is_flag else ()), *sections(), *keys())
+        near = did_you_mean(name, likely) or did_you_mean(name, known)
         hint = near or " gtpo train --help-config lists the keys."
     if setting.is_flag:
         return f'unknown flag "{setting.typed}".' + hint.replace('mean "', 'mean "--')
