@@ -128,7 +128,7 @@ def config_names() -> list[str]:
 def find_config(name: str) -> Path | None:
     """Return the file that comes with gtpo under this name, with or without its ending; None if there is none.
 
-    A config of a table has a path like any other, which `read` understands; there is no such file.
+    Of a config of a table the path is one that `layers` understands; there is no such file.
     """
     known = name.removesuffix(".yaml").removesuffix(".sbatch")
     if known not in config_names():
@@ -365,11 +365,9 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
         most = f"vLLM takes adapters up to rank {LORA_RANKS[-1]}"
         yield f"model.lora_rank {model.lora_rank}: {most}; lower it, or set rollout.engine: transformers"
     if engine == "vllm_server" and model.load_in_4bit:
-        yield (
-            "rollout.engine vllm_server with model.load_in_4bit: a vLLM server reads no 4-bit weights, and would "
-            "sample from another base than the one that is trained on. Set rollout.engine: vllm (in this process) or "
-            "transformers, or model.load_in_4bit: false"
-        )
+        why = "a vLLM server reads no 4-bit weights, and would sample from another base than the one that is trained on"
+        mend = "set rollout.engine: vllm (in this process) or transformers, or model.load_in_4bit: false"
+        yield f"rollout.engine vllm_server with model.load_in_4bit: {why}; {mend}"
     if model.lora_rank and "lm_head" in model.target_modules:
         yield "model.target_modules lm_head: the loss reads its weight, so an adapter on it would not be trained"
 
