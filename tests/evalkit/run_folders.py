@@ -18,8 +18,9 @@ from gtpo.evalkit.evaluation.tasks import checksum
 from gtpo.evalkit.metrics import pass_at_all_k
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.verify import Verifier
-from gtpo.runs.eval_folder import PROBLEM_SCHEMA, QUESTION_SCHEMA, EvalFolder, Sample
+from gtpo.runs.eval_folder import EvalFolder, Sample
 from gtpo.runs.eval_record import EVAL_SCHEMA_VERSION, EvalRecord
+from gtpo.runs.train_run import TrainFolder
 
 
 def write_lines(path: Path, rows: Iterable[Any]) -> Path:
@@ -133,14 +134,12 @@ COURSE = {
 def write_train(folder: Path, *, method: str = "gtpo", steps: int = 300, seed: int = 0, **fields: Any) -> Path:
     """Write a finished train run: run.json, config.yaml, metrics.jsonl, a logged group every 50 steps (not for sft)."""
     rng = np.random.default_rng(seed)
-    folder.mkdir(parents=True)
-    run = {
-        "schema_version": 1, "run_name": folder.name, "method": "gtpo" if method.startswith("gtpo") else method,
+    TrainFolder(folder).update_run(**{
+        "run_name": folder.name, "method": "gtpo" if method.startswith("gtpo") else method,
         "preset": None if method == "sft" else method, "seed": seed, "status": "finished",
         "initial_entropy": {"nats": 0.52, "samples": 100},
         "gate": {"filter": "auto", "active": True, "scope": "all"},
-    } | fields  # fmt: skip
-    (folder / "run.json").write_text(json.dumps(run))
+    } | fields)  # fmt: skip
     config = {"run_name": folder.name, "method": method, "model": {"random_seed": seed}, "training": {}}
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     logged = {
@@ -194,7 +193,6 @@ def write_counts(
 
     train: the folder of its train run; it is written if it is not there, with its name as its seed.
     """
-    folder.mkdir(parents=True)
     by_k = pass_at_all_k(np.full(n + 1, n), np.arange(n + 1))[correct]
     ids = [f"q{i:04d}" for i in range(len(correct))]
     rows = [
@@ -202,25 +200,20 @@ def write_counts(
          "pass_at_k": of.tolist(), "maj_at_k": of.tolist(), "format_ok": n, "truncated": 0}
         for scoring in ("strict", "lenient") for name, right, of in zip(ids, correct, by_k, strict=True)
     ]  # fmt: skip
-    pq.write_table(pa.Table.from_pylist(rows, schema=QUESTION_SCHEMA), folder / "questions.parquet")
-    problems = [
-        {"benchmark": "b", "id": name, "problem": text, "answer": "1", "subject": "", "cluster": "", "asked": True,
-         "answers": "mathematics"} for name, text in zip(ids, texts or ids, strict=True)
-    ]  # fmt: skip
-    pq.write_table(pa.Table.from_pylist(problems, schema=PROBLEM_SCHEMA), folder / "problems.parquet")
     if train is not None and not train.is_dir():
-        train.mkdir(parents=True)
-        run = {"schema_version": 1, "run_name": train.name, "preset": "gtpo", "seed": train.name, "status": "finished"}
-        (train / "run.json").write_text(json.dumps(run))
+        TrainFolder(train).update_run(run_name=train.name, preset="gtpo", seed=train.name, status="finished")
         (train / "config.yaml").write_text(json.dumps({"method": "gtpo", "model": {"random_seed": train.name}}))
     means = {str(k + 1): {"mean": mean, "low": 0, "high": 1} for k, mean in enumerate(by_k.mean(axis=0))}
     entry = {"source": "a file", "questions": len(ids), "n": n, "samples": n * len(ids), "truncation_rate": 0.0,
              "pass@k": means}  # fmt: skip
-    record = {
-        "schema_version": EVAL_SCHEMA_VERSION, "status": "complete", "name": folder.name, "scoring": "strict",
+    record = EvalRecord.model_validate({
+        "status": "complete", "name": folder.name, "scoring": "strict",
         "model": {"source": "tiny", "train_run": train and str(train), "checkpoint": checkpoint, **model},
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64, "n": n}, "verifier": {"version": 1},
         "benchmarks": {"b": entry},
-    }  # fmt: skip
-    (folder / "eval.json").write_text(json.dumps(record))
+    })  # fmt: skip
+    with EvalFolder(folder) as run:
+        run.write_questions(rows)
+        run.add_problems({"b": [Problem(name, text, "1") for name, text in zip(ids, texts or ids, strict=True)]})
+        record.write(folder)
     return folder
