@@ -240,12 +240,8 @@ def test_an_evaluation_of_before_the_record_differs_in_no_other_setting() -> Non
 
 
 def today(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    class Day(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-            return datetime.fromisoformat(when)
-
-    monkeypatch.setattr("gtpo.runs.prompt.datetime", Day)
+    for module in ("runs.prompt", "inputs.dataset"):
+        monkeypatch.setattr(f"gtpo.{module}.local_time", lambda: when)
 
 
 def test_a_run_goes_on_and_is_evaluated_on_other_days(
