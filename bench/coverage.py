@@ -31,9 +31,10 @@ LIMITS says what is promised, and a test holds the published file to it within t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -246,51 +247,47 @@ def measure_mean(one: Setting, repeats: int, seed: int) -> Cell:
                             "coverage": round(float(coverage), 4)}  # fmt: skip
 
 
-DESIGNS = (
-    (3, 3, False), (3, 10, False), (10, 3, False), (5, 5, False), (10, 10, False), (5, 5, True), (10, 10, True),
-    (1, 1, False), (1, 3, False), (2, 2, False), (2, 10, False),
+JUDGED = ((3, 3, False), (3, 10, False), (10, 3, False), (5, 5, False), (10, 10, False), (5, 5, True), (10, 10, True))
+PLANNED = (
+    (0, 0, 30, 64), (0, 0, 30, 16), (0, 0, 100, 4), (0, 0, 500, 1), (0, 0, 500, 8), (0, 0, 1319, 1), (3, 3, 100, 4),
+    (3, 3, 500, 8), (5, 5, 30, 64), (5, 5, 500, 8), (10, 10, 100, 16), (10, 10, 30, 64),
 )  # fmt: skip
+
+
+def grid(*kinds: str, **values: Sequence[Any]) -> list[Setting]:
+    """Return a cell of each combination of values; fields that vary together stand in one name, apart by `_`."""
+    names, found = "_".join(values).split("_"), []
+    for kind, *chosen in product(kinds, *values.values()):
+        flat = chain.from_iterable(each if isinstance(each, tuple) else (each,) for each in chosen)
+        found.append(Setting(kind, **dict(zip(names, flat, strict=True))))
+    return found
 
 
 def settings() -> list[Setting]:
     """Return every cell."""
-    found = []
-    for (a, b, paired), kind in product(DESIGNS, SPREADS):
-        judged = min(a, b) >= 3
-        every = Setting(kind, a, b, paired)
-        many = (500,) if judged and max(a, b) <= 5 else ()
-        for questions, difference in product((30, 100) if judged else (100,), (0.0, 0.02, 0.1)):
-            found.append(every._replace(questions=questions, difference=difference))
-        found += [every._replace(questions=questions, difference=d) for questions in many for d in (0.0, 0.02)]
-        if judged and kind in ("alike", "collapse"):
-            found += [every._replace(questions=30, samples=1), every._replace(questions=30, samples=16, k=16)]
-    found += [Setting(kind, 0, b, questions=q) for kind, b, q in product(SPREADS, (1, 3, 10), (30, 100))]
-    pair = Setting("weights")
-    for questions, samples, apart, difference in product((30, 100, 500), (1, 8, 64), (0.3, 1.0), (0.0, 0.02, 0.1)):
-        found.append(pair._replace(questions=questions, samples=samples, apart=apart, difference=difference))
-    for (questions, k), ease, apart in product(((30, 8), (30, 32), (30, 64), (100, 8)), (0.0, 2.5, 4.0), (0.3, 1.0)):
-        one = pair._replace(questions=questions, samples=k, k=k, ease=ease, apart=apart)
-        found += [one._replace(difference=-lost) for lost in (0.0, 0.015, 0.04)]
-    for (questions, k), ease in product(((30, 4), (30, 16), (100, 8), (100, 32), (300, 32)), (1.0, 2.5, 4.0)):
-        one = pair._replace(questions=questions, samples=64, k=k, ease=ease)
-        found += [one._replace(difference=-lost) for lost in (0.0, 0.015, 0.04)]
-        if k == 4:
-            found += [one._replace(kind="alike", a=10, b=10, difference=lost) for lost in (0.0, 0.02)]
-    for (a, b, _), questions, difference in product(DESIGNS[:4], (100, 500), (0.0, 0.02)):
-        found.append(Setting("unlike", a, b, questions=questions, samples=8, difference=difference))
-    found += [Setting("chosen", checkpoints, samples=16) for checkpoints in (3, 10, 20)]
-    found += [Setting("thrice", 1, 1, samples=4), Setting("unknown", 3, 3), Setting("unknown", 10, 10)]
-    designs = ((0, 30, 64), (0, 30, 16), (0, 100, 4), (0, 500, 1), (0, 500, 8), (0, 1319, 1),
-               (3, 100, 4), (3, 500, 8), (5, 30, 64), (5, 500, 8), (10, 100, 16), (10, 30, 64))  # fmt: skip
-    for (seeds, questions, samples), share in product(designs, (1.0, 0.6)):
-        found.append(Setting("power", seeds, seeds, questions=questions, samples=samples, difference=share))
-    for questions, lost in product((30, 100, 300), (0.02, 0.05, 0.1)):
-        found.append(Setting("one-sided", questions=questions, samples=1, difference=-lost))
-    for questions, samples, kind in product((30, 100), (1, 16), ("missing", "repeated")):
-        found.append(Setting(kind, questions=questions, samples=samples))
-    for seeds, questions, samples in product((0, 3, 5, 10), (30, 100, 500), (1, 16)):
-        found.append(Setting("mean", seeds, questions=questions, samples=samples))
-    return found
+    few = [design for design in JUDGED if max(design[:2]) <= 5]
+    apart, lost = (0.0, 0.02, 0.1), (-0.0, -0.015, -0.04)  # a cell's draws follow from how it is written
+    return [
+        *grid(*SPREADS, a_b_paired=JUDGED, questions=(30, 100), difference=apart),
+        *grid(*SPREADS, a_b=((1, 1), (1, 3), (2, 2), (2, 10)), difference=apart),
+        *grid(*SPREADS, a_b_paired=few, questions=(500,), difference=(0.0, 0.02)),
+        *grid("alike", "collapse", a_b_paired=JUDGED, questions=(30,), samples_k=((1, 1), (16, 16))),
+        *grid(*SPREADS, b=(1, 3, 10), questions=(30, 100)),
+        *grid("weights", questions=(30, 100, 500), samples=(1, 8, 64), apart=(0.3, 1.0), difference=apart),
+        *grid("weights", questions_samples_k=((30, 8, 8), (30, 32, 32), (30, 64, 64), (100, 8, 8)),
+              ease=(0.0, 2.5, 4.0), apart=(0.3, 1.0), difference=lost),
+        *grid("weights", questions_k=((30, 4), (30, 16), (100, 8), (100, 32), (300, 32)), samples=(64,),
+              ease=(1.0, 2.5, 4.0), difference=lost),
+        *grid("alike", a_b=((10, 10),), questions_samples_k=((30, 64, 4),), ease=(1.0, 2.5, 4.0), difference=apart[:2]),
+        *grid("unlike", a_b_paired=JUDGED[:4], questions=(100, 500), samples=(8,), difference=apart[:2]),
+        *grid("chosen", a=(3, 10, 20), samples=(16,)),
+        *grid("thrice", a_b_samples=((1, 1, 4),)),
+        *grid("unknown", a_b=((3, 3), (10, 10))),
+        *grid("power", a_b_questions_samples=PLANNED, difference=(1.0, 0.6)),
+        *grid("one-sided", questions=(30, 100, 300), samples=(1,), difference=(-0.02, -0.05, -0.1)),
+        *grid("missing", "repeated", questions=(30, 100), samples=(1, 16)),
+        *grid("mean", a=(0, 3, 5, 10), questions=(30, 100, 500), samples=(1, 16)),
+    ]  # fmt: skip
 
 
 def promises(cell: Cell) -> Cell:
