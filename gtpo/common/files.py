@@ -172,10 +172,8 @@ def _note_lines(path: Path, node: Any, above: tuple[str, ...], lines: Lines) -> 
 def lock_folder(folder: Path, *, again: bool = False) -> FileLock:
     """Make `folder` and take it for this process, until the lock is released or the process ends.
 
-    again: this process may hold it already, by a lock that was taken so too.
-
-    Raises UserError if another process holds it, naming that process, and if it cannot be written, and OSError
-    if the disk is full.
+    again: this process may hold it already, by a lock that was taken so too. Raises UserError if another process holds
+    it, naming that process, and if it cannot be written, and OSError if the disk is full.
     """
     from filelock import FileLock, Timeout
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from gtpo.rewards.completions import plain, unfinished, without_thoughts
 
@@ -137,10 +137,7 @@ def check_reply(reply: Reply, max_tokens: int | None = None, context: int | None
     return Ending("cut off", "tool_calls" if for_tool else reply.word[:40])
 
 
-_Key = TypeVar("_Key", bound=Hashable)
-
-
-def cut_prompts(prompts: Mapping[_Key, tuple[int, int]]) -> set[_Key]:
+def cut_prompts(prompts: Mapping[Any, tuple[int, int]]) -> set[Any]:
     """Return the questions whose prompt was cut, by (its bytes, the tokens of it that were read) of each.
 
     A token has hardly more than 12 bytes, in a whole text hardly more than 6; and texts of different lengths do not
