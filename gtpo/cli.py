@@ -86,7 +86,7 @@ def train(context: typer.Context) -> None:
     options, overrides = read_command(_words(context, train, TrainOptions))
     from gtpo.config.load import launched_processes, load_config
 
-    start_logging("quiet" if options.quiet else "verbose" if options.verbose else "normal")
+    start_logging(quiet=options.quiet, verbose=options.verbose)
     if options.help_config:
         from gtpo.config.schema import print_reference
 

@@ -32,7 +32,7 @@ def run_eval(settings: EvalSettings, *, summary: bool = True) -> int:
 
     summary: print the results; otherwise only where they are.
     """
-    start_logging("quiet" if settings.quiet else "verbose" if settings.verbose else "normal")
+    start_logging(quiet=settings.quiet, verbose=settings.verbose)
     if settings.list_benchmarks:
         print_benchmarks()
         return COMPLETE

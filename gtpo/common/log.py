@@ -17,15 +17,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LOG = logging.getLogger("gtpo")
-
-Verbosity = Literal["quiet", "normal", "verbose"]
-_LEVELS = {"quiet": logging.WARNING, "normal": logging.INFO, "verbose": logging.DEBUG}
 
 
 def duration(seconds: float) -> str:
@@ -60,14 +57,14 @@ class _StderrHandler(logging.Handler):
             print(message, file=self.stream or sys.stderr, flush=True)
 
 
-def start_logging(verbosity: Verbosity = "normal") -> None:
-    """Send the program's log to stderr at this level; later calls change the level only."""
+def start_logging(*, quiet: bool = False, verbose: bool = False) -> None:
+    """Send the program's log to stderr; later calls change its level only."""
     if not any(isinstance(handler, _StderrHandler) for handler in LOG.handlers):
         handler = _StderrHandler()
         handler.addFilter(lambda record: os.environ.get("RANK", "0") == "0")
         LOG.addHandler(handler)
         LOG.propagate = False
-    LOG.setLevel(_LEVELS[verbosity])
+    LOG.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
 
 
 @contextlib.contextmanager
