@@ -144,8 +144,7 @@ def test_unscored_rewards_are_left_out():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_padding_and_split_into_groups_do_not_matter(name):
-    """The order of completions does not either: test_fused.py and test_token_credit.py go through them one by one."""
+def test_order_padding_and_split_into_groups_do_not_matter(name):
     logits, ids, mask, rewards, size = batch(groups=3)
     objective = PRESETS[name]
     whole = reference_loss(objective, logits, ids, mask, rewards, size, initial_entropy=0.4)
@@ -155,6 +154,11 @@ def test_padding_and_split_into_groups_do_not_matter(name):
     ]
     # The band is decided by the entropy of the whole round.
     assert objective.has_band or whole.loss.item() == pytest.approx(sum(p.item() for p in parts) / 3, abs=1e-12)
+    order = torch.tensor([3, 1, 0, 2, 8, 11, 10, 9, 5, 4, 6, 7])
+    shuffled = reference_loss(
+        objective, logits[order], ids[order], mask[order], rewards[order], size, initial_entropy=0.4
+    )
+    assert shuffled.loss.item() == pytest.approx(whole.loss.item(), abs=1e-12)
     junk = torch.where(mask, ids, 4)
     noisy = torch.where(mask[..., None], logits, torch.nan)
     again = reference_loss(objective, noisy, junk, mask, rewards, size, initial_entropy=0.4).loss
