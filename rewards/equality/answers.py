@@ -131,13 +131,15 @@ def parts_of(answer: Answer | None) -> Sequence[Answer]:
 
 def one_to_one(first: Sequence[Any], second: Sequence[Any], same: Callable[[Any, Any], bool]) -> bool:
     """Return whether each item has a partner of its own among the others, and none is left over."""
+    if len(first) != len(second):
+        return False
     left = list(second)
     for item in first:
         match = next((i for i, other in enumerate(left) if same(item, other)), None)
         if match is None:
             return False
         del left[match]
-    return not left
+    return True
 
 
 def leaves(answer: Answer | None, divided: bool = False) -> Iterator[Scalar]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, permutations
@@ -311,12 +312,9 @@ class Comparison:
     def _named(self, p: Answer, g: Answer) -> bool:
         if isinstance(p, Named) and isinstance(g, Named):
             if _plain(p.name) == _plain(g.name):
-                if p.variables and g.variables and p.variables != g.variables:
-                    return self.equal(rename(p, g).value, g.value)
-                return self.equal(p.value, g.value)
-            if p.relation is None or g.relation is None:
-                return False
-            return self._relations(p.relation, g.relation)
+                other_letter = p.variables and g.variables and p.variables != g.variables
+                return self.equal(rename(p, g).value if other_letter else p.value, g.value)
+            return p.relation is not None and g.relation is not None and self._relations(p.relation, g.relation)
         named, other = (p, g) if isinstance(p, Named) else (g, p)
         assert isinstance(named, Named)
         if isinstance(other, Listing) and other.kind == "tuple" and (items := self._in_order(named)) is not None:
@@ -444,12 +442,10 @@ class Comparison:
     def _values(self, p: Scalar, g: Scalar) -> bool:
         if equal_terms(p.term, g.term):
             return "matrices" not in self.problem.topics or arithmetic.equal_as_matrices(p.term, g.term)
-        if not (p.digits or g.digits) or symbols(p.term) or symbols(g.term):
-            return False
-        try:
-            return _agree_as_decimals(p, g, self.contract if self.problem.is_known else None)
-        except NoValue:
-            return False
+        if (p.digits or g.digits) and not (symbols(p.term) or symbols(g.term)):
+            with suppress(NoValue):
+                return _agree_as_decimals(p, g, self.contract if self.problem.is_known else None)
+        return False
 
     # -- relations -----------------------------------------------------------------------------------------------
     def _relations(self, p: Relation, g: Relation) -> bool:
@@ -459,9 +455,7 @@ class Comparison:
             flipped = Relation(tuple(FLIPPED[op] for op in reversed(p.ops)), tuple(reversed(p.terms)))
             return any(way.ops == g.ops and all(map(equal_terms, way.terms, g.terms)) for way in (p, flipped))
         (op, p_term), (other, g_term) = difference(p), difference(g)
-        if op != other:
-            return False
-        return arithmetic.proportional(p_term, g_term, positive=op not in ("=", "!="))
+        return op == other and arithmetic.proportional(p_term, g_term, positive=op not in ("=", "!="))
 
     # -- collections ---------------------------------------------------------------------------------------------
     def _listings(self, p: Listing, g: Listing) -> bool:
@@ -474,7 +468,7 @@ class Comparison:
         if (p_names is None) != (g_names is None) and kinds == {"list"}:
             values = [[item.value if isinstance(item, Named) else item for item in x.items] for x in (p, g)]
             similar = indexed(p_names or g_names or [])
-            return self._unordered(*values) if similar else self._ordered(*values)
+            return answers.one_to_one(*values, self.equal) if similar else self._ordered(*values)
         if kinds <= {"list", "set"} and self.contract.order and self.in_asked_order(g):
             return p.joint != "or" and self._ordered(p.items, g.items)
         if "ratio" in kinds:
@@ -498,7 +492,7 @@ class Comparison:
         if kinds == {"set", "list"} or not any(isinstance(x, Scalar) for x in (*p_items, *g_items)):
             # A solution named twice is one solution; a number written twice may be a double root.
             p_items, g_items = self._distinct(p_items), self._distinct(g_items)
-        return self._unordered(p_items, g_items)
+        return answers.one_to_one(p_items, g_items, self.equal)
 
     def in_asked_order(self, gold: Listing) -> bool:
         """Return whether a gold stands in the order that its problem asks for; else that has been misread."""
@@ -523,23 +517,16 @@ class Comparison:
     def _ordered(self, p: Sequence[Answer], g: Sequence[Answer]) -> bool:
         return len(p) == len(g) and all(self.equal(a, b) for a, b in zip(p, g, strict=True))
 
-    def _unordered(self, p: Sequence[Answer], g: Sequence[Answer]) -> bool:
-        return len(p) == len(g) and answers.one_to_one(p, g, self.equal)
-
     def _distinct(self, items: Sequence[Answer]) -> tuple[Answer, ...]:
-        kept: list[Answer] = []
+        distinct: list[Answer] = []
         for item in items:
-            if not any(self.equal(item, other) for other in kept):
-                kept.append(item)
-        return tuple(kept)
+            distinct += [] if any(self.equal(item, other) for other in distinct) else [item]
+        return tuple(distinct)
 
     def _ratios(self, p: Listing, g: Listing) -> bool:
-        if len(p.items) != len(g.items):
-            return False
-        if any(
-            isinstance(a, Scalar) and isinstance(b, Scalar) and a.unit.name and b.unit.name and a.unit != b.unit
-            for a, b in zip(p.items, g.items, strict=True)
-        ):
+        pairs = zip(p.items, g.items, strict=False)
+        units = ({item.unit for item in pair if isinstance(item, Scalar) and item.unit.name} for pair in pairs)
+        if len(p.items) != len(g.items) or any(len(each) > 1 for each in units):
             return False  # `7:17 hours` is no time of day
         if any(time is not None and ":0" in time[0] for time in map(time_of_day, (p, g))):
             return False  # a time of day, which no ratio equals
@@ -567,9 +554,8 @@ class Comparison:
         apart = 1 < len(set(map(repr, whole.items))) == len(whole.items)
         names = distinct_names(whole.items)  # `a = 3, c = 3` says more than 3
         twice = whole.kind == "list" and (whole.joint == "or" or apart) and (not names or indexed(names))
-        if twice or (whole.kind in ("list", "set") and len(whole.items) == 1):  # `5/2 or 2.5`
-            return all(self.equal(item, part) if whole is p else self.equal(part, item) for item in whole.items)
-        return False
+        one = twice or (whole.kind in ("list", "set") and len(whole.items) == 1)  # `5/2 or 2.5`
+        return one and all(self.equal(*((item, part) if whole is p else (part, item))) for item in whole.items)
 
     def _sets(self, p: Answer, g: Answer) -> bool:
         if self.contract.point and isinstance(p, Relation) and isinstance(g, Listing) and g.kind == "tuple":
