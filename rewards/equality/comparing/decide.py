@@ -211,13 +211,11 @@ class _Judge:
 
 def _same_letter(prediction: str, gold: str) -> bool:
     """Return whether two texts are the same letter, one of them at least written as a choice is."""
-    choices = [split_choice(text) for text in (prediction, gold)]
-    if choices == [None, None]:
-        return False
-    first, second = (choice[0] if choice else text for choice, text in zip(choices, (prediction, gold), strict=True))
-    ours = choices[0]
+    ours, theirs = split_choice(prediction), split_choice(gold)
+    first, second = ours[0] if ours else prediction, theirs[0] if theirs else gold
     # Behind parentheses or a point its case says nothing.
-    return first.lower() == second.lower() if ours is not None and ours[2] else first == second
+    same = first.lower() == second.lower() if ours is not None and ours[2] else first == second
+    return same and (ours, theirs) != (None, None)
 
 
 def _is_too_big(golds: Sequence[str]) -> bool:
@@ -260,7 +258,7 @@ def shown(answer: Answer) -> str:
     if isinstance(answer, Named):
         return f"{answer.name} = {shown(answer.value)}"
     if isinstance(answer, Relation):
-        return " ".join(map(str.strip, map(_shown, answer.terms))) + f" ({' '.join(answer.ops)})"
+        return f"{' '.join(map(_shown, answer.terms))} ({' '.join(answer.ops)})"
     kind = answer.kind if isinstance(answer, Listing) else type(answer).__name__.lower()
     return f"{kind} [{', '.join(map(shown, parts_of(answer)))}]"
 

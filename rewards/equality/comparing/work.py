@@ -234,11 +234,9 @@ def _power(base: Term, exponent: Term, found: Count) -> None:
 
 def _is_turn(exponent: Term) -> bool:
     """Return whether an exponent of e is a whole multiple of i pi / 2: then the power is 1, -1, i or -i."""
-    quarters = arithmetic.constant_value(("div", exponent, ("mul", ("const", "i"), ("const", "pi"))))
-    if quarters is None:
-        return False
-    number = arithmetic.number_of(quarters)
-    return bool(abs(2 * number - round(2 * number.real)) < 1e-30)
+    turns = arithmetic.constant_value(("div", exponent, ("mul", ("const", "i"), ("const", "pi"))))
+    quarters = None if turns is None else 2 * arithmetic.number_of(turns)
+    return quarters is not None and bool(abs(quarters - round(quarters.real)) < 1e-30)
 
 
 def _divides(divisor: Term, number: Term) -> bool:
@@ -333,9 +331,8 @@ def in_form(written: Sequence[Scalar], wanted: Sequence[Scalar], forms: frozense
         )
         if next(shapes) != next(shapes):
             return False
-    if "simplest" in forms and symbols(g):
-        return not (has_product_of_sums(p) or arithmetic.contains(p, "div")) or _sums(p) <= _sums(g)
-    return True
+    fractions = "simplest" in forms and symbols(g) and (has_product_of_sums(p) or arithmetic.contains(p, "div"))
+    return not fractions or _sums(p) <= _sums(g)
 
 
 def _sums(term: Term) -> int:
@@ -345,9 +342,8 @@ def _sums(term: Term) -> int:
 def has_product_of_sums(term: Term) -> bool:
     """Return whether a product or power of a sum with variables could be expanded."""
     for part in subterms(term):
-        if part[0] == "pow" and part[1][0] == "add" and symbols(part[1]) and part[2][0] == "num":
-            return True
-        if part[0] == "mul" and any(f[0] == "add" and symbols(f) for f in factors(part)[0]):
+        sums = [part[1]] if part[0] == "pow" and part[2][0] == "num" else factors(part)[0] if part[0] == "mul" else []
+        if any(factor[0] == "add" and symbols(factor) for factor in sums):
             return True
     return False
 
