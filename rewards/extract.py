@@ -129,7 +129,6 @@ def without_operand_box(text: str) -> str | None:
 # -- answers -------------------------------------------------------------------------------------------------------
 Scoring = Literal["strict", "lenient"]
 
-
 _FORMULA_WORDS = words("sin cos tan log sqrt exp and percent pct percentage inf infinity")
 ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 
@@ -190,9 +189,7 @@ def _of_boxes(boxes: list[Box], text: str) -> str:
 
 def _formulas(text: str) -> list[tuple[int, int, str]]:
     found: list[tuple[int, int, str]] = []
-    if "$" not in text and "\\" not in text:
-        return found
-    for match in _SAYS.formula.finditer(text):
+    for match in _SAYS.formula.finditer(text) if "$" in text or "\\" in text else ():
         content = next(group for group in match.groups() if group is not None)
         # `$2 per egg and 9 for sale makes $18`, `$5 + $4 = $9`: prices, no formula.
         bare = re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", content)
@@ -204,10 +201,8 @@ def _formulas(text: str) -> list[tuple[int, int, str]]:
 def _last_value(text: str) -> str | None:
     """Return the last number of a text, widened to the formula or fraction it is part of."""
     formulas = _formulas(text)
-    fractions: list[tuple[int, int, str]] = []
-    for needed, pattern in _PLAIN_VALUES:
-        if needed in text:
-            fractions += [(m.start(1), m.end(1), m[1].strip()) for m in pattern.finditer(text)]
+    matches = (match for needed, pattern in _PLAIN_VALUES if needed in text for match in pattern.finditer(text))
+    fractions = [(match.start(1), match.end(1), match[1].strip()) for match in matches]
     numbers = [match for pattern in (_SAYS.number, _SAYS.decimal_comma) for match in [*pattern.finditer(text)][-1:]]
     last = max(numbers, key=lambda match: (match.end(), -match.start()), default=None)
     fractions = [f for f in fractions if not any(start <= f[0] < end for start, end, _ in formulas)]
@@ -340,10 +335,8 @@ _NAMES = (*get_args(Scoring), *_RULES)
 
 def check_rule(rule: str) -> str:
     """Return a task's rule if it is one: empty, a name, or a regular expression with a group. Raises ValueError."""
-    if not is_expression(rule):
-        return rule
     try:
-        if re.compile(rule).groups:
+        if not is_expression(rule) or re.compile(rule).groups:
             return rule
         why = "no group says what of it is the answer"
     except re.error as error:

@@ -26,11 +26,8 @@ from gtpo.rewards.limits import MAX_CORES, MAX_STATEMENT
 _TRANSLATION = str.maketrans(TABLES["characters"] | dict.fromkeys(map(chr, UNSEEN), ""))
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-
 # Commands with another name, and commands of layout, which are dropped.
 _RENAMED = {name: by for by, names in TABLES["commands"].items() for name in names.split()}
-
-
 _TYPED: list[tuple[re.Pattern[str], Any]] = [
     (SAYS.repeating, r"\\repeating{\g<whole>}{\g<fixed>}{\g<bar>\g<bracket>\g<first>\g<block>}"),  # one of four
     (re.compile(r"(?<![\d.,])(\d{1,2}(?:,\d\d)+,\d{3})(?![\d,])"), lambda m: m[1].replace(",", "")),  # 1,00,000
@@ -225,11 +222,9 @@ def _pieces(text: str) -> list[_Piece]:
     position = 0
     while (match := SAYS.piece.search(text, position)) is not None:
         kind, end = match.lastgroup or "", match.end()
-        if kind == "command":
-            while text[end : end + 1] in ("{", "[", "^", "_") and text[match.start() : end] not in (r"\{", r"\}"):
-                closed = (
-                    match_brace(text, end) if text[end] == "{" else text.find("]", end) if text[end] == "[" else end
-                )
+        if kind == "command" and match.group() not in (r"\{", r"\}"):
+            while (opening := text[end : end + 1]) in ("{", "[", "^", "_"):
+                closed = match_brace(text, end) if opening == "{" else text.find("]", end) if opening == "[" else end
                 if closed < 0:
                     break
                 end = closed + 1
@@ -237,8 +232,8 @@ def _pieces(text: str) -> list[_Piece]:
             end = max(end, match_brace(text, end) + 1)
         said = match.group()
         if said == "^" and found and found[-1].kind == "word" and found[-1].end == match.start():  # cm^2
-            end += text[end : end + 1].isdigit()
-            position, found[-1] = end, found[-1]._replace(end=end)
+            position = end + text[end : end + 1].isdigit()
+            found[-1] = found[-1]._replace(end=position)
             continue
         is_word = kind == "word" and (len(said) > 1 or not said.isascii()) and said not in WORDS.functions
         if said in ("a", "I", "A"):  # an article, or a letter: `a = 3`
@@ -356,8 +351,7 @@ def _ends_in_value(text: str) -> bool:
     pieces = _pieces(text)
     if not pieces or pieces[-1].text in (":", "："):
         return False
-    value = _value(pieces)
-    if value is None:
+    if (value := _value(pieces)) is None:
         return pieces[-1].text in ("pi", "π") or spoken_number(text) is not None
     return _words(pieces[value[1] + 1 :]).isdisjoint(WORDS.stating | WORDS.copulas)
 
@@ -506,16 +500,11 @@ def _worded(text: str) -> str | None:
 
     A word has three letters or is a known short one: `x-y` and `n!` are none.
     """
-    plain = SAYS.leading.sub("", SAYS.text.sub(r" \1 ", text).strip("() "))
-    if re.fullmatch(r"[A-Za-z\d\s\"'`.,;:!?~/-]+", plain) is None:
+    plain = SAYS.leading.sub("", SAYS.text.sub(r" \1 ", text).strip("() ")).lower()
+    runs = re.findall(r"[a-z]+", plain) if re.fullmatch(r"[a-z\d\s\"'`.,;:!?~/-]+", plain) else []
+    if not runs or not all(len(run) > 2 or run in WORDS.short_words for run in runs):
         return None
-    runs = re.findall(r"[A-Za-z]+", plain)
-    if not runs or not all(len(run) > 2 or run.lower() in WORDS.short_words for run in runs):
-        return None
-    lowered = plain.lower()
-    if re.search(r"\d", lowered):
-        return without_spaces(lowered)
-    return _PUNCTUATION.sub(" ", lowered).strip()
+    return without_spaces(plain) if re.search(r"\d", plain) else _PUNCTUATION.sub(" ", plain).strip()
 
 
 def same_name(prediction: str, name: str) -> bool:
