@@ -64,9 +64,8 @@ def main() -> int:
         raise UserError(f"--workers must be at least 1; found {args.workers}")
     if args.out:
         check_writable("--out", args.out, folder=False)
-    read = read_rows(Path(args.file))
-    if args.file == "-":
-        read = ((f"-:{number}", row) for number, row in read_jsonl(Path("/dev/stdin")))
+    stdin = ((f"-:{number}", row) for number, row in read_jsonl(Path("/dev/stdin")))
+    read = stdin if args.file == "-" else read_rows(Path(args.file))
     every = [sample for where, row in read for sample in _samples(row, names, where)]
     # A sample that failed is missing: no answer was wrong.
     rows = [row for row in every if row.get("completion", "") is not None]
@@ -75,15 +74,13 @@ def main() -> int:
     # As of `gtpo eval`; answers by themselves are judged strictly.
     auto = choose_scoring(map(extract_answer, completions)) if completions else "strict"
     scoring: Scoring = auto if args.scoring == "auto" else args.scoring
-    texts = [
-        extract_answer(text, scoring) if "completion" in row else text for row, text in zip(rows, raw, strict=True)
-    ]
+    both = list(zip(rows, raw, strict=True))
+    texts = [extract_answer(text, scoring) if "completion" in row else text for row, text in both]
+    problems = [row.get("problem") for row in rows]
     if args.against:
         function = import_dotted(args.against, "reward function")
-        columns = zip(rows, map(str, raw), golds, strict=True)
-        scored = [row | {"completion": text, "gold": gold} for row, text, gold in columns]
-        return _told(*audit(function, scored, texts, scoring), args.fail_above)
-    problems = [row.get("problem") for row in rows]
+        flips, total = audit(function, list(map(str, raw)), golds, problems, texts, scoring)
+        return _told(flips, total, args.fail_above)
     with Verifier(workers=args.workers) as verifier:
         verdicts = verifier.verify_many(list(zip(texts, golds, strict=True)), problems, scoring=scoring)
         for row, text, gold, problem, verdict in zip(rows, texts, golds, problems, verdicts, strict=True):

@@ -83,25 +83,25 @@ class Flip(NamedTuple):
 
 def audit(
     function: Callable[..., Sequence[Any]],
-    rows: Sequence[dict[str, Any]],
+    completions: Sequence[str],
+    golds: Sequence[Any],
+    problems: Sequence[str | None],
     texts: Sequence[str | None],
     scoring: Scoring = "strict",
 ) -> tuple[list[Flip], int]:
-    """Return the flips on rows with `completion`, `gold` and `problem`, and how many rows both could score.
+    """Return the flips on completions, of which `texts` are the answers, and how many of them both could score.
 
     `function` has TRL's signature; what it pays above 0 it takes for correct, None for not scored.
     """
-    golds, problems = [row["gold"] for row in rows], [row.get("problem") for row in rows]
-    raw = [row["completion"] for row in rows]
     columns = dict.fromkeys(("answer", "gold", "ground_truth", "solution"), golds)
-    paid = function(prompts=[problem or "" for problem in problems], completions=raw, **columns)
+    paid = function(prompts=[problem or "" for problem in problems], completions=completions, **columns)
     judge = default_verifier()
     verdicts = judge.verify_many(list(zip(texts, golds, strict=True)), problems, scoring=scoring)
     scored = [at for at, (p, v) in enumerate(zip(paid, verdicts, strict=True)) if p is not None and v != "TIMEOUT"]
     moved = [at for at in scored if (paid[at] > 0) != (verdicts[at] is Verdict.CORRECT)]
-    second = judge.math_verify_many([(raw[at], golds[at]) for at in moved])
+    second = judge.math_verify_many([(completions[at], golds[at]) for at in moved])
     flips = [
-        Flip("paid" if paid[at] > 0 else "refused", verdicts[at], raw[at], str(golds[at]), str(other))
+        Flip("paid" if paid[at] > 0 else "refused", verdicts[at], completions[at], str(golds[at]), str(other))
         for at, other in zip(moved, second, strict=True)
     ]
     return flips, len(scored)

@@ -55,7 +55,6 @@ _CLOSE = re.compile("|".join([_CLOSING, *TABLES["thoughts close"].values()]), re
 _OPENED_AT_END = re.compile(rf"(?:{_OPENING}|(?-i:<\|channel\|>\s*analysis\s*<\|message\|>))\s*\Z", re.IGNORECASE)
 _BEGINS = re.compile(rf"\s*(?:{'|'.join(TABLES['thoughts begin with words'].values())})", re.IGNORECASE)
 
-
 _BARRED = "|".join(TABLES["ends"]["anywhere in bars"].split())
 _ANYWHERE = [*TABLES["ends"]["anywhere"], rf"<[|｜]\s*(?:{_BARRED})\s*[|｜]>"]
 _TURN_END = re.compile("|".join(_ANYWHERE), re.IGNORECASE)
@@ -244,9 +243,8 @@ def as_text(value: object) -> str:
     # True is an int to Python; as a gold it is a mistake in the data, not 1.
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return ""
-    if isinstance(value, Integral | Fraction):
-        return str(value)
-    return str(value) if math.isfinite(value) else ""  # NaN: what a table holds if nothing was given
+    # NaN: what a table holds if nothing was given.
+    return str(value) if isinstance(value, Integral | Fraction) or math.isfinite(value) else ""
 
 
 def decode_completion(tokenizer: Any, ids: Sequence[int], ends: Collection[int] = ()) -> str:
@@ -256,7 +254,5 @@ def decode_completion(tokenizer: Any, ids: Sequence[int], ends: Collection[int] 
     """
     # Some models have several end tokens, of which the tokenizer knows one.
     cut = {tokenizer.eos_token_id, tokenizer.pad_token_id, *ends}
-    length = len(ids)
-    while length and ids[length - 1] in cut:
-        length -= 1
+    length = next((at for at in range(len(ids), 0, -1) if ids[at - 1] not in cut), 0)
     return str(tokenizer.decode(ids[:length], skip_special_tokens=False))

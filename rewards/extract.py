@@ -188,7 +188,7 @@ def _of_boxes(boxes: list[Box], text: str) -> str:
 
 
 def _formulas(text: str) -> list[tuple[int, int, str]]:
-    found: list[tuple[int, int, str]] = []
+    found: list[Box] = []
     for match in _SAYS.formula.finditer(text) if "$" in text or "\\" in text else ():
         content = next(group for group in match.groups() if group is not None)
         # `$2 per egg and 9 for sale makes $18`, `$5 + $4 = $9`: prices, no formula.
@@ -202,7 +202,7 @@ def _last_value(text: str) -> str | None:
     """Return the last number of a text, widened to the formula or fraction it is part of."""
     formulas = _formulas(text)
     matches = (match for needed, pattern in _PLAIN_VALUES if needed in text for match in pattern.finditer(text))
-    fractions = [(match.start(1), match.end(1), match[1].strip()) for match in matches]
+    fractions: list[Box] = [(match.start(1), match.end(1), match[1].strip()) for match in matches]
     numbers = [match for pattern in (_SAYS.number, _SAYS.decimal_comma) for match in [*pattern.finditer(text)][-1:]]
     last = max(numbers, key=lambda match: (match.end(), -match.start()), default=None)
     fractions = [f for f in fractions if not any(start <= f[0] < end for start, end, _ in formulas)]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, get_args
 
 from gtpo.common.errors import did_you_mean
@@ -88,9 +89,9 @@ def accuracy_reward(
         raise ValueError(f'scoring "{scoring}": one of {", ".join(get_args(Where))}')
     if prompts is not None and len(prompts) != len(completions):
         raise ValueError(f"{len(completions)} completions but {len(prompts)} prompts")
-    texts = [completion_text(completion) for completion in completions]
-    found = [last_boxed(text) if scoring == "boxed" else extract_answer(text, scoring) for text in texts]
-    pairs = list(zip(found, golds, strict=True))
+    texts = map(completion_text, completions)
+    answers = [last_boxed(text) if scoring == "boxed" else extract_answer(text, scoring) for text in texts]
+    pairs = list(zip(answers, golds, strict=True))
     problems = None if prompts is None else [problem_text(prompt) for prompt in prompts]
     verdicts = default_verifier().verify_many(pairs, problems)
     if log_metric is not None and verdicts:
@@ -119,13 +120,13 @@ def _golds(completions: Sequence[Completion], answer: Any, columns: Mapping[str,
         if isinstance(value, (str, int, float)):  # a column has one value a completion
             raise TypeError(f'this reward has no option "{name}" (it is {value!r}).{did_you_mean(name, ["scoring"])}')
     named = {"answer": answer} | {name: columns.get(name) for name in ("gold", "ground_truth", "solution")}
-    name, golds = next(((name, value) for name, value in named.items() if value is not None), ("", None))
-    if golds is None:
+    column = next((name for name, value in named.items() if value is not None), None)
+    if column is None:
         raise ValueError(f"no gold answers: the dataset needs a column {', '.join(named)}")
-    if len(completions) != len(golds):
-        raise ValueError(f"{len(completions)} completions but {len(golds)} gold answers")
-    texts = [as_text(gold) for gold in golds]
-    return [last_boxed(text) or gsm8k_gold(text) or text for text in texts] if name == "solution" else texts
+    texts = list(map(as_text, named[column]))
+    if len(completions) != len(texts):
+        raise ValueError(f"{len(completions)} completions but {len(texts)} gold answers")
+    return [last_boxed(text) or gsm8k_gold(text) or text for text in texts] if column == "solution" else texts
 
 
 def math_verify_reward(
@@ -189,13 +190,10 @@ def published_correctness_score(text: str, gold: str) -> float:
     if published_format_score(text) != 10.0:
         return 0.0
     answer, reference = _published_answer(text), _published_answer(gold)
-    try:
-        value, target = float(answer), float(reference)
-        if abs(value - target) <= 1e-2 + 1e-5 * abs(target):
-            return 10.0
-    except ValueError:
-        pass  # not both numbers: what is left is the substring rule, which numbers that differ fall to as well
-    return 10.0 if reference in answer else 0.0
+    near = False
+    with suppress(ValueError):  # not both numbers
+        near = abs(float(answer) - float(reference)) <= 1e-2 + 1e-5 * abs(float(reference))
+    return 10.0 if near or reference in answer else 0.0
 
 
 def published_format_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float]:

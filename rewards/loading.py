@@ -90,7 +90,7 @@ def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> Reward
     arguments: given to each call if the function takes completions; else the function is called with them once, and
     returns the reward (as trl.rewards.get_soft_overlong_punishment does).
     """
-    function = import_dotted(path, "reward")
+    function: Any = import_dotted(path, "reward")
     if arguments is not None and callable(function):
         try:
             known = inspect.signature(function)

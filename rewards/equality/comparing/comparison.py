@@ -466,9 +466,9 @@ class Comparison:
         if kinds == {"list"} and g_names and not indexed(g_names) and (p.joint == "or" or partly):
             return False
         if (p_names is None) != (g_names is None) and kinds == {"list"}:
-            values = [[item.value if isinstance(item, Named) else item for item in x.items] for x in (p, g)]
+            ours, theirs = ([x.value if isinstance(x, Named) else x for x in each.items] for each in (p, g))
             similar = indexed(p_names or g_names or [])
-            return answers.one_to_one(*values, self.equal) if similar else self._ordered(*values)
+            return answers.one_to_one(ours, theirs, self.equal) if similar else self._ordered(ours, theirs)
         if kinds <= {"list", "set"} and self.contract.order and self.in_asked_order(g):
             return p.joint != "or" and self._ordered(p.items, g.items)
         if "ratio" in kinds:

@@ -19,7 +19,9 @@ from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
 from gtpo.rewards.limits import UNIT_WORDS
 
-_CANONICAL = {spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()}
+_CANONICAL: dict[str, str] = {
+    spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()
+}
 _PLURALS: dict[str, str] = TABLES["plurals"]
 NUMBER_WORDS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "parts", "scales"))
 # Words before a unit of length that make it one of area or volume.
