@@ -51,9 +51,8 @@ def test_long_hostile_text_is_linear(piece: str) -> None:
 
 
 def test_gsm8k_gold() -> None:
-    assert gsm8k_gold("work <<1+1=2>>\n#### 1,080\n") == "1080"
-    assert gsm8k_gold("no mark") is None
-    assert gsm8k_gold("####  ") is None
+    golds = ("work <<1+1=2>>\n#### 1,080\n", "no mark", "####  ")
+    assert [*map(gsm8k_gold, golds)] == ["1080", None, None]
 
 
 FAMILIES = {
@@ -114,6 +113,8 @@ def test_words_that_only_look_like_a_thought() -> None:
                  "<think_off>\\boxed{3}", "\\boxed{3} <https://think.org/x>"):  # fmt: skip
         assert extract_answer(text, "lenient") == "3"
         assert not unfinished(plain(text))
+    for mathematics in ("|x|<|y|>", "-1<|x|<1", "<a, b>", "[1, 2]", "(0, 1]"):
+        assert without_end(mathematics) == mathematics
 
 
 ENDS = (
@@ -135,8 +136,3 @@ def test_what_is_left_of_the_end_of_a_turn(end: str) -> None:
         assert without_end(text + end) == text
     assert format_ok("<reasoning>r</reasoning>\n<answer>42</answer>" + end)
     assert extract_answer(f"<|im_start|>assistant\n#### 42{end}", "lenient") == "42"
-
-
-def test_mathematics_is_no_marker() -> None:
-    for text in ("|x|<|y|>", "-1<|x|<1", "<a, b>", "[1, 2]", "(0, 1]"):
-        assert without_end(text) == text

@@ -97,12 +97,15 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"problem": "p", "answer": "1"}\n' * 50)[:30])
     with pytest.raises(UserError, match="damaged gzip"):
         load_file(tmp_path / "cut.jsonl.gz")
+    with pytest.raises(UserError, match="train, test, hard"):
+        arithmetic_problems("validation")
+    with pytest.raises(UserError, match="were asked for"):
+        arithmetic_problems("test", 100_000)
 
 
 def test_small_parsers() -> None:
-    assert [plain_integer(a) for a in ("27.0", "073", "1,080", "-5", "1/2", "3.5")] == [
-        "27", "73", "1080", "-5", "1/2", "3.5",
-    ]  # fmt: skip
+    for text, number in {"27.0": "27", "073": "73", "1,080": "1080", "-5": "-5", "1/2": "1/2", "3.5": "3.5"}.items():
+        assert plain_integer(text) == number
     assert [parse_level(v) for v in ("Level 3", 4, "2", "Level ?", None)] == [3, 4, 2, None, None]
 
 
@@ -121,21 +124,10 @@ def test_answers_are_the_value_of_the_expression(split):
 
 def test_splits_share_no_expression_for_any_seed():
     for seed in range(3):
-        splits = [
+        train, test, hard = (
             {expression_of(p.problem) for p in arithmetic_problems(s, seed=seed)} for s in ("train", "test", "hard")
-        ]
-        assert not splits[0] & (splits[1] | splits[2])
-        assert not splits[1] & splits[2]
-
-
-def test_the_same_seed_gives_the_same_list_and_another_seed_another():
-    assert arithmetic_problems("train", 50, seed=1) == arithmetic_problems("train", 50, seed=1)
-    assert arithmetic_problems("train", 50, seed=1) != arithmetic_problems("train", 50, seed=2)
-    assert arithmetic_problems("train", 50) == arithmetic_problems("train", 80)[:50]
-
-
-def test_bad_input_is_refused_in_a_sentence():
-    with pytest.raises(UserError, match="train, test, hard"):
-        arithmetic_problems("validation")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="were asked for"):
-        arithmetic_problems("test", 100_000)
+        )
+        assert not train & (test | hard)
+        assert not test & hard
+        assert arithmetic_problems("train", 50, seed=seed) == arithmetic_problems("train", 80, seed=seed)[:50]
+        assert (arithmetic_problems("train", 50, seed=seed) == arithmetic_problems("train", 50)) == (seed == 0)

@@ -1,6 +1,7 @@
 """The rewards: what they pay, how they are loaded, and what is asked of one before a model is loaded."""
 
 import asyncio
+import itertools
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -60,33 +61,18 @@ def test_format_and_blocks_that_hold_something(text: str, paper: float, filled: 
     assert format_reward_filled([text]) == [filled]
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        (0, "0"),
-        (-3, "-3"),
-        (0.5, "1/2"),
-        (np.int64(0), "0"),
-        (np.int32(12), "12"),
-        (np.float64(2.5), "2.5"),
-        (np.float32(0.1), "0.1"),
-        (Decimal("12.50"), "12.5"),
-        (Fraction(3, 4), r"\frac{3}{4}"),
-        (Fraction(6, 3), "2"),
-    ],
-)
-def test_golds_that_are_numbers(gold: Any, answer: str) -> None:
-    text = f"<reasoning>r</reasoning><answer>{answer}</answer>"
-    assert accuracy_reward([text], [gold]) == [10.0]
-    assert accuracy_reward([text.replace(answer, "7")], [gold]) == [0.0]
-    assert published_final_reward([text], [gold])[0] is not None
+def test_golds_that_are_numbers() -> None:
+    golds = [0, -3, 0.5, np.int64(0), np.int32(12), np.float64(2.5), np.float32(0.1), Decimal("12.50"), Fraction(3, 4)]
+    answers = ["0", "-3", "1/2", "0", "12", "2.5", "0.1", "12.5", r"\frac{3}{4}"]
+    texts = [f"<reasoning>r</reasoning><answer>{answer}</answer>" for answer in answers]
+    assert accuracy_reward(texts, golds) == [10.0] * 9
+    assert accuracy_reward(["<answer>7</answer>"] * 9, golds) == [0.0] * 9
+    assert None not in published_final_reward(texts, golds)
 
 
-@pytest.mark.parametrize(
-    "gold", [None, "", " ", "(Proof.)", "证明", float("nan"), np.float64("nan"), float("inf"), True, ["1"]]
-)
-def test_what_is_no_gold_is_unscored(gold: Any) -> None:
-    assert accuracy_reward([GOOD], [gold]) == [None]
+def test_what_is_no_gold_is_unscored() -> None:
+    golds = [None, "", " ", "(Proof.)", "证明", float("nan"), np.float64("nan"), float("inf"), True, ["1"]]
+    assert accuracy_reward([GOOD] * len(golds), golds) == [None] * len(golds)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -143,19 +129,15 @@ def test_the_gold_may_have_another_column_and_the_answer_another_place() -> None
     assert accuracy_reward([GOOD], ["13"], solution=["12"]) == [0.0]  # `answer` comes first
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
+def test_an_option_that_changes_nothing_is_refused() -> None:
+    options: dict[str, Any]
+    for options, error, message in [
         ({"scorin": "lenient"}, TypeError, 'no option "scorin".*Did you mean "scoring"'),
         ({"scoring": "loose"}, ValueError, "one of strict, lenient, boxed"),
         ({"tolerance": 0.1}, TypeError, 'no option "tolerance"'),
-    ],
-)
-def test_an_option_that_changes_nothing_is_refused(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        accuracy_reward([GOOD], ["12"], **options)
+    ]:
+        with pytest.raises(error, match=message):
+            accuracy_reward([GOOD], ["12"], **options)
     with pytest.raises(ValueError, match="the dataset needs a column"):
         accuracy_reward([GOOD])
 
@@ -170,16 +152,11 @@ def test_paid_answers_that_say_more_are_logged() -> None:
 ROW = {"id": "1", "prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}
 
 
-@pytest.mark.parametrize(
-    "scores", [[1, 0.5], [True, None], torch.tensor([1.0, 2.0]), (float("nan"), 0), (0 for _ in "ab")]
-)
-def test_one_number_or_none_per_completion_is_a_score(scores: Any) -> None:
-    assert score_fault("mine", scores, 2) is None
-
-
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("scores", "words"),
     [
+        *((scores, None) for scores in ([1, 0.5], [True, None], torch.ones(2), (math.nan, 0), (0 for _ in "ab"))),
         ([1.0], "returned 1 scores for 2 completions"),
         ([1.0] * 3, "returned 3 scores for 2 completions"),
         (1.0, "returned float for 2 completions"),
@@ -192,23 +169,16 @@ def test_one_number_or_none_per_completion_is_a_score(scores: Any) -> None:
         ([-math.inf, 0.0], "returned -inf for completion 0"),
     ],
 )
-def test_what_is_no_score_is_named(scores: Any, words: str) -> None:
+def test_one_number_or_none_per_completion_is_a_score(scores: Any, words: str | None) -> None:
     fault = score_fault("mine", scores, 2)
-    assert fault is not None
-    assert fault.startswith(f"reward mine {words}")
+    assert fault is words or str(fault).startswith(f"reward mine {words}")
+    closed = str(score_fault("mine", asyncio.sleep(0), 2))
+    assert closed.startswith("reward mine returned a coroutine for 2 completions; await it")
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_coroutine_is_no_score_and_is_closed() -> None:
-    fault = score_fault("mine", asyncio.sleep(0), 2)
-    assert fault is not None
-    assert fault.startswith("reward mine returned a coroutine for 2 completions; await it")
-
-
-@pytest.mark.parametrize("reward", [final_reward, accuracy_reward, format_reward])
-@pytest.mark.parametrize("prompt", [ROW["prompt"], "1 + 1?"])
-def test_our_own_rewards_pass(reward: Any, prompt: Any) -> None:
-    assert probe_reward("ours", reward, {**ROW, "prompt": prompt}) == (None, None)
+def test_our_own_rewards_pass() -> None:
+    for reward, prompt in itertools.product((final_reward, accuracy_reward, format_reward), (ROW["prompt"], "1 + 1?")):
+        assert probe_reward("ours", reward, {**ROW, "prompt": prompt}) == (None, None)
 
 
 def test_arguments_that_do_not_fit_are_named_before_the_first_completion() -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -131,14 +130,10 @@ def test_a_pool_may_close_while_a_worker_starts_or_works(works: bool, monkeypatc
     assert worker.stdout.closed
 
 
-def raises(error: Exception) -> Callable[..., None]:
-    def refuse(*args: object, **options: object) -> None:
-        raise error
-
-    return refuse
+def no_process(*arguments: Any, **options: Any) -> None:
+    raise BlockingIOError(11, "Resource temporarily unavailable")
 
 
-NO_PROCESS = raises(BlockingIOError(11, "Resource temporarily unavailable"))
 PROCESS = subprocess.Popen
 SHORT = "; verification goes on with 1 of up to 2 workers"
 
@@ -148,9 +143,11 @@ def ends_at_once(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def test_what_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Verifier(workers=1, memory_mb=8) as verifier, pytest.raises(UserError, match="did not start"):
+        verifier.verify("x+x", "2x")
     with Verifier(workers=1, timeout_s=30) as verifier:
         with monkeypatch.context() as patch:
-            patch.setattr("subprocess.Popen", NO_PROCESS)
+            patch.setattr("subprocess.Popen", no_process)
             with pytest.raises(UserError, match=r"worker did not start: .*unavailable"):
                 verifier.verify("x+x", "2x")
         assert verifier.verify("x+x", "2x") is Verdict.CORRECT
@@ -163,7 +160,7 @@ def verify_new(verifier: Verifier) -> None:
 @pytest.mark.parametrize(
     ("refuse", "said"),
     [
-        (NO_PROCESS, "[Errno 11] Resource temporarily unavailable"),
+        (no_process, "[Errno 11] Resource temporarily unavailable"),
         (ends_at_once, "it ended with exit status 3; its message is on stderr"),
     ],
 )
@@ -198,7 +195,7 @@ def test_a_killed_worker_without_successor_leaves_its_tasks_to_the_others(monkey
     with Verifier(workers=2, timeout_s=30) as verifier:
         while [worker.ready for worker in verifier._pool._alive] != [True, True]:
             verify_new(verifier)
-        monkeypatch.setattr(subprocess, "Popen", NO_PROCESS)
+        monkeypatch.setattr(subprocess, "Popen", no_process)
         monkeypatch.setattr(pool.LOG, "handlers", [*pool.LOG.handlers, Verifies()])
         killed, other = verifier._pool._alive
         os.kill(killed.process.pid, signal.SIGKILL)
@@ -206,11 +203,6 @@ def test_a_killed_worker_without_successor_leaves_its_tasks_to_the_others(monkey
             verify_new(verifier)
         assert said == [(SHORT, Verdict.CORRECT)]
         assert verifier._pool._alive == {other}
-
-
-def test_a_worker_that_cannot_start_is_an_error_and_no_verdict(monkeypatch) -> None:
-    with Verifier(workers=1, memory_mb=8) as verifier, pytest.raises(UserError, match="did not start"):
-        verifier.verify("x+x", "2x")
 
 
 def test_what_a_worker_lacks_is_named(tmp_path: Path, monkeypatch) -> None:
@@ -325,14 +317,10 @@ def test_self_test_names_what_to_leave_out(verifier: Verifier) -> None:
 
 def test_static_limits_name_themselves() -> None:
     assert reject_reason("1" * 200) is None
-    for text, words in [
-        ("1" * 201, "digits"),
-        ("(" * 41, "nested"),
-        ("x" * 3001, "characters"),
-        ("+" * 801, "tokens"),
-        ("2^{10000000}", "exponent"),
-        ("a\u2066b", "bidirectional"),
-    ]:
+    for text, words in {
+        "1" * 201: "digits", "(" * 41: "nested", "x" * 3001: "characters", "+" * 801: "tokens",
+        "2^{10000000}": "exponent", "a\u2066b": "bidirectional",
+    }.items():  # fmt: skip
         assert words in (reject_reason(text) or "")
 
 
