@@ -170,19 +170,32 @@ class Matrix(tuple[tuple[Any, ...], ...]):
     __slots__ = ()
 
 
-class Magnitudes:
-    """The largest and smallest sizes among the values of one comparison, as powers of two; one per process."""
+class Budget:
+    """What one comparison has visited, so that sums within sums end, and the sizes it has met; one per process.
 
-    low = high = 0
+    What an answer may cost is counted in work and not in seconds: a verdict does not depend on how busy the machine is.
+    """
+
+    visits = 0
+    limit = 100_000
+    price = 1  # Of a visit: more while arithmetic has more digits
+    low = high = 0  # The smallest and the largest size among its values, as powers of two
 
     @classmethod
-    def reset(cls) -> None:
-        """Forget what was seen."""
-        cls.low = cls.high = 0
+    def refill(cls) -> None:
+        """Start counting visits anew."""
+        cls.visits = 0
+
+    @classmethod
+    def spend(cls) -> None:
+        """Count one visit. Raises TooBig when the budget is spent."""
+        cls.visits += cls.price
+        if cls.visits > cls.limit:
+            raise TooBig
 
     @classmethod
     def note(cls, value: Value) -> None:
-        """Take notice of a value; 0, infinities and matrices have no size."""
+        """Take notice of the size of a value; 0, infinities and matrices have none."""
         if isinstance(value, mpmath.mpc):
             cls.note(value.real)
             value = value.imag
@@ -347,7 +360,7 @@ def _bounded(function: Callable[[Any], Any]) -> Callable[[Value], Value]:
 
 
 def _tanh(value: Value) -> Value:
-    Magnitudes.note(_exponential(multiply(Fraction(-2), abs(value))))  # how near it comes to 1
+    Budget.note(_exponential(multiply(Fraction(-2), abs(value))))  # how near it comes to 1
     return mpmath.tanh(number_of(value))
 
 
@@ -450,29 +463,6 @@ def _whole(function: Callable[..., int], values: tuple[Value, ...]) -> Value:
 
 
 # -- values of terms ------------------------------------------------------------------------------------------------
-class Budget:
-    """Counts visited terms, so that sums within sums end; one per process, refilled for every comparison.
-
-    What an answer may cost is counted in work and not in seconds: a verdict does not depend on how busy the machine is.
-    """
-
-    visits = 0
-    limit = 100_000
-    price = 1  # Of a visit: more while arithmetic has more digits
-
-    @classmethod
-    def refill(cls) -> None:
-        """Start counting anew."""
-        cls.visits = 0
-
-    @classmethod
-    def spend(cls) -> None:
-        """Count one visit. Raises TooBig when the budget is spent."""
-        cls.visits += cls.price
-        if cls.visits > cls.limit:
-            raise TooBig
-
-
 def evaluate(term: Term, point: Mapping[str, Value]) -> Value:
     """Return the value of a term if each variable has the value that `point` gives it; `±` is plus.
 
@@ -480,7 +470,7 @@ def evaluate(term: Term, point: Mapping[str, Value]) -> Value:
     """
     Budget.spend()
     value = _value(term, point)
-    Magnitudes.note(value)
+    Budget.note(value)
     return value
 
 
@@ -559,7 +549,7 @@ def close(a: Value, b: Value) -> bool:
 
 def _rounding() -> mpmath.mpf:
     """Return the size below which a value may be what rounding left of 0."""
-    return mp.mpf(2) ** Magnitudes.high * mp.mpf(10) ** (GUARD_DIGITS - mp.dps)
+    return mp.mpf(2) ** Budget.high * mp.mpf(10) ** (GUARD_DIGITS - mp.dps)
 
 
 def _is_zero(value: Value) -> bool:
@@ -573,17 +563,17 @@ def stable(decide: Callable[[], bool], literal_digits: int = 0) -> bool:
 
     Raises TooBig if that would take too many.
     """
-    Magnitudes.reset()
+    Budget.low = Budget.high = 0
     if not decide():
         return False
-    spread = max(int((Magnitudes.high - Magnitudes.low) * 0.302), literal_digits)
+    spread = max(int((Budget.high - Budget.low) * 0.302), literal_digits)
     # Nearly every comparison ends here: hardly any has numbers of such different sizes.
     if spread < GUARD_DIGITS or mp.dps > 60:
         return True
     digits = 60 + 2 * spread + GUARD_DIGITS
     if digits > COMPARISON_DIGITS:
         raise TooBig
-    Magnitudes.reset()
+    Budget.low = Budget.high = 0
     Budget.price = digits // 60
     try:
         with mp.workdps(digits):
