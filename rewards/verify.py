@@ -23,11 +23,15 @@ from gtpo.rewards.limits import MATH_VERIFY_REACH, MAX_CHARACTERS, MAX_DIGITS, M
 from gtpo.rewards.verification.pool import WorkerPool
 
 # -- what is decided before any parser sees a text: static limits, plain numbers and equal texts, exactly -------------
-# `9^9999999` is short to write and fills the memory: such exponents are refused by their text.
-_EXPONENT = re.compile(r"(?:\^|(?<=[\w)}\]])\*\*)\s*\{?\s*[-+]?\d{7,}|\d[eE][-+]?\d{5,}")
-# A mark that turns the direction of writing lets a log show another answer than the one that was judged.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_LONG_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
+_REFUSED = {
+    # A mark that turns the direction of writing lets a log show another answer than the one that was judged.
+    re.compile(
+        r"[\x00-\x08\x0b\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    ): "control or bidirectional characters",
+    re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}"): f"more than {MAX_DIGITS} digits in a run",
+    # `9^9999999` is short to write and fills the memory: such exponents are refused by their text.
+    re.compile(r"(?:\^|(?<=[\w)}\]])\*\*)\s*\{?\s*[-+]?\d{7,}|\d[eE][-+]?\d{5,}"): "an exponent of a million or more",
+}
 _BRACKET = re.compile(r"[()\[\]{}]")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]+|[0-9.]+|[^\s]")
 
@@ -36,12 +40,9 @@ def reject_reason(text: str) -> str | None:
     """Return why a text is beyond the limits, or None. Linear in the text's length."""
     if len(text) > MAX_CHARACTERS:
         return f"{len(text)} characters, more than {MAX_CHARACTERS}"
-    if _CONTROL.search(text):
-        return "control or bidirectional characters"
-    if _LONG_DIGITS.search(text):
-        return f"more than {MAX_DIGITS} digits in a run"
-    if _EXPONENT.search(text):
-        return "an exponent of a million or more"
+    for pattern, why in _REFUSED.items():
+        if pattern.search(text):
+            return why
     steps = (1 if bracket in "([{" else -1 for bracket in _BRACKET.findall(text))
     deepest = max(accumulate(steps, lambda depth, step: max(0, depth + step), initial=0))
     if deepest > MAX_NESTING:
@@ -303,18 +304,18 @@ class Verifier:
             wrong = verdict is Verdict.INCORRECT
             whole = plain_number(answer) if wrong and answers != "text" and "." not in answer else None
             key = (verdict,) if verdict in _EQUAL else answer if whole is None else whole
-            if key not in known and wrong:
+            if key not in known:
                 # Integers that differ need no verifier, and most wrong answers are integers.
-                others = [(at, other) for at, other, is_whole in firsts if whole is None or not is_whole]
+                others = [
+                    (at, other) for at, other, is_whole in firsts if wrong and not (is_whole and whole is not None)
+                ]
                 pairs = [(answer, other) for _, other in others] + [(other, answer) for _, other in others]
                 same = [v in _EQUAL for v in self.verify_many(pairs, [problem] * len(pairs), answers=answers)]
                 both = zip(others, same, same[len(others) :], strict=False)
                 label = next((at for (at, _), ahead, back in both if ahead or back), None)
                 known[key] = next(numbers) if label is None else label
-                if label is None:
+                if wrong and label is None:
                     firsts.append((known[key], answer, whole is not None))
-            if key not in known:
-                known[key] = next(numbers)
             labels.append(known[key])
         return labels
 
