@@ -237,16 +237,14 @@ def explain(prediction: str, gold: str, problem: str | None = None) -> str:
     found = decide(prediction, gold, problem)
     Budget.refill()
     ours = [_read(_readings(each)[0]) for each in _texts(prediction)]
-    theirs = _read(_readings(_texts(gold, gold=True)[0], gold=True)[0])
     work = ", ".join(sorted({kind.value for leaf in leaves(ours[-1]) for kind in +work_left(leaf.term)}))
-    rules = {
+    rule = {
         "CORRECT": "equal, and nothing is left to compute that the gold does not leave",
         "INCORRECT": "not equal, or not understood, or a text with two values",
         "COPIED": f"equal, but copied from the problem{work and '; it leaves '}{work}",
         "UNEVALUATED": f"equal, but {f'it leaves {work}' if work else 'not in the form asked for'}",
-    }
-    read_as = f"{' -> '.join(dict.fromkeys(map(shown, ours)))} | gold {shown(theirs)}"
-    return f"{found}\t{read_as}: {rules.get(found, 'beyond the limits on work')}"
+    }.get(found, "beyond the limits on work")
+    return f"{found}\t{' -> '.join(dict.fromkeys(map(shown, ours)))} | gold {shown(read_answer(gold))}: {rule}"
 
 
 def shown(answer: Answer) -> str:
