@@ -185,19 +185,17 @@ class ProblemText:
     def options(self) -> dict[str, str]:
         """Letter -> text of a choice, if there are two or more: letters from A on, in order."""
         text = self._question
-        matches = list(SAYS.option.finditer(text))
-        # From the last A on: a prompt with solved examples has other options before.
-        for start in reversed([i for i, match in enumerate(matches) if match["letter"] == "A"]):
-            run = [matches[start]]
-            for match in matches[start + 1 :]:
-                if ord(match["letter"]) == ord(run[-1]["letter"]) + 1:
+        runs: list[list[re.Match[str]]] = []
+        for match in SAYS.option.finditer(text):
+            runs += [[]] if match["letter"] == "A" else []
+            for run in runs:
+                if match["letter"] == chr(ord("A") + len(run)):
                     run.append(match)
-            if len(run) >= 2:
-                ends = [*(match.start() for match in run[1:]), len(text)]
-                lines = [text[match.end() : end].strip().split("\n")[0] for match, end in zip(run, ends, strict=True)]
-                bare = [SAYS.option_end.sub("", line).strip().removeprefix("$").strip() for line in lines]
-                return dict(zip((match["letter"] for match in run), bare, strict=True))
-        return {}
+        # From the last A on: a prompt with solved examples has other options before.
+        run = next((run for run in reversed(runs) if len(run) >= 2), [])
+        ends = [*(match.start() for match in run[1:]), len(text)]
+        lines = {m["letter"]: text[m.end() : end].strip().split("\n")[0] for m, end in zip(run, ends, strict=False)}
+        return {name: SAYS.option_end.sub("", line).strip().removeprefix("$").strip() for name, line in lines.items()}
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -209,10 +207,10 @@ class ProblemText:
     def asks_percent(self) -> bool:
         """Whether a question or instruction speaks of a percentage without a number before it."""
         for sentence in SAYS.sentence.split(self._question):
-            for match in SAYS.percent.finditer(sentence):
-                if re.search(r"\bas an? $", sentence[: match.start()]):
+            for before in (sentence[: match.start()] for match in SAYS.percent.finditer(sentence)):
+                if re.search(r"\bas an? $", before):
                     return True
-                if SAYS.asks.search(sentence) and not SAYS.numbered.search(sentence[: match.start()]):
+                if SAYS.asks.search(sentence) and not SAYS.numbered.search(before):
                     return SAYS.other_form.search(self._question) is None
         return False
 
