@@ -50,8 +50,7 @@ def _box_before(end: int, text: str, reach: int) -> int:
     # One search in place of two: near most boxes there is no other.
     if text.find("box", reach, end) < 0:
         return -1
-    start = text.rfind("\\boxed", reach, end)
-    return max(start, text.rfind("\\fbox", max(start, reach), end))
+    return max(text.rfind(command, reach, end) for command in ("\\boxed", "\\fbox"))
 
 
 def _boxes(text: str, position: int) -> list[Box]:
@@ -62,12 +61,10 @@ def _boxes(text: str, position: int) -> list[Box]:
         inside = match.end()
         position = inside + 1
         if text[inside : inside + 1] == "{":
-            end = match_brace(text, inside)
-            if end < 0:  # never closed: a cut-off or malformed box is no answer; a later one may be
-                never_closed += 1
-            else:
+            if (end := match_brace(text, inside)) >= 0:
                 found.append((match.start(), end + 1, text[inside + 1 : end].strip()))
                 position = end + 1
+            never_closed += end < 0  # a cut-off or malformed box is no answer; a later one may be
         elif (token := _SAYS.box_token.match(text, inside)) is not None:
             found.append((match.start(), token.end(), token.group().rstrip(".,;")))
             position = token.end()
