@@ -66,19 +66,14 @@ class _Worker:
 
     def __init__(self, memory_mb: int, timeout_s: float) -> None:
         paths = [str(CHECKOUT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONUTF8": "1",
-            "PYTHONHASHSEED": "0",  # the order of sets, and so the work that is counted, depends on it
-        }
+        # The order of sets, and so the work that is counted, depends on the seed of hashes.
+        settings = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
         # -P: no module of the working directory (a token.py, say) is imported in place of the standard library's.
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "gtpo.rewards.verification.worker", str(memory_mb), str(timeout_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env={**os.environ, **settings, "PYTHONPATH": os.pathsep.join(paths)},
             start_new_session=True,  # Ctrl-C in the terminal is the caller's to handle
             # What Python had buffered, poll would not see.
             bufsize=0,
