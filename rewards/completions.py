@@ -97,10 +97,7 @@ def plain(text: str) -> str:
 
 
 def without_end(text: str) -> str:
-    """Return a completion up to the end of its turn, without the header with which a turn may begin.
-
-    For completions that were decoded with their special tokens. What stands in a thought ends nothing.
-    """
+    """Return a completion up to the special token that ends its turn, outside thoughts, and without its header."""
     if not _may_hold_delimiters(text):
         return text
     if (begin := _FIRST.match(text)) is not None:
@@ -169,10 +166,7 @@ def completion_text(completion: Completion) -> str:
 
 
 def problem_text(prompt: Completion) -> str:
-    """Return the problem that a prompt states: the string itself, or the content of the last user message.
-
-    Raises TypeError for anything else.
-    """
+    """Return the problem that a prompt states: the string itself, or its last user message. Raises TypeError."""
     return _last_turn(prompt, "user", "prompt")
 
 

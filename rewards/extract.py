@@ -20,10 +20,7 @@ from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOX
 
 
 def match_brace(text: str, start: int) -> int:
-    r"""Return the index of the `}` that closes the `{` at `start`, or -1. `\{` and `\}` do not count.
-
-    A group longer than 10,000 characters is taken for one that never closes.
-    """
+    r"""Return where the `{` at `start` closes, or -1 if not within BRACE_REACH. `\{` and `\}` do not count."""
     depth = 0
     for match in _SAYS.brace.finditer(text, start, start + BRACE_REACH):
         depth += (match.group() == "{") - (match.group() == "}")
@@ -168,10 +165,7 @@ _PLAIN_VALUES = (
 
 
 def gsm8k_gold(text: str) -> str | None:
-    """Return the answer after the last `####` of a GSM8K solution: stripped, thousands commas removed.
-
-    None if there is no `####` or nothing follows it.
-    """
+    """Return the answer after the last `####` of a GSM8K solution, without thousands commas; None if there is none."""
     _, mark, tail = text.rpartition("####")
     answer = tail.strip().split("\n")[0].strip().replace(",", "") if mark else ""
     return answer or None
@@ -292,10 +286,7 @@ def choose_scoring(strict: Iterable[str | None]) -> Scoring:
 
 
 def extract_both(text: str, rule: str = "") -> tuple[str | None, str | None]:
-    """Return (strict, lenient) answer of a completion: `extract_answer` twice, for hardly more than once.
-
-    rule: a task's own, by which both are found.
-    """
+    """Return (strict, lenient) answer of a completion, for hardly more than one; or both by a task's own rule."""
     if rule:
         return (by_rule := extract_by(rule, text)), by_rule
     strict = extract_answer(text, "strict")
@@ -347,15 +338,13 @@ def is_expression(rule: str) -> bool:
 
 
 def extract_by(rule: str, text: str) -> str | None:
-    """Return the answer of a completion by a task's rule, None if it has none there. Thoughts have none.
-
-    Of a regular expression the last match counts, and in it the first group that takes part.
-    """
+    """Return the answer of a completion, without its thoughts, by a task's rule, or None."""
     if rule in ("strict", "lenient"):
         return extract_answer(text, "strict" if rule == "strict" else "lenient")
     visible = without_thoughts(plain(text))[-MAX_TEXT:]
     if rule in _RULES:
         return (_RULES[rule](visible) or "").strip() or None
+    # The last match counts, and in it the first group that takes part.
     last = deque(re.finditer(rule, visible), maxlen=1)
     groups = (group.strip() for match in last for group in match.groups() if group is not None)
     return next(filter(None, groups), None)

@@ -37,10 +37,9 @@ class LoadedRewards(NamedTuple):
 
 
 def import_dotted(path: str, what: str) -> Any:
-    """Import the attribute at `package.module.name` or `package.module:name`; `what` names the kind in errors.
+    """Import the attribute at `package.module.name` or `package.module:name`, from the working directory too.
 
-    The working directory is searched too, so a file beside the config works. Raises UserError that names the part
-    of the path that fails: the module or the attribute.
+    Raises UserError, with `what` the path is for, that names the part that fails: the module or the attribute.
     """
     module, attribute = _locate(path, what, importlib.import_module)
     if not hasattr(module, attribute):
@@ -50,10 +49,7 @@ def import_dotted(path: str, what: str) -> Any:
 
 
 def source_hash(path: str, what: str) -> str | None:
-    """Return a hash of the file in which a dotted path lies, which is not run; None if it lies in no file.
-
-    Raises UserError as `import_dotted` does.
-    """
+    """Return a hash of the file of a dotted path, which is not run; None if there is none. Raises UserError."""
     # What is not to be found has no spec; importing it says what is missing.
     spec, _ = _locate(path, what, lambda name: importlib.util.find_spec(name) or importlib.import_module(name))
     return file_hash(Path(spec.origin)) if spec.has_location else None
@@ -129,10 +125,7 @@ def _call_fault(name: str, function: Callable[..., Any], keywords: Mapping[str, 
 def load_rewards(
     paths: Sequence[str | tuple[str, Mapping[str, Any] | None]], weights: Sequence[float] | None = None
 ) -> LoadedRewards:
-    """Load several rewards, by path or (path, arguments), with their weights (1 each if unset).
-
-    Raises UserError on a mismatch.
-    """
+    """Load rewards, by path or (path, arguments), with their weights (1 each if unset). Raises UserError."""
     if not paths:
         raise UserError("trainer.reward_funcs is empty: name at least one reward, e.g. gtpo.rewards.final_reward")
     if weights is not None and len(weights) != len(paths):

@@ -44,8 +44,7 @@ def _terms(rng: random.Random, kind: str) -> tuple[list[int], list[str], list[in
 def arithmetic_problems(split: str, count: int | None = None, seed: int = 0) -> list[Problem]:
     """Generate the distinct problems of a split; the same arguments give the same list on every machine.
 
-    A hash of the expression, which no seed changes, holds one in eight out for `test`. Raises UserError for an unknown
-    split, or a count beyond the distinct problems there are.
+    Raises UserError for an unknown split, or a count beyond the distinct problems there are.
     """
     if split not in DEFAULT_COUNTS:
         raise UserError(f'arithmetic has the splits {", ".join(DEFAULT_COUNTS)}; found "{split}"')
@@ -59,7 +58,7 @@ def arithmetic_problems(split: str, count: int | None = None, seed: int = 0) -> 
         kind = "hard" if split == "hard" else "three" if rng.random() < _SHARE_OF_THREE_TERMS else "two"
         numbers, signs, totals = _terms(rng, kind)
         expression = str(numbers[0]) + "".join(f"{s}{n}" for s, n in zip(signs, numbers[1:], strict=True))
-        # A hash and not a random number: whatever the seed, no problem of a test is in a training set.
+        # One in eight, by a hash and not a random number: whatever the seed, no problem of a test is in a training set.
         held_out = zlib.crc32(expression.encode()) % 8 == 0
         if expression in problems or (split != "hard" and held_out != (split == "test")):
             misses += 1

@@ -69,10 +69,7 @@ def parse_fields(text: str) -> dict[str, str]:
 
 
 def renamed(row: dict[str, Any], fields: Mapping[str, str], where: str) -> dict[str, Any]:
-    """Return a row with its fields under our names; fields: ours -> theirs, `reward_model.ground_truth` a nested one.
-
-    Raises UserError if the row has no such field.
-    """
+    """Return a row under our names; fields: ours -> theirs, `a.b` a nested one. UserError if it has no such field."""
     found = {name: value for name, value in row.items() if name not in fields.values()}
     for ours, theirs in fields.items():
         value: Any = row
@@ -147,10 +144,7 @@ FILES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 
 
 def training_source(name: str, split: str) -> str:
-    """Return the name by which `load_source` knows `dataset.name` and `dataset.split`.
-
-    Raises UserError, which begins with the key at fault, for an unknown name or split.
-    """
+    """Return the source of `dataset.name` and `dataset.split`. Raises UserError, which names the key at fault."""
     if name.endswith(FILES):
         return name
     if name in SOURCE_NAMES:
@@ -292,10 +286,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (file and line or row, fields) of a file whose name ends as in FILES. UserError on a broken row.
-
-    Of a CSV all fields are text.
-    """
+    """Yield (file and line or row, fields) of a file that ends as in FILES; a CSV is all text. Raises UserError."""
     if not path.is_file():
         raise UserError(f"{path}: {'a folder: name one of its files' if path.is_dir() else 'no such file'}")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
@@ -312,12 +303,10 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def load_file(path: Path, *, published: bool = False, stem: str | None = None, **reading: Any) -> list[Problem]:
-    """Read problems from a file whose name ends as in FILES. Rows without a gold are left out, and named.
+    """Read problems from a file. Rows without a gold are left out, and named. UserError names the line at fault.
 
     published: a set whose ids and count are known; its rows without a gold stay. stem: of the ids of rows that have
     none; by default the file's. reading: further arguments of `problem_of`.
-
-    Raises UserError with file and line (row) number on a broken row, a missing field or a repeated id.
     """
     problems: list[Problem] = []
     first_seen: dict[str, str] = {}
@@ -372,10 +361,7 @@ def load_hub(
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path | None:
-    """Return the folder of local benchmark files: the argument, else GTPO_DATA_DIR, else None.
-
-    Raises UserError if it is given but not there.
-    """
+    """Return the folder of benchmark files: the argument, else GTPO_DATA_DIR, else None. UserError if it is none."""
     given = data_dir or os.environ.get("GTPO_DATA_DIR")
     if not given:
         return None
@@ -397,11 +383,9 @@ def load_source(
     subsets: Sequence[str] | None = None,
     fields: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """Load the problems of a source: one of `SOURCE_NAMES`, or a file whose name ends as in FILES.
+    """Load the problems of a source: one of `SOURCE_NAMES`, or a file that ends as in FILES. Raises UserError.
 
     subsets: subjects to keep ("algebra" or "Algebra", ...); all if it is empty. fields: of a file (`renamed`).
-
-    Raises UserError for a name, folder or subset that is not there, broken rows, and a Hub that cannot be reached.
     """
     if fields and not name.endswith(FILES):
         raise UserError(f"names of fields are for .jsonl, .csv and .parquet files, and {name} is none")

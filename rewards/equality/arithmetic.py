@@ -464,10 +464,7 @@ def _whole(function: Callable[..., int], values: tuple[Value, ...]) -> Value:
 
 # -- values of terms ------------------------------------------------------------------------------------------------
 def evaluate(term: Term, point: Mapping[str, Value]) -> Value:
-    """Return the value of a term if each variable has the value that `point` gives it; `±` is plus.
-
-    Raises NoValue (a pole, an unbound name, shapes that do not fit) or TooBig.
-    """
+    """Return the value of a term at a point; `±` is plus. Raises NoValue (a pole, an unbound name) or TooBig."""
     Budget.spend()
     value = _value(term, point)
     Budget.note(value)
@@ -557,11 +554,9 @@ def _is_zero(value: Value) -> bool:
 
 
 def stable(decide: Callable[[], bool], literal_digits: int = 0) -> bool:
-    """Return whether a comparison finds its sides equal, with digits enough for all its numbers too.
+    """Return whether a comparison finds its sides equal, with digits enough for all its numbers too. Raises TooBig.
 
     `literal_digits`: of its longest number, which no irrational one equals however many they share.
-
-    Raises TooBig if that would take too many.
     """
     Budget.low = Budget.high = 0
     if not decide():

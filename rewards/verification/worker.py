@@ -55,10 +55,7 @@ def _limit_memory(memory_mb: int) -> None:
 
 
 def _math_verify(prediction: str, gold: str, problem: None = None) -> str:
-    """Return Math-Verify's own verdict, from its extraction and its comparison, as its documentation asks for it.
-
-    CORRECT, INCORRECT, NO_ANSWER (it extracts nothing) or UNUSABLE_GOLD (it cannot read the gold).
-    """
+    """Return Math-Verify's own verdict, from its extraction and its comparison, as its documentation asks for it."""
     from math_verify import parse, verify
 
     logging.disable(logging.CRITICAL)

@@ -53,16 +53,14 @@ def _texts(
 
 @lru_cache(maxsize=ANSWERS_KEPT)
 def _readings(text: str, gold: bool = False, known: bool = False) -> tuple[str, ...]:
-    """Return the cleaned texts that a text without words around it may be read as, by what its commas might mean.
-
-    `known`: its problem is. A gold with a problem has no decimal comma: its problem is in English.
-    """
+    """Return the cleaned texts that a text without words may be read as, by what its commas might mean."""
     cleaned = clean(text, gold)
     bracketed = cleaned.startswith(("(", "[", "\\{"))
     thousands = SAYS.typed_thousands.sub(lambda m: m[1] + m[2].replace(",", ""), cleaned)
     if thousands != cleaned and (not bracketed or ", " in cleaned):
         # `1,234` might be a list; `115,000` is none, for no list has an entry 000
         return (thousands,) if re.search(r",0\d\d", cleaned) else (thousands, cleaned)
+    # A gold with a known problem has no decimal comma: its problem is in English.
     if not (gold and known) and re.fullmatch(r"[-+]?(?:\d+,\d{2}|\d+,\d{4,}|0,\d{3,})", cleaned):
         return cleaned, cleaned.replace(",", ".")
     return (cleaned,)
@@ -96,11 +94,9 @@ def _read_for(text: str, known: ProblemText, gold: bool = False) -> list[str]:
 
 
 def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool = True) -> str:
-    """Return what comes of two answers as written.
+    """Return CORRECT, INCORRECT, COPIED or UNEVALUATED (see `work`), REJECTED or UNUSABLE_GOLD (beyond the bounds).
 
-    CORRECT, INCORRECT; COPIED or UNEVALUATED (equal in value, see `work`); REJECTED (the answer is
-    beyond the bounds on work), UNUSABLE_GOLD (the gold is). Without `by_text`, equal text alone does not decide: the
-    answer must be within what can be evaluated.
+    Without `by_text`, equal text alone does not decide: the answer must be within what can be evaluated.
     """
     mp.dps = DIGITS
     # What is looked up in the problem is kept: it must not hang on what the answer before has left.

@@ -88,10 +88,7 @@ def _kind_of(addend: Term) -> str:
 
 # -- products and powers -------------------------------------------------------------------------------------------
 def factors(term: Term) -> tuple[list[Term], list[Term], int, int]:
-    """Return the factors above and below the fraction line, how many signs and how many fractions in denominators.
-
-    1/2 and 2^3 are one factor.
-    """
+    """Return the factors above and below the line (1/2 and 2^3 are one), the signs, the fractions in denominators."""
     sides: tuple[list[Term], list[Term]] = ([], [])
     signs = nested = 0
 

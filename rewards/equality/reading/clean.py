@@ -496,10 +496,7 @@ def bare_text(text: str) -> str:
 
 
 def _worded(text: str) -> str | None:
-    """Return a text of words in lower case, without punctuation and a leading article; None if it is no such text.
-
-    A word has three letters or is a known short one: `x-y` and `n!` are none.
-    """
+    """Return a text of words in lower case, bare; None for others. `x-y` and `n!` have no word of three letters."""
     plain = SAYS.leading.sub("", SAYS.text.sub(r" \1 ", text).strip("() ")).lower()
     runs = re.findall(r"[a-z]+", plain) if re.fullmatch(r"[a-z\d\s\"'`.,;:!?~/-]+", plain) else []
     if not runs or not all(len(run) > 2 or run in WORDS.short_words for run in runs):

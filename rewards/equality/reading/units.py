@@ -130,10 +130,7 @@ def is_verb(word: str) -> bool:
 
 
 def read_unit(text: str) -> Unit | None:
-    """Return the unit that words are (`sq cm`, `cm^2`, `m/s`, `dollars per week`, `red apples`).
-
-    None if they change the meaning of the number before them (`5 or more`).
-    """
+    """Return the unit that words are (`sq cm`, `m/s`, `red apples`), None if they change the number (`5 or more`)."""
     if len(text.split()) > UNIT_WORDS:
         return None
     lowered = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text.lower()).replace("p.m", "pm").replace("a.m", "am")
@@ -272,10 +269,7 @@ def read_calculation(text: str) -> Scalar | Based | Words:
 
 
 def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
-    """Return (expression, unit, whether a percent sign was there, the words that scale it: `million`, `dozen`).
-
-    The expression is None if words follow that no unit explains.
-    """
+    """Return (expression, None if no unit explains the words behind it; unit; whether percent; words that scale)."""
     unit, percent = NO_UNIT, False
     scales: tuple[str, ...] = ()
     currency = SAYS.currency.match(text)
