@@ -155,6 +155,14 @@ def without_thoughts(text: str, *, reasoning: bool = False) -> str:
 
 # -- the text of a completion, and its format --------------------------------------------------------------------------
 Completion = str | Sequence[Mapping[str, Any]]
+TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+_TAG = re.compile("|".join(TAGS))
+_FILLED = re.compile(r"\s*<reasoning>\s*\S.*</reasoning>\s*<answer>\s*\S.*</answer>\s*", re.DOTALL)
+FULL, PARTIAL, NONE = 10.0, 1.0, 0.0  # The paper's format rewards: all tags, a part of them, none
+AnswerText = str | Real | Decimal | None  # An answer or gold as data sets hold it: text, or a number of Python or NumPy
+_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
+_NO_GOLD = frozenset(TABLES["golds"]["none"])
+_DRESSED = re.compile(r"[\[\](){}.?!…。]+")
 
 
 def completion_text(completion: Completion) -> str:
@@ -184,14 +192,6 @@ def _last_turn(completion: Completion, role: str, what: str) -> str:
     return content or ""
 
 
-TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-_TAG = re.compile("|".join(TAGS))
-
-_FILLED = re.compile(r"\s*<reasoning>\s*\S.*</reasoning>\s*<answer>\s*\S.*</answer>\s*", re.DOTALL)
-
-FULL, PARTIAL, NONE = 10.0, 1.0, 0.0  # The paper's format rewards: all tags, a part of them, none
-
-
 def format_ok(text: str) -> bool:
     """Return whether both tag pairs stand in order, closed, once each, with nothing but space after the answer."""
     text = without_end(text)
@@ -209,25 +209,15 @@ def format_score(text: str, *, filled: bool = False) -> float:
     return PARTIAL if _TAG.search(text) else NONE
 
 
-_NO_GOLD = frozenset(TABLES["golds"]["none"])
-_DRESSED = re.compile(r"[\[\](){}.?!…。]+")
-
-
 def is_no_gold(gold: str) -> bool:
     """Return whether a gold stands for none: empty, `proof`, `notfound`, `N/A` and the like."""
     bare = gold.strip().strip("`'\"*$")
     return bare.casefold() in _NO_GOLD or _DRESSED.sub("", bare).strip().casefold() in _NO_GOLD - {""}
 
 
-_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
-
-
 def without_spaces(text: str) -> str:
     """Drop all spaces but those between two digits: `2 3` is not 23."""
     return _SPACE.sub("", text.strip())
-
-
-AnswerText = str | Real | Decimal | None  # An answer or gold as data sets hold it: text, or a number of Python or NumPy
 
 
 def as_text(value: object) -> str:

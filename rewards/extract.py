@@ -17,6 +17,7 @@ from gtpo.rewards.completions import TABLES, Phrases, plain, without_thoughts, w
 from gtpo.rewards.limits import BOX_REACH, BRACE_REACH, MAX_JOINED, MAX_OPEN_BOXES, MAX_TEXT, VALUE_REACH
 
 # -- boxes: `\boxed{…}`, `\fbox{…}` and `\boxed 5` -------------------------------------------------------------------
+Box = tuple[int, int, str]
 
 
 def match_brace(text: str, start: int) -> int:
@@ -27,9 +28,6 @@ def match_brace(text: str, start: int) -> int:
         if depth == 0:
             return match.start()
     return -1
-
-
-Box = tuple[int, int, str]
 
 
 def last_boxes(text: str) -> list[Box]:

@@ -35,6 +35,7 @@ from gtpo.rewards.extract import extract_answer, gsm8k_gold, last_boxed
 from gtpo.rewards.verify import Verdict, default_verifier
 
 CORRECT, INCORRECT = 10.0, 0.0  # The paper's accuracy rewards
+Where = Literal["strict", "lenient", "boxed"]
 
 _UNSCORED = dict.fromkeys((Verdict.TIMEOUT, Verdict.UNUSABLE_GOLD))
 _SCORES = dict.fromkeys(Verdict, INCORRECT) | {Verdict.CORRECT: CORRECT} | _UNSCORED
@@ -57,9 +58,6 @@ def format_reward_filled(completions: Sequence[Completion], **kwargs: Any) -> li
     The paper's pays 10 of 20 for empty blocks, and for any amount of text between and before them.
     """
     return [format_score(completion_text(completion), filled=True) for completion in completions]
-
-
-Where = Literal["strict", "lenient", "boxed"]
 
 
 def accuracy_reward(

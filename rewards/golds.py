@@ -19,6 +19,8 @@ from gtpo.rewards.equality.comparing.decide import read_answer
 from gtpo.rewards.equality.reading.problem import Contract, read_problem
 from gtpo.rewards.verify import Verdict, Verifier, default_verifier, reject_reason
 
+_OPEN_END = re.compile(r"(?:[-+*/^=_]|\\(?:cdot|times|div|pm|frac|sqrt))[\s$]*$")
+
 
 class UnverifiableGold(NamedTuple):
     """A problem whose gold answer cannot score any answer: leave it out."""
@@ -45,9 +47,6 @@ def find_unverifiable(golds: Iterable[tuple[str, str]], verifier: Verifier | Non
         if own is not Verdict.CORRECT:
             reasons[gold] = f"verified against itself the gold answer is {own}"
     return [UnverifiableGold(identifier, reasons[gold]) for identifier, gold in pairs if gold in reasons]
-
-
-_OPEN_END = re.compile(r"(?:[-+*/^=_]|\\(?:cdot|times|div|pm|frac|sqrt))[\s$]*$")
 
 
 def _is_cut_off(gold: str) -> bool:

@@ -19,8 +19,6 @@ from gtpo.common.errors import UserError, did_you_mean
 from gtpo.common.provenance import file_hash
 
 RewardFunction = Callable[..., list[float | None]]
-
-
 # What a reward function scores; it may take either.
 _SAMPLED = {"completions", "completion_ids"}
 # With which TRL calls it, beside the columns of the dataset.

@@ -34,6 +34,8 @@ _REFUSED = {
 }
 _BRACKET = re.compile(r"[()\[\]{}]")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]+|[0-9.]+|[^\s]")
+_NUMBER = re.compile(r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d+)?")
+_SIZE = re.compile(r"\\(?:left|right)(?![a-zA-Z])")
 
 
 def reject_reason(text: str) -> str | None:
@@ -49,10 +51,6 @@ def reject_reason(text: str) -> str | None:
         return f"brackets nested {deepest} deep, more than {MAX_NESTING}"
     tokens = len(_TOKEN.findall(text))
     return f"{tokens} tokens, more than {MAX_TOKENS}" if tokens > MAX_TOKENS else None
-
-
-_NUMBER = re.compile(r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d+)?")
-_SIZE = re.compile(r"\\(?:left|right)(?![a-zA-Z])")
 
 
 def plain_number(text: str) -> Fraction | None:
@@ -93,6 +91,8 @@ class Verdict(enum.StrEnum):
     """The gold is empty or beyond the limits: unscored, not wrong."""
 
 
+# Equal in value.
+_EQUAL = frozenset((Verdict.CORRECT, Verdict.UNSIMPLIFIED))
 # A copy is wrong in lenient scoring too: it says nothing of what the model can compute.
 _STRICT = {**{str(v): v for v in Verdict}, "COPIED": Verdict.UNSIMPLIFIED, "UNEVALUATED": Verdict.UNSIMPLIFIED}
 # What a worker's finding is worth under each scoring: it finds more than the verdicts.
@@ -110,10 +110,6 @@ def usable_cpus() -> int:
     """Return the CPUs this process may use, at most 16: a verifier's workers unless it is told otherwise."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux
     return min(16, len(affinity(0)) if affinity else os.cpu_count() or 1)
-
-
-# Equal in value.
-_EQUAL = frozenset((Verdict.CORRECT, Verdict.UNSIMPLIFIED))
 
 
 @lru_cache(maxsize=4096)

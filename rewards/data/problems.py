@@ -29,6 +29,17 @@ from gtpo.rewards.data.arithmetic import DEFAULT_COUNTS, arithmetic_problems
 from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import gsm8k_gold, last_boxed
 
+FIELDS = ("id", "problem", "answer", "solution", "subject", "level", "cluster")
+RECORDED_FIELDS = ("gold", "completion", "completions", "finish_reason", "tokens", "label", "reasoning_content")
+# How the gold stands in the field for it.
+_GOLDS: dict[str, Callable[[Any], str]] = {
+    "plain": lambda answer: plain_integer(str(answer)),
+    "text": str,
+    "hashes": lambda answer: plain_integer(gsm8k_gold(str(answer)) or ""),
+    "boxed": lambda answer: math_gold(str(answer)),
+    "list": ", ".join,
+}
+
 
 def math_gold(solution: str) -> str:
     r"""Return the gold of a MATH solution, empty if it has none: its last `\boxed` alone, as published results have it
@@ -50,10 +61,6 @@ def parse_level(value: Any) -> int | None:
     """Return 3 for 3, "3" and "Level 3"; None if the level is missing (`Level ?` in MATH)."""
     digits = re.search(r"\d+", str(value))
     return int(digits.group()) if digits else None
-
-
-FIELDS = ("id", "problem", "answer", "solution", "subject", "level", "cluster")
-RECORDED_FIELDS = ("gold", "completion", "completions", "finish_reason", "tokens", "label", "reasoning_content")
 
 
 def parse_fields(text: str) -> dict[str, str]:
@@ -82,16 +89,6 @@ def renamed(row: dict[str, Any], fields: Mapping[str, str], where: str) -> dict[
                 raise UserError(f'{where}: field "{theirs}" ({ours}) is missing; fields here: {there}') from None
         found[ours] = value
     return found
-
-
-# How the gold stands in the field for it.
-_GOLDS: dict[str, Callable[[Any], str]] = {
-    "plain": lambda answer: plain_integer(str(answer)),
-    "text": str,
-    "hashes": lambda answer: plain_integer(gsm8k_gold(str(answer)) or ""),
-    "boxed": lambda answer: math_gold(str(answer)),
-    "list": ", ".join,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +129,6 @@ MATH_SUBJECTS: dict[str, str] = _TABLE["math_subjects"]
 GENERATED = {f"arithmetic_{split}": partial(arithmetic_problems, split) for split in DEFAULT_COUNTS}
 # Every name that `load_source` knows.
 SOURCE_NAMES = (*SOURCES, *GENERATED)
-
-
 # The name of a dataset to train on, in any case -> the family whose splits are sources: `<family>_<split>`.
 FAMILIES = {
     "gsm8k": "gsm8k", "openai/gsm8k": "gsm8k", "math": "math", "hendrycks_math": "math",

@@ -453,6 +453,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "max": lambda *v: max(v, key=lambda x: mpmath.re(number_of(x))),
     "min": lambda *v: min(v, key=lambda x: mpmath.re(number_of(x))),
 }
+_OPERATIONS = {"add": add, "mul": multiply, "div": divide, "pow": power}
 
 
 def _whole(function: Callable[..., int], values: tuple[Value, ...]) -> Value:
@@ -476,9 +477,6 @@ def constant_value(term: Term) -> Value | None:
     with suppress(NoValue):
         return None if symbols(term) else evaluate(term, {})
     return None
-
-
-_OPERATIONS = {"add": add, "mul": multiply, "div": divide, "pow": power}
 
 
 def _value(term: Term, point: Mapping[str, Value]) -> Value:

@@ -236,6 +236,11 @@ def _holds(op: str, x: Any, bound: Any) -> bool:
 
 
 # -- the policy -------------------------------------------------------------------------------------------------------
+_TIMES = words("time clock am pm o'clock noon midnight hour hours minute minutes morning evening")
+_RISING = {"increasing": "<", "decreasing": ">"}
+_MONEY = frozenset(("dollar", "cent", "euro", "sterling", "yen", "rupee"))
+
+
 class Comparison:
     """One policy, applied to two answers that have been read; `problem` is what is known of their problem."""
 
@@ -571,11 +576,6 @@ class Comparison:
         if isinstance(p, Union) and isinstance(g, Union) and len(p.parts) == len(g.parts):
             return all(a[0] == b[0] and self.equal(a[1], b[1]) for a, b in zip(p.parts, g.parts, strict=True))
         return False
-
-
-_TIMES = words("time clock am pm o'clock noon midnight hour hours minute minutes morning evening")
-_RISING = {"increasing": "<", "decreasing": ">"}
-_MONEY = frozenset(("dollar", "cent", "euro", "sterling", "yen", "rupee"))
 
 
 def _as_matrix(listing: Listing, matrix: Term) -> bool:

@@ -32,6 +32,7 @@ _LETTER_BY_NUMBER = re.compile(
 _MIXED_NUMBER = re.compile(r"(-?\d+) and (?=\d+ ?/ ?\d+|\\[dt]?frac\{\d+\}\{\d+\})")
 _EACH = frozenset(("each", "apiece", "per", "every", "one"))
 _OPTION_LETTER = re.compile(r"^\s*\(?[a-h]\)?\s*\.?\s*$")
+_read = lru_cache(maxsize=ANSWERS_KEPT)(read)
 
 
 @lru_cache(maxsize=ANSWERS_KEPT)
@@ -72,9 +73,6 @@ def selected(text: str) -> frozenset[str]:
     if re.fullmatch(r"(?:(?:[A-H]|[①-⑳]|\(\d\))(?:[\s,;、]|and|\\)*)+", marks) is None:
         return frozenset()
     return frozenset(unicodedata.normalize("NFKC", mark) for mark in re.findall(r"[A-H①-⑳\d]", marks))
-
-
-_read = lru_cache(maxsize=ANSWERS_KEPT)(read)
 
 
 def read_answer(gold: str) -> Answer:

@@ -42,6 +42,9 @@ _SYNONYMS = [*_TYPED, *patterns("spellings of LaTeX")]
 # In a gold, one dollar sign before a number delimits no formula; what samples have before a number is any habit.
 PRICE = re.compile(r"-?\$\s?\d[\d,]*(?:\.\d+)?")
 _NAMED_SETS = patterns("words for symbols")
+_DECORATIONS, _MARKS = patterns("decorations"), patterns("marks of lists and ends")
+_NAMED_FUNCTIONS = words("sin cos tan log ln cot sec csc gcd lcm max det")  # `min` stands for minutes too
+_STATING = WORDS.stating | WORDS.leads | WORDS.articles | WORDS.kinds | WORDS.copulas | WORDS.subjects | WORDS.answer
 
 
 def _contents(
@@ -66,9 +69,6 @@ def _text(match: re.Match[str], content: str) -> str:
     return f"\\text{{{_contents(SAYS.texts, content, _text)}}}"
 
 
-_NAMED_FUNCTIONS = words("sin cos tan log ln cot sec csc gcd lcm max det")  # `min` stands for minutes too
-
-
 def _font(match: re.Match[str], content: str) -> str:
     r"""Drop a font command: `\mathbf{i}` is the unit vector and not the imaginary unit; `\mathrm{cm}` is text."""
     content = content.strip()
@@ -87,9 +87,6 @@ def _undouble(text: str) -> str:
     if "\\\\" not in text or re.search(r"(?<!\\)\\begin", text):
         return text
     return re.sub(r"\\\\(?=[a-zA-Z({\[|,;!%$]|\}(?!\}))", r"\\", text)
-
-
-_DECORATIONS, _MARKS = patterns("decorations"), patterns("marks of lists and ends")
 
 
 def unwrap_answer(text: str, gold: bool = False) -> str:
@@ -423,9 +420,6 @@ def _leads_to(before: str, asked: frozenset[str]) -> bool:
     if re.search(r"\d", lowered) and last not in WORDS.copulas:
         return False  # another number, and not as part of what is spoken of
     return _states(re.sub(r"\b(?:larger|smaller|greater|bigger)\b", "", lowered) if asked else lowered)
-
-
-_STATING = WORDS.stating | WORDS.leads | WORDS.articles | WORDS.kinds | WORDS.copulas | WORDS.subjects | WORDS.answer
 
 
 def _is_of_the_question(before: str, after: str, asked: frozenset[str]) -> bool:

@@ -39,6 +39,9 @@ _TOKEN = re.compile(
     r"|(?P<env>\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\})|(?P<cmd>\\[a-zA-Z]+|\\[^a-zA-Z\s])|(?P<word>[a-zA-Z]+)|(?P<op>\*\*|[-+*/^_()\[\]{}|!,'&;=%]))"
 )
 MATRIX_NAMES = frozenset(["pmatrix", "bmatrix", "vmatrix", "matrix", "Bmatrix", "Vmatrix", "smallmatrix", "array"])
+_PIECE = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[a-zA-Z]+|\\?[^\s]")
+_SAME = TABLES["same tokens"]
+_STEP = re.compile(r"(?P<opens>\\begin|\\\{|[(\[{])|(?P<closes>\\end|\\\}|[)\]}])|\\.|.", re.DOTALL)
 
 
 def tokenize(text: str) -> list[tuple[str, str]]:
@@ -75,10 +78,6 @@ def _split_word(word: str) -> list[tuple[str, str]]:
     return [("let", letter) for letter in word]
 
 
-_PIECE = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[a-zA-Z]+|\\?[^\s]")
-_SAME = TABLES["same tokens"]
-
-
 def tokens_of(text: str) -> tuple[str, ...]:
     """Return the tokens of a text without delimiters, braces and space, operators in one spelling."""
     # `1,200` of a problem is the `1200` of its answer.
@@ -92,9 +91,6 @@ def occurs(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
         return False
     first, size = part[0], len(part)
     return any(token == first and whole[at : at + size] == part for at, token in enumerate(whole))
-
-
-_STEP = re.compile(r"(?P<opens>\\begin|\\\{|[(\[{])|(?P<closes>\\end|\\\}|[)\]}])|\\.|.", re.DOTALL)
 
 
 def _steps(text: str) -> Iterator[tuple[int, int]]:

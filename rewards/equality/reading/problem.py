@@ -23,6 +23,7 @@ from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 _CURRENCIES, _FORMS, _ORDERS, _TOPICS = (patterns(name) for name in ("currencies", "forms", "orders", "topics"))
 _NO_NOUN = words("does is was has this less plus across his its as pass times")
 _PLACES_OF = {"tenth": 1, "hundredth": 2, "cent": 2, "penny": 2, "thousandth": 3}
+_OPENING = WORDS.leads | WORDS.articles | WORDS.answer
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,3 @@ def name_in(gold: str, problem: ProblemText, trusted: bool = False) -> str | Non
     unsaid = trusted or all(word.endswith("er") for word in strange)
     denied = not (WORDS.negations | WORDS.denials).isdisjoint(lowered)
     return named.pop() if unsaid and len(named) == 1 == len(capitals) and not verbs and not denied else None
-
-
-_OPENING = WORDS.leads | WORDS.articles | WORDS.answer

@@ -26,6 +26,7 @@ _PLURALS: dict[str, str] = TABLES["plurals"]
 NUMBER_WORDS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "parts", "scales"))
 # Words before a unit of length that make it one of area or volume.
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_PREFIXED = words("n j w v mol pa ev hz newton joule watt volt mole pascal hertz electronvolt calorie byte")
 
 
 def singular(word: str) -> str:
@@ -50,9 +51,6 @@ def _measure(word: str) -> str:
         if word.startswith(prefix) and rest in _PREFIXED:
             return f"{name}{_CANONICAL[rest]}"
     return ""
-
-
-_PREFIXED = words("n j w v mol pa ev hz newton joule watt volt mole pascal hertz electronvolt calorie byte")
 
 
 def _is_cased(word: str) -> bool:

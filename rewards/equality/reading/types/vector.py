@@ -12,6 +12,7 @@ from gtpo.rewards.equality.reading.units import mixed
 _APART, _ENDS = r"(?<![a-zA-Z\\{_^])", r"(?![a-zA-Z}(])"
 _LETTERS = re.compile(f"{_APART}i{_ENDS}.*{_APART}j{_ENDS}")
 _SUM = re.compile(r"\\unitvector|[)}]\s*[-+]|[-+][^()]*\(.*,|[-+].*\\begin")
+_NOTHING: Term = ("num", 0)
 
 
 class Vector(Kind):
@@ -40,9 +41,6 @@ class Vector(Kind):
             terms = [vector[at] for vector in vectors if at < len(vector) and vector[at] != _NOTHING]
             items.append(Scalar(("add", *terms) if len(terms) > 1 else terms[0] if terms else _NOTHING))
         return Listing("tuple", tuple(items), "()")
-
-
-_NOTHING: Term = ("num", 0)
 
 
 def _components(addend: Term) -> list[Term]:
