@@ -129,11 +129,8 @@ def without_thoughts(text: str, *, reasoning: bool = False) -> str:
     """Remove the thoughts of a `plain` completion, whole with their content.
 
     A closing tag whose opening stood in the prompt ends thinking that began with the text; an opening tag that
-    is never closed hides all that follows it (the completion was cut while thinking).
-
-    Args:
-        reasoning: also what stands in `<reasoning>…</reasoning>`, the paper's layout. An unclosed `<reasoning>` hides
-            nothing that stands in answer tags after it.
+    is never closed hides all that follows it. reasoning: also what stands in `<reasoning>…</reasoning>`, the paper's
+    layout, of which an unclosed one hides no answer tags after it.
     """
     if "<" not in text:
         return text

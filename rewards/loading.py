@@ -60,8 +60,7 @@ def _locate(path: str, what: str, find: Callable[[str], Any]) -> tuple[Any, str]
         raise UserError(f'{what} "{path}": expected a dotted path such as my_module.name or my_module:name')
     # `python -m gtpo` has the working directory on its path, and the command `gtpo` has not.
     here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
+    if added := here not in sys.path:
         sys.path.insert(0, here)
     try:
         return find(module_name), attribute

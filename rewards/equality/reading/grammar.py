@@ -279,9 +279,16 @@ class _Parser:
         if token == "{":
             return self._group()
         if token in CLOSERS and token != "\\{":  # braces in an expression: a set, or the fractional part
-            return self._bracketed(token)
+            term, *others = self._listed()
+            rounded = {"\\lfloor": "floor", "\\lceil": "ceil"}.get(token)
+            return ("opaque", "tuple" + token, term, *others) if others else ("fn", rounded, term) if rounded else term
         if token in ("|", "\\vert", "\\lvert", "\\mid"):
-            return self._absolute("\\rvert" if token == "\\lvert" else token)
+            self._at += 1
+            self._bars += 1
+            term = self._sum()
+            self._bars -= 1
+            self._need("\\rvert" if token == "\\lvert" else token)
+            return ("fn", "abs", term)
         if kind == "cmd":
             self._at += 1
             return self._command(token[1:])
@@ -296,21 +303,6 @@ class _Parser:
             terms.append(self._sum())
         self._need(CLOSERS[opening])
         return terms
-
-    def _bracketed(self, opening: str) -> Term:
-        term, *others = self._listed()
-        if others:
-            return ("opaque", "tuple" + opening, term, *others)
-        rounded = {"\\lfloor": "floor", "\\lceil": "ceil"}.get(opening)
-        return ("fn", rounded, term) if rounded else term
-
-    def _absolute(self, closing: str) -> Term:
-        self._at += 1
-        self._bars += 1
-        term = self._sum()
-        self._bars -= 1
-        self._need(closing)
-        return ("fn", "abs", term)
 
     def _named(self, letter: str) -> Term:
         """A variable with its subscript and primes, a constant, or the call of a function."""

@@ -139,10 +139,9 @@ def read_unit(text: str) -> Unit | None:
         following = found[index + 1] if index + 1 < len(found) else ""
         if word[0] == "^":
             exponent = int(re.sub(r"[^\d-]", "", word))
-            if not side:
-                continue  # `units^2`
-            last = side.pop()
-            (side if exponent > 0 else below).append(f"{last}^{abs(exponent)}" if abs(exponent) != 1 else last)
+            if side:  # not so of `units^2`
+                last = side.pop()
+                (side if exponent > 0 else below).append(f"{last}^{abs(exponent)}" if abs(exponent) != 1 else last)
         elif word in ("/", "per", "every") or (
             word in ("a", "an", "each") and index and side is above and _measure(following)
         ):
@@ -268,8 +267,7 @@ def read_calculation(text: str) -> Scalar | Based | Words:
 
 def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
     """Return (expression, None if no unit explains the words behind it; unit; whether percent; words that scale)."""
-    unit, percent = NO_UNIT, False
-    scales: tuple[str, ...] = ()
+    unit, percent, scales = NO_UNIT, False, tuple[str, ...]()
     currency = SAYS.currency.match(text)
     if currency:
         name = currency[1].removeprefix("text{").removesuffix("}")
@@ -305,7 +303,7 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
         while phrase and scale_of(phrase.split(" ")[0]) is not None:
             first, _, phrase = phrase.partition(" ")
             scales = (first.lower(), *scales)
-        if phrase and phrase[0] not in "%":
+        if phrase and phrase[0] != "%":
             found = read_unit(phrase + (match["power"] or ""))
             if found is None:
                 return None, unit, percent, scales
@@ -317,7 +315,7 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
 def _typed_unit(match: re.Match[str], text: str) -> bool:
     """Return whether letters typed after a number are a unit and not variables: known ones, or words of 3+ letters."""
     phrase = match["words"].replace(".", "").removeprefix("/").split()
-    if not phrase or any(word in ("sin", "cos", "tan", "log", "sqrt", "pi", "inf") for word in phrase):
+    if not phrase or not {"sin", "cos", "tan", "log", "sqrt", "pi", "inf"}.isdisjoint(phrase):
         return False
     if scale_of(phrase[0]) is not None:
         return True

@@ -36,15 +36,10 @@ class MixedUnits(Kind):
     @classmethod
     def same(cls, p: Answer, g: Answer, equal: Same, problem: Any) -> bool:
         """Return whether two amounts agree; one in a single unit is converted."""
-        first, second = (
-            each.amounts
-            if isinstance(each, MixedUnits)
-            else _amounts([each.term[1]], [each.unit.name])
-            if isinstance(each, Scalar) and each.term[0] == "num"
-            else frozenset()
-            for each in (p, g)
-        )
-        return not first.isdisjoint(second)
+        amounts = [each.amounts for each in (p, g) if isinstance(each, MixedUnits)]
+        single = [each for each in (p, g) if isinstance(each, Scalar) and each.term[0] == "num"]
+        amounts += [_amounts([each.term[1]], [each.unit.name]) for each in single]
+        return len(amounts) == 2 and not amounts[0].isdisjoint(amounts[1])
 
     def parts(self) -> Sequence[Answer]:
         """Return nothing: a number of each unit leaves no work."""
