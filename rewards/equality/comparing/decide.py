@@ -101,11 +101,10 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     Budget.refill()
     known = read_problem(problem or "")
     foreign = known.contract.currencies and known.contract.currencies.isdisjoint(("dollar", "cent"))
-    if (known.contract.counts or foreign) and PRICE.fullmatch(prediction.strip()):
+    price = (known.contract.counts or foreign) and PRICE.fullmatch(prediction.strip())
+    each = known.is_known and prediction.rstrip(" .!").endswith((" each", " apiece"))
+    if price or (each and known.vocabulary.isdisjoint(_EACH)):
         return "INCORRECT"  # `$5` for "how many apples", or for rupees
-    each = prediction.rstrip(" .!").endswith((" each", " apiece"))
-    if each and known.is_known and known.vocabulary.isdisjoint(_EACH):
-        return "INCORRECT"
     # `①③`, `AC`: which of the statements hold, in whatever order.
     several = re.search("[①-⑳]", gold) or (known.options and not known.contract.order)
     wanted, named = selected(gold), selected(prediction)

@@ -109,8 +109,7 @@ def unwrap_answer(text: str, gold: bool = False) -> str:
             text = opened[1]  # a gold whose last brace was lost with the rest of its solution
     if "<" in text:
         text = SAYS.raised_html.sub(lambda m: ("^{" if m[1].lower() == "sup" else "_{") + m[2] + "}", text)
-    if "&" in text:
-        text = SAYS.entity.sub(lambda m: html.unescape(m.group()), text)
+    text = SAYS.entity.sub(lambda m: html.unescape(m.group()), text)
     if "<" in text or "\n" in text or text[:1] == "{" or not text.isascii():  # what each decoration needs
         text = _substituted(text, _DECORATIONS)
     text = _substituted(text.strip(), _MARKS)
@@ -311,8 +310,7 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> str:
         return label["rest"] if fits and _is_of_the_question(label["label"], label["rest"], asked) else ""
     if value is None:
         return _in_words(text)
-    first, last = value
-    start, end = pieces[first].start, pieces[last].end
+    first, start, end = value[0], pieces[value[0]].start, pieces[value[1]].end
     before, inner, after = text[:start], text[start:end], text[end:]
     if first == 0 and not after.strip(" .!"):
         return ""
@@ -363,9 +361,8 @@ def _without_remark(text: str, asked: frozenset[str], others: frozenset[str]) ->
     bracketed = SAYS.in_brackets.search(text)
     if bracketed is not None and re.search(r"[\d\\$]", text[: bracketed.start()]):
         said, bare = bracketed[1].strip(), text[: bracketed.start()] + text[bracketed.end() :]
-        number = spoken_number(said)
-        given = re.search(r"-?[\d,]*\.?\d+", bare)
-        agrees = given is not None and given.group().replace(",", "") == str(number)
+        number, digits = spoken_number(said), re.search(r"-?[\d,]*\.?\d+", bare)
+        agrees = digits is not None and digits.group().replace(",", "") == str(number)
         if agrees or (number is None and not _denies(said) and WORDS.changes_meaning.isdisjoint(said.lower().split())):
             return bare
     clause = SAYS.clause.search(text)
@@ -395,8 +392,8 @@ def _in_words(text: str) -> str:
         return ""
     if (kind := SAYS.kind_of.fullmatch(text.strip(" .!"))) is not None:
         return kind[1]
-    for at in range(len(spoken) - 1, 0, -1):
-        if spoken[at - 1].lower() in WORDS.copulas | {"called"} and at > 1 and len(spoken) - at <= 4:
+    for at in range(len(spoken) - 1, max(1, len(spoken) - 5), -1):
+        if spoken[at - 1].lower() in WORDS.copulas | {"called"}:
             return re.sub(r"^(?:an?|the)\s+", "", " ".join(spoken[at:]))
     return ""
 

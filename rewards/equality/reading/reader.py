@@ -38,8 +38,7 @@ def read(text: str, depth: int = 0) -> Answer:
             return typed
     # In the order in which they bind: `x = 1, y = 2` is a list of equations, `x \in A \cup B` says in what x is.
     for reader in (_read_words, _read_list, _read_relation, _read_set_operation, _read_bracketed, _read_ratio):
-        answer = reader(text, depth)
-        if answer is not None:
+        if (answer := reader(text, depth)) is not None:
             return answer
     return read_quantity(text)
 
@@ -71,11 +70,9 @@ def _read_words(text: str, depth: int) -> Answer | None:
     # `sin x` as typed is a function, no words.
     if re.match(r"(?:sin|cos|tan|cot|sec|csc|ln|log)\s", plain):
         return None
-    number = spoken_number(plain.removesuffix("%"))
-    if number is not None:
+    if (number := spoken_number(plain.removesuffix("%"))) is not None:
         return Scalar(("num", number), percent=plain.endswith("%"))
-    quantity = spoken_quantity(plain)
-    if quantity is not None:
+    if (quantity := spoken_quantity(plain)) is not None:
         return Scalar(("num", quantity[0]), unit=quantity[1])
     if re.fullmatch(r"[A-Za-z][A-Za-z'\-. !?\"]*", plain) is None:
         return None
@@ -235,9 +232,8 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
         relation = Relation(("=",), (terms[0], terms[-1])) if terms else None
         if relation is not None and relation.terms[0] in [("sym", own) for own in symbols(relation.terms[1])]:
             return relation  # `x = 2x + 1` gives x no value
-        if call:
-            return Named(call[1], value, relation, (call[2],), contradicted)
-        return Named(re.sub(r"[\s{}]|\\text", "", name), value, relation, (), contradicted)
+        name, variables = (call[1], (call[2],)) if call else (re.sub(r"[\s{}]|\\text", "", name), ())
+        return Named(name, value, relation, variables, contradicted)
     if terms is None:
         return numbers[-1] if len(numbers) == len(parts) else None  # `0.56 = 56\%`, `2 \text{ eggs} + 3 = 5`
     if not any(_has_symbols(term) for term in terms):  # `2 + 3 = 5`: the last is the answer
