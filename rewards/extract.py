@@ -171,7 +171,7 @@ def gsm8k_gold(text: str) -> str | None:
 
 def _of_boxes(boxes: list[Box], text: str) -> str:
     """Return what the boxes say together, with the percent sign that may follow the last."""
-    contents = together(boxes, text) if len(boxes) > 1 else [boxes[0][2]]
+    contents = together(boxes, text)
     boxed = ", ".join(f"\\boxed{{{content}}}" for content in contents) if len(contents) > 1 else contents[0]
     return boxed + "\\%" if boxed and _SAYS.percent_after.match(text, boxes[-1][1]) else boxed
 

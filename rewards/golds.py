@@ -32,21 +32,21 @@ class UnverifiableGold(NamedTuple):
 def find_unverifiable(golds: Iterable[tuple[str, str]], verifier: Verifier | None = None) -> list[UnverifiableGold]:
     """Return the (id, gold) pairs whose gold does not verify against itself, each with the reason."""
     pairs = list(golds)
-    reasons: dict[str, str] = {}
     # Golds repeat, small integers most of all: each text is verified once.
-    distinct = list(dict.fromkeys(gold for _, gold in pairs))
-    for gold in distinct:
-        if is_no_gold(gold):
-            said = f'stands for none ("{gold.strip()}")' if gold.strip() else "is empty"
-            reasons[gold] = f"the gold answer {said}"
-        elif (reason := reject_reason(gold)) is not None:
-            reasons[gold] = f"the gold answer is beyond the limits: {reason}"
-    usable = [gold for gold in distinct if gold not in reasons]
+    reasons = {gold: _no_gold(gold) for _, gold in pairs}
+    usable = [gold for gold, reason in reasons.items() if reason is None]
     for gold, verdict in zip(usable, (verifier or default_verifier()).verify_golds(usable), strict=True):
         own = Verdict.UNUSABLE_GOLD if verdict is Verdict.CORRECT and _is_cut_off(gold) else verdict
         if own is not Verdict.CORRECT:
             reasons[gold] = f"verified against itself the gold answer is {own}"
-    return [UnverifiableGold(identifier, reasons[gold]) for identifier, gold in pairs if gold in reasons]
+    return [UnverifiableGold(identifier, reason) for identifier, gold in pairs if (reason := reasons[gold]) is not None]
+
+
+def _no_gold(gold: str) -> str | None:
+    if is_no_gold(gold):
+        return f'the gold answer stands for none ("{gold.strip()}")' if gold.strip() else "the gold answer is empty"
+    reason = reject_reason(gold)
+    return reason and f"the gold answer is beyond the limits: {reason}"
 
 
 def _is_cut_off(gold: str) -> bool:

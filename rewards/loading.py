@@ -125,9 +125,9 @@ def load_rewards(
     """Load rewards, by path or (path, arguments), with their weights (1 each if unset). Raises UserError."""
     if not paths:
         raise UserError("trainer.reward_funcs is empty: name at least one reward, e.g. gtpo.rewards.final_reward")
-    if weights is not None and len(weights) != len(paths):
-        raise UserError(f"trainer.reward_weights has {len(weights)} values for {len(paths)} reward_funcs")
-    chosen = [1.0] * len(paths) if weights is None else [float(weight) for weight in weights]
+    chosen = [1.0] * len(paths) if weights is None else list(map(float, weights))
+    if len(chosen) != len(paths):
+        raise UserError(f"trainer.reward_weights has {len(chosen)} values for {len(paths)} reward_funcs")
     if not all(math.isfinite(weight) for weight in chosen) or not any(chosen):
         raise UserError(f"trainer.reward_weights must be finite numbers, not all zero; found {chosen}")
     calls = [(path, None) if isinstance(path, str) else path for path in paths]

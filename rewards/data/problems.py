@@ -147,14 +147,13 @@ def training_source(name: str, split: str) -> str:
         if split == "train" or name.endswith(f"_{split}"):
             return name
         raise UserError(f'dataset.split "{split}" contradicts dataset.name {name}, which names its split itself')
-    family = FAMILIES.get(name.lower())
-    if family is None:
+    if (family := FAMILIES.get(name.lower())) is None:
         hint = did_you_mean(name, [*FAMILIES, *SOURCE_NAMES])
         known = "gsm8k, math (hendrycks_math), arithmetic, or a .jsonl, .csv or .parquet file"
         raise UserError(f'dataset.name "{name}" is not known.{hint} Known: {known}')
+    if (source := f"{family}_{split}") in SOURCE_NAMES:
+        return source
     splits = [known.removeprefix(f"{family}_") for known in SOURCE_NAMES if known.startswith(f"{family}_")]
-    if split in splits:
-        return f"{family}_{split}"
     raise UserError(f'dataset.split "{split}" is not known: {name} has the splits {", ".join(splits)}')
 
 
@@ -303,25 +302,22 @@ def load_file(path: Path, *, published: bool = False, stem: str | None = None, *
     published: a set whose ids and count are known; its rows without a gold stay. stem: of the ids of rows that have
     none; by default the file's. reading: further arguments of `problem_of`.
     """
-    problems: list[Problem] = []
-    first_seen: dict[str, str] = {}
+    problems: dict[str, tuple[str, Problem]] = {}  # id -> where it stands, and the problem
     left_out: list[str] = []
-    for where, row in read_rows(path):
-        named = stem or path.stem.removesuffix(".jsonl")
-        problem = problem_of(row, len(problems) + len(left_out), named, where, **reading)
+    for position, (where, row) in enumerate(read_rows(path)):
+        problem = problem_of(row, position, stem or path.stem.removesuffix(".jsonl"), where, **reading)
         # Two rows of MATH's training set have no gold. They keep their places, or every later id would move.
         if is_no_gold(problem.answer) and not published:
             left_out.append(f'{where} ("{problem.answer}")')
-            continue
-        if problem.id in first_seen:
-            raise UserError(f'{where}: duplicate id "{problem.id}", first at {first_seen[problem.id]}')
-        first_seen[problem.id] = where
-        problems.append(problem)
+        elif problem.id in problems:
+            raise UserError(f'{where}: duplicate id "{problem.id}", first at {problems[problem.id][0]}')
+        else:
+            problems[problem.id] = (where, problem)
     if not problems:
         raise UserError(f"{path}: " + (f"no row has a gold answer (first: {left_out[0]})" if left_out else "no rows"))
     if left_out:
         LOG.warning("%s: %d rows without a gold are left out: %s", path, len(left_out), ", ".join(left_out[:5]))
-    return problems
+    return [problem for _, problem in problems.values()]
 
 
 def load_hub(
@@ -357,14 +353,10 @@ def load_hub(
 
 def data_folder(data_dir: str | Path | None = None) -> Path | None:
     """Return the folder of benchmark files: the argument, else GTPO_DATA_DIR, else None. UserError if it is none."""
-    given = data_dir or os.environ.get("GTPO_DATA_DIR")
-    if not given:
-        return None
-    folder = Path(given)
-    if not folder.is_dir():
-        origin = "--data-dir" if data_dir else "GTPO_DATA_DIR"
-        raise UserError(f"{origin}: {folder} is not a folder")
-    return folder
+    folder = data_dir or os.environ.get("GTPO_DATA_DIR")
+    if folder and not Path(folder).is_dir():
+        raise UserError(f"{'--data-dir' if data_dir else 'GTPO_DATA_DIR'}: {folder} is not a folder")
+    return Path(folder) if folder else None
 
 
 def _normalise_subject(name: str) -> str:
