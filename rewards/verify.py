@@ -140,7 +140,6 @@ def _decide_here(prediction: str, gold: str, problem: str | None, answers: str) 
 
 
 def _of_each(answers: Answers | Sequence[Answers], count: int) -> Sequence[Answers]:
-    """Return what each of `count` golds is."""
     return [answers] * count if answers == "text" or answers == "mathematics" else answers
 
 

@@ -176,9 +176,6 @@ def test_it_judges_and_shows_text_as_text(address: str) -> None:
     page = asked(address, gold="0.5", answer=r"So it is $\boxed{\frac12}$.")
     assert "<h2>CORRECT</h2>" in page
     assert r"<code>\frac12</code>" in page
-
-
-def test_another_address_shows_nothing(address: str) -> None:
     for typed in ({}, {"gold": "1", "answer": "1"}):
         with pytest.raises(urllib.error.HTTPError, match="403"):
             asked(address.rstrip("/") + "x/", **typed)

@@ -22,12 +22,14 @@ def test_the_answer_of_each_completion() -> None:
         extract_answer("1", "loose")  # type: ignore[arg-type]
 
 
-def test_last_boxed() -> None:
+def test_boxes_and_hashes() -> None:
     for text, content in {
         r"\boxed{\{1,2\}}": r"\{1,2\}", r"\boxed 5.": "5", r"\fbox{7}": "7", r"\boxed{\boxed{7}}": r"\boxed{7}",
         r"\boxed{1} and \boxed{2}": "2", r"\boxed{3} and later \boxed{4": "3", "none": None,
     }.items():  # fmt: skip
         assert last_boxed(text) == content
+    golds = ("work <<1+1=2>>\n#### 1,080\n", "no mark", "####  ")
+    assert [*map(gsm8k_gold, golds)] == ["1080", None, None]
 
 
 @pytest.mark.parametrize(
@@ -48,11 +50,6 @@ def test_long_hostile_text_is_linear(piece: str) -> None:
     assert not format_ok(text)
     extract_both(text, "choice")
     assert len(published_final_reward([text, "<reasoning>" + text], ["1", "1"])) == 2
-
-
-def test_gsm8k_gold() -> None:
-    golds = ("work <<1+1=2>>\n#### 1,080\n", "no mark", "####  ")
-    assert [*map(gsm8k_gold, golds)] == ["1080", None, None]
 
 
 FAMILIES = {

@@ -29,7 +29,7 @@ def difference(relation: Relation) -> tuple[str, Term]:
     """Bring a relation to `term op 0` with op one of = != > >=."""
     op, (left, right) = relation.ops[0], relation.terms
     if op in ("<", "<="):
-        return FLIPPED[op], ("add", right, ("neg", left))
+        op, left, right = FLIPPED[op], right, left
     return op, ("add", left, ("neg", right))
 
 
@@ -106,7 +106,6 @@ def terminates(value: Value) -> bool:
 
 
 def _hundredth(answer: Scalar) -> Scalar:
-    """Return the value of a percentage."""
     term = ("div", answer.term, ("num", Fraction(100)))
     return replace(answer, term=term, places=answer.places and answer.places + 2, percent=False)
 

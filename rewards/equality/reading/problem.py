@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -286,11 +287,9 @@ def plain_name(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _parsed(piece: str) -> Term | None:
-    """Return the term of a piece of the text, None if it is none."""
-    try:
+    with suppress(NotMathematics, TooBig):
         return parse(clean(piece)) if any(map(str.isalnum, piece)) else None
-    except (NotMathematics, TooBig):
-        return None
+    return None
 
 
 def name_in(gold: str, problem: ProblemText, trusted: bool = False) -> str | None:
