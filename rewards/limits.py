@@ -26,12 +26,9 @@ MAX_EXACT_BITS = 20_000  # Of a fraction that stays exact
 MAX_MAGNITUDE_BITS = 2_000_000  # Of any number; towers of powers are beyond it
 MAX_FACTORIAL = 3_000  # Its argument
 COMPARISON_DIGITS = 3_000  # Digits that a comparison may take; what needs more is refused (TooBig)
-# A worker on a loaded machine may take this long to start; a task's own clock starts after it.
-START_ALLOWANCE_S = 180.0
-# A pool starts with one worker and doubles each time that a caller has waited so long while tasks were waiting too.
-GROW_AFTER_S = 0.2
+START_ALLOWANCE_S = 180.0  # For a worker on a loaded machine to start; a task's own clock starts after it
+GROW_AFTER_S = 0.2  # A pool of one worker doubles each time that a caller has waited so long, and tasks too
 RETRY_AFTER_S = 60.0  # A pool whose next worker was refused asks for another after so long
 AHEAD_BYTES = 32_768  # Tasks sent to a worker before their turn: half of what a pipe holds
 ORPHAN_GRACE_S = 2.0  # Beyond the timeout, after which a worker whose caller is gone ends itself
-# Of the timeout, in processor time: reached before the deadline unless the machine has other work to do.
-PROCESSOR_SHARE = 0.5
+PROCESSOR_SHARE = 0.5  # Of the timeout, in processor time: reached first unless the machine has other work to do

@@ -232,8 +232,7 @@ class WorkerPool:
                 raise RuntimeError("the verifier is closed")
             taken = [self._idle.pop() for _ in range(min(most, len(self._idle)))]
             grows = not self._alive or (impatient and not taken and all(worker.ready for worker in self._alive))
-            count = max(1, len(self._alive))
-        return taken + self._start(count) if grows else taken
+            return taken + self._start(max(1, len(self._alive))) if grows else taken
 
     def _start(self, most: int) -> list[_Worker]:
         """Start up to `most` workers, as far as there is room and none was refused lately. Raises NotStarted."""

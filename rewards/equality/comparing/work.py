@@ -77,7 +77,6 @@ def _visit(term: Term, found: Count, whole: bool = False) -> None:
             _visit(part, found, kind == "mat" and not symbols(part))
 
 
-# -- sums ----------------------------------------------------------------------------------------------------------
 def _kind_of(addend: Term) -> str:
     """Return an addend without its rational coefficient: two of one kind can be put together."""
     above, below, *_ = factors(addend)
