@@ -414,19 +414,16 @@ class Comparison:
             return False  # `5 ladders` if it asks how many violins, or ounces
         if not g.name:
             return self.has_asked_unit(p)
-        if not p.name or p.name == g.name:
-            return True
-        if p.name.split("/")[0] == g.name.split("/")[0] in _MONEY:  # $12 and 12 dollars a week
-            return True
-        return {p.name, g.name} in ({"degree", "celsius"}, {"degree", "fahrenheit"})
+        money = p.name.split("/")[0] == g.name.split("/")[0] in _MONEY  # $12 and 12 dollars a week
+        degrees = {p.name, g.name} in ({"degree", "celsius"}, {"degree", "fahrenheit"})
+        return not p.name or p.name == g.name or money or degrees
 
     def has_asked_unit(self, unit: answers.Unit) -> bool:
         """Return whether a unit is one that the problem asks for; none is, and any is if it asks for none."""
         contract, given = self.contract, unit.name
         head, _, below = given.partition("/")
-        if head in _MONEY and contract.currencies and head not in contract.currencies:
-            return False
-        if given and self.problem.asks_percent:
+        foreign = head in _MONEY and contract.currencies and head not in contract.currencies
+        if foreign or (given and self.problem.asks_percent):
             return False  # `25°` for a percentage
         if given and contract.measure:
             return given == contract.measure

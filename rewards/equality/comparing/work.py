@@ -349,9 +349,7 @@ def _is_factored_as(p: Term, g: Term) -> bool:
     ours, theirs = _all_factors(p), _all_factors(g)
     if len(theirs) < 2:
         return True
-    return answers.one_to_one(
-        theirs, ours, lambda a, b: arithmetic.equal_terms(a, b) or arithmetic.equal_terms(a, ("neg", b))
-    )
+    return answers.one_to_one(theirs, ours, lambda a, b: any(arithmetic.equal_terms(a, x) for x in (b, ("neg", b))))
 
 
 def _all_factors(term: Term) -> list[Term]:

@@ -121,10 +121,7 @@ def closes_first(text: str, width: int) -> bool:
 # -- the grammar ------------------------------------------------------------------------------------------------------
 _ONE_DEGREE: Term = ("div", ("const", "pi"), ("num", Fraction(180)))
 _SIGNS = ("+", "-", "\\pm", "\\mp")
-_OF_TWO: dict[str, tuple[str, ...]] = {
-    "frac": ("div",),
-    **dict.fromkeys(("binom", "dbinom", "tbinom"), ("fn", "binomial")),
-}
+_OF_TWO: dict[str, Term] = {"frac": ("div",), **dict.fromkeys(("binom", "dbinom", "tbinom"), ("fn", "binomial"))}
 
 
 class _Parser:
@@ -365,9 +362,8 @@ class _Parser:
                 return ("fn", "mixed", *(("num", Fraction(part)) for part in parts))
             if name == "mixed" or not (period and "".join(parts).isdigit()):
                 raise NotMathematics("a number without digits")
-            scale = 10 ** len(fixed)
-            tail = Fraction(int(period), scale * (10 ** len(period) - 1))
-            return ("num", Fraction(int(whole + fixed or "0"), scale) + tail)
+            tail = Fraction(int(period), 10 ** len(period) - 1)
+            return ("num", (int(whole + fixed or "0") + tail) / 10 ** len(fixed))
         if name in WORDS.opaque_commands:
             return ("sym", name) if self._peek() != "{" else ("sym", f"{name} {self._raw_group()}")
         raise NotMathematics(f"the command \\{name}")
