@@ -105,7 +105,8 @@ def evaluate(settings: EvalSettings, *, engine: Engine | None = None) -> tuple[P
                 known = [(sample, plan.labels[sample.key]) for sample in tally.scored() if sample.key in plan.labels]
                 agree = {str(by): sum((s.verdict(by) == "CORRECT") == label for s, label in known) for by in SCORINGS}
                 record.benchmarks[name].labels = LabelAgreement(compared=len(known), agree=agree)
-            return folder.path, write_results(record, tally, wall_seconds=folder.seconds())
+            record.wall_seconds = folder.seconds()
+            return folder.path, write_results(record, tally)
 
 
 def sample_missing(settings: EvalSettings, plan: Plan, record: EvalRecord, tally: Tally) -> None:
@@ -229,6 +230,8 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
     n, record = plan.record.sampling.n, plan.record.model_copy(deep=True)
     record.schema_version, record.status = EVAL_SCHEMA_VERSION, "incomplete"
     record.name = folder.path.resolve().name
+    record.scoring = "strict" if settings.scoring == "auto" else settings.scoring
+    record.scoring_by = None if settings.scoring == "auto" else "command"
     record.verifier = VerifierRecord(version=RULES_VERSION)
     record.created, record.wall_seconds, record.git_commit = now(), None, git_commit()
     record.command = command
@@ -391,19 +394,15 @@ def interruptible(engine: Engine) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def write_results(begun: EvalRecord, tally: Tally, **known: Any) -> EvalRecord:
-    """Compute the metrics of what is in the tally; write questions.parquet and eval.json, and return its record.
+def write_results(record: EvalRecord, tally: Tally) -> EvalRecord:
+    """Compute the metrics of what is in the tally; write questions.parquet and eval.json; return its record, now whole.
 
     A benchmark is summarised by the first n samples of each of its questions: as many as were asked for, or as every
     question has. More would be those that came first, which are the short ones. The run is complete when every
     benchmark has all that was asked for.
-
-    begun: the record without the metrics. known: other fields of the record that are settled now.
     """
     folder, problems = tally.folder, {name: [*of.values()] for name, of in read_problems(tally.folder.path).items()}
-    judged = VerifierRecord(version=RULES_VERSION, timeout_s=tally.verifier.timeout_s)
-    record = begun.model_copy(update={**known, "verifier": judged})
-    record.benchmarks = dict(record.benchmarks)
+    record.verifier = VerifierRecord(version=RULES_VERSION, timeout_s=tally.verifier.timeout_s)
     choose_headline(record, tally)
     rows: list[dict[str, Any]] = []
     unscorable: UserError | None = None
@@ -487,7 +486,7 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
                     changes[f"{scoring}: {old} -> {new}"] += old != new
                     if old != new:
                         LOG.debug("%s %s #%d, %s: %s -> %s", *samples[1].key, scoring, old, new)
-            record = write_results(record, Tally(folder, verifier))
+            write_results(record, Tally(folder, verifier))
     lines = [f"  {count:6d}  {change}" for change, count in (+changes).most_common()]
     print("\n".join([f"rescored: {changes.total() or 'no'} verdicts changed", *lines]), file=sys.stderr)
     return folder.path, record

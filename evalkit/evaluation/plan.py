@@ -162,12 +162,6 @@ def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]
     ]
 
 
-def headline(settings: EvalSettings) -> dict[str, Any]:
-    """Return the record's fields of the headline, as far as flag or protocol choose it."""
-    by = settings.scoring != "auto"
-    return {"scoring": settings.scoring, "scoring_by": "command"} if by else {"scoring": "strict", "scoring_by": None}
-
-
 def _prompt_time(settings: EvalSettings, ref: ModelRef) -> str | None:
     """Return what a template is told of the time: as this run began, else the run of --like, else the train run."""
     folders = [settings.out or EVAL_RUNS / ref.name, *([find_run(settings.like, "--like")] if settings.like else [])]
@@ -245,7 +239,6 @@ def plan_evaluation(
         engine=EngineRecord(name=name, dtype=settings.dtype if name != "openai" else None, **served),
         prompt=rendered.record,
         benchmarks=records,
-        **headline(settings),
     )
     return Plan(EVAL_RUNS / ref.name, record, problems, dict.fromkeys(asked, settings.n), rendered, ref, engine=engine)
 

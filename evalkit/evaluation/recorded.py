@@ -18,7 +18,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.log import LOG
 from gtpo.common.provenance import file_hash, text_hash
 from gtpo.evalkit.engines.base import Engine, Task
-from gtpo.evalkit.evaluation.plan import EVAL_RUNS, Plan, Rendering, drop_unverifiable, headline
+from gtpo.evalkit.evaluation.plan import EVAL_RUNS, Plan, Rendering, drop_unverifiable
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.tasks import BENCHMARKS, Benchmark, Protocol, file_stem, load_problems, select_problems
 from gtpo.rewards.data.problem import Problem
@@ -279,7 +279,6 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
         engine=EngineRecord(name=file.name, **file.describe()),
         sampling=SamplingRecord(n=min(counts[p.id] for p in kept), stop=list(protocol.stop)),
         prompt=prompt,
-        **headline(settings),
         benchmarks={name: entry},
     )
     return Plan(

@@ -436,7 +436,19 @@ def settle_by_others(tally: Tally, prompts: Mapping[QuestionKey, Prompt], *, apa
     apart: whether a completion that begins with `<think>` had its thought apart (a server's `reasoning_content`).
     """
     _settle_thoughts(tally, apart=apart)
-    _settle_prompts(tally, prompts)
+    read: dict[QuestionKey, tuple[int, int]] = {}
+    for sample in tally.scored():
+        key, prompt = sample.key[:2], prompts.get(sample.key[:2])
+        if sample.prompt_tokens and prompt is not None and prompt.ids is None:
+            # The most of all samples: some servers do not count what they have in their cache.
+            read[key] = prompt.size, max(sample.prompt_tokens, read.get(key, (0, 0))[1])
+    cut = cut_prompts(read)
+
+    def settle(samples: list[Sample]) -> None:
+        for sample in samples:
+            sample.outcome = "prompt cut"
+
+    _change(tally, {s.key for s in tally.scored() if s.key[:2] in cut and s.outcome != "prompt cut"}, settle)
 
 
 def _settle_thoughts(tally: Tally, *, apart: bool) -> None:
@@ -472,22 +484,6 @@ def _settle_thoughts(tally: Tally, *, apart: bool) -> None:
         tally.score(samples)
 
     _change(tally, hidden, think)
-
-
-def _settle_prompts(tally: Tally, prompts: Mapping[QuestionKey, Prompt]) -> None:
-    read: dict[QuestionKey, tuple[int, int]] = {}
-    for sample in tally.scored():
-        key, prompt = sample.key[:2], prompts.get(sample.key[:2])
-        if sample.prompt_tokens and prompt is not None and prompt.ids is None:
-            # The most of all samples: some servers do not count what they have in their cache.
-            read[key] = prompt.size, max(sample.prompt_tokens, read.get(key, (0, 0))[1])
-    cut = cut_prompts(read)
-
-    def settle(samples: list[Sample]) -> None:
-        for sample in samples:
-            sample.outcome = "prompt cut"
-
-    _change(tally, {s.key for s in tally.scored() if s.key[:2] in cut and s.outcome != "prompt cut"}, settle)
 
 
 def _change(tally: Tally, keys: Set[Key], change: Callable[[list[Sample]], None]) -> None:
