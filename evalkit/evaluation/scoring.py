@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
@@ -435,26 +435,33 @@ def settle_by_others(tally: Tally, prompts: Mapping[QuestionKey, Prompt], *, apa
 
     apart: whether a completion that begins with `<think>` had its thought apart (a server's `reasoning_content`).
     """
-    _settle_thoughts(tally, apart=apart)
     read: dict[QuestionKey, tuple[int, int]] = {}
     for sample in tally.scored():
         key, prompt = sample.key[:2], prompts.get(sample.key[:2])
         if sample.prompt_tokens and prompt is not None and prompt.ids is None:
             # The most of all samples: some servers do not count what they have in their cache.
             read[key] = prompt.size, max(sample.prompt_tokens, read.get(key, (0, 0))[1])
-    cut = cut_prompts(read)
+    questions, thoughts = cut_prompts(read), _hidden_thoughts(tally, apart=apart)
+    cut = {s.key for s in tally.scored() if s.key[:2] in questions and s.outcome != "prompt cut"}
+    for part in sample_parts(tally.folder.path) if thoughts or cut else ():
+        samples = tally.folder.part(part)
+        changed = [s for s in samples if s.error is None and (s.key in thoughts or s.key in cut)]
+        for sample in changed:
+            if sample.key in thoughts:
+                sample.completion = f"<think>{sample.completion}"
+            if sample.key in cut:
+                sample.outcome = "prompt cut"
+        if changed:
+            tally.score([sample for sample in changed if sample.key in thoughts])
+            tally.folder.replace_part(part, samples)
+            tally.add(changed, again=True)
 
-    def settle(samples: list[Sample]) -> None:
-        for sample in samples:
-            sample.outcome = "prompt cut"
 
-    _change(tally, {s.key for s in tally.scored() if s.key[:2] in cut and s.outcome != "prompt cut"}, settle)
-
-
-def _settle_thoughts(tally: Tally, *, apart: bool) -> None:
+def _hidden_thoughts(tally: Tally, *, apart: bool) -> set[Key]:
+    """Return the completions that were cut off in a thought though nothing in them says so, if the others show it."""
     if all(sample.unfinished for sample in tally.scored() if sample.cut_off):
-        return
-    hidden = set[Key]()  # Those that may be thoughts: nothing in them says so
+        return set()
+    hidden = set[Key]()
     thought = spoke = 0  # Completions that prove that the model thinks, and finished ones without any thought
     for part in sample_parts(tally.folder.path):
         for sample in tally.folder.part(part):
@@ -468,30 +475,13 @@ def _settle_thoughts(tally: Tally, *, apart: bool) -> None:
             else:
                 spoke += not text.startswith("<think>")
     if not hidden or not thought:
-        return
+        return set()
     if thought <= spoke:
         LOG.warning(
             "%d completions were cut off and may be thoughts: %d others have one that the prompt opened, %d have none. "
             "They are read as answers; a protocol with begins_in_thought: true reads them as thoughts",
             len(hidden), thought, spoke,
         )  # fmt: skip
-        return
+        return set()
     LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", len(hidden))
-
-    def think(samples: list[Sample]) -> None:
-        for sample in samples:
-            sample.completion = f"<think>{sample.completion}"
-        tally.score(samples)
-
-    _change(tally, hidden, think)
-
-
-def _change(tally: Tally, keys: Set[Key], change: Callable[[list[Sample]], None]) -> None:
-    """Change some completions where they are stored and counted."""
-    for part in sample_parts(tally.folder.path) if keys else ():
-        samples = tally.folder.part(part)
-        chosen = [sample for sample in samples if sample.key in keys and sample.error is None]
-        if chosen:
-            change(chosen)
-            tally.folder.replace_part(part, samples)
-            tally.add(chosen, again=True)
+    return hidden
