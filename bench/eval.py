@@ -72,7 +72,7 @@ def main() -> None:
     chosen = {name: getattr(arguments, name) for name in ("model", *given)}
     settings, benchmarks, protocol = find_tasks(EvalSettings(**chosen, engine="vllm"))
     with Verifier() as verifier:
-        plan = plan_evaluation(settings, protocol, verifier, benchmarks)
+        plan = plan_evaluation(settings, protocol, verifier, benchmarks, None)
     plan = with_sampling(plan, settings, protocol)
     sampling, tasks = plan.sampling, plan.tasks
     assert sampling is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,9 @@ from gtpo.runs.prompt import PROMPT_SCHEMA_VERSION, PromptRecord, PromptRenderer
 from gtpo.runs.train_run import find_train_run
 
 EVAL_RUNS = Path("results/eval")
+
+# Each question with its examples.
+Asked = dict[QuestionKey, tuple[Problem, list[Problem]]]
 
 # --max-tokens by default: if the context allows it, and if a server does not say what its context allows.
 MOST_TOKENS, SERVER_TOKENS = 32_768, 4096
@@ -191,11 +194,7 @@ def drop_unverifiable(
 
 
 def plan_evaluation(
-    settings: EvalSettings,
-    protocol: Protocol,
-    verifier: Verifier,
-    benchmarks: Sequence[Benchmark],
-    engine: Engine | None = None,
+    settings: EvalSettings, protocol: Protocol, verifier: Verifier, benchmarks: list[Benchmark], engine: Engine | None
 ) -> Plan:
     """Resolve the model, load and check the problems, and render the prompts for the engine, or the one to start."""
     name = choose_engine(settings) if engine is None else engine.name
@@ -206,7 +205,7 @@ def plan_evaluation(
     selected = tasks.select_problems(loaded, settings.limit, settings.questions)
     problems: dict[str, list[Problem]] = {}
     records: dict[str, BenchmarkRecord] = {}
-    asked: dict[QuestionKey, tuple[Problem, list[Problem]]] = {}
+    asked: Asked = {}
     for benchmark in benchmarks:
         every = loaded[benchmark.name]
         # The questions that --like brings may be a part.
@@ -244,12 +243,7 @@ def plan_evaluation(
 
 
 def render_prompts(
-    settings: EvalSettings,
-    protocol: Protocol,
-    ref: ModelRef,
-    asked: Mapping[QuestionKey, tuple[Problem, list[Problem]]],
-    *,
-    remote: bool = False,
+    settings: EvalSettings, protocol: Protocol, ref: ModelRef, asked: Asked, *, remote: bool = False
 ) -> Rendering:
     """Render every question, each with its examples. Raises UserError for a model or template that cannot be used.
 

@@ -83,7 +83,7 @@ def verify_stored(
 
     outcomes: also write how samples ended if an older version did not; they are read alike.
     """
-    with EvalProgress(record.scoring, {name: entry.samples for name, entry in record.benchmarks.items()}) as progress:
+    with EvalProgress(record, {name: entry.samples for name, entry in record.benchmarks.items()}, {}) as progress:
         for part in sample_parts(folder.path):
             before = folder.part(part)
             after = [replace(sample) for sample in before]
@@ -185,6 +185,10 @@ class QuestionSamples:
         return QuestionSamples(scored, failed, self.votes if len(scored) == len(self.scored) else {})
 
 
+# Questions of a benchmark with their samples.
+Answered = Sequence[tuple[Problem, QuestionSamples]]
+
+
 class Tally:
     """The scores of all samples of a run: those that are stored, and those that come. Each is read once.
 
@@ -229,7 +233,7 @@ class Tally:
         for *question, index in again:
             del self.questions[question[0], question[1]].failed[index]
 
-    def count_votes(self, questions: Sequence[tuple[Problem, QuestionSamples]]) -> None:
+    def count_votes(self, questions: Answered) -> None:
         """Count the votes of some questions, if they are not known: both scorings together, which mostly agree."""
         missing = [(p, s, scoring) for scoring in SCORINGS for p, s in questions if scoring not in s.votes]
         counted = count_votes([(*s.answers(scoring), p) for p, s, scoring in missing], self.verifier)
@@ -258,8 +262,7 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
             done[name] += sum(i < n for i in tally.questions[name, question].scored)
         if done.total():
             LOG.info("%s: keeping %d stored samples", tally.folder.path, done.total())
-        chosen = record.scoring if record.scoring_by else None
-        self._progress = EvalProgress(chosen, total, done, engine, record.sampling.max_tokens)
+        self._progress = EvalProgress(record, total, done, engine)
         self._first: list[Sample] | None = []  # Completions that are to be looked at; None once they were
         self._waiting = deque[list[Sample]]()
         self._closing = threading.Event()
@@ -337,20 +340,16 @@ def _characters(samples: list[Sample]) -> int:
 class EvalProgress:
     """Progress of an eval run, shown while it is used as a context manager. One thread counts; another may look.
 
-    scoring: the headline; None if the completions choose it. wanted, done: benchmark -> samples that it will have, and
-    those that are stored already. max_tokens: the most of a sample, if it is known.
+    wanted, done: benchmark -> samples that it will have, and those that are stored already. engine: if some are drawn.
     """
 
     def __init__(
-        self,
-        scoring: Scoring | None,
-        wanted: Mapping[str, int],
-        done: Mapping[str, int] | None = None,
-        engine: Engine | None = None,
-        max_tokens: int | None = None,
+        self, record: EvalRecord, wanted: Mapping[str, int], done: Mapping[str, int], engine: Engine | None = None
     ) -> None:
-        self._scoring, self._engine, self._most = scoring, engine, max_tokens
-        self._wanted, self._before = wanted, done or {}
+        # The headline; None if the completions choose it.
+        self._scoring = record.scoring if record.scoring_by else None
+        self._engine, self._most = engine, record.sampling.max_tokens if engine is not None else None
+        self._wanted, self._before = wanted, done
         # Benchmark -> samples of this session: scored, failed, tagged (with an answer in tags), right by scoring.
         self._counts = {name: Counter[str]() for name in wanted}
         self._tokens = 0

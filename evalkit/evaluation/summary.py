@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gtpo.common.errors import UserError
-from gtpo.evalkit.evaluation.scoring import QuestionSamples, Tally, Votes, count_votes, verify
+from gtpo.evalkit.evaluation.scoring import Answered, Tally, Votes, count_votes, verify
 from gtpo.evalkit.metrics import all_pass_at_all_k, maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.statistics import clusters_of, mean_interval
 from gtpo.rewards.completions import format_ok
@@ -47,12 +47,7 @@ def _bounds(votes: Sequence[Votes], n: int, lost: int) -> dict[str, dict[str, Ar
 
 
 def _metrics(
-    name: str,
-    scoring: Scoring,
-    questions: Sequence[tuple[Problem, QuestionSamples]],
-    n: int,
-    lost: int,
-    clusters: npt.NDArray[np.int64] | None,
+    name: str, scoring: Scoring, questions: Answered, n: int, lost: int, clusters: npt.NDArray[np.int64] | None
 ) -> tuple[ScoringMetrics, list[dict[str, Any]]]:
     """Return a benchmark's metrics under one scoring, and its rows of questions.parquet.
 

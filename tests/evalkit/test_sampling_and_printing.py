@@ -15,7 +15,7 @@ from servers import Reply, Server
 from gtpo.evalkit.evaluation.scoring import EvalProgress
 from gtpo.runs import prompt
 from gtpo.runs.eval_folder import Sample, read_prompts
-from gtpo.runs.eval_record import read_record
+from gtpo.runs.eval_record import EvalRecord, SamplingRecord, read_record
 
 EVAL = ("--benchmarks", "arithmetic", "--limit", "2", "--engine", "transformers")
 
@@ -125,7 +125,7 @@ def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     def said(*, running: tuple[int, int], most: int | None, ended: int, tokens: int | None = 50) -> str:
         clock[0] = 100.0
         engine: Any = SimpleNamespace(running=lambda: running, retried=3)
-        progress = EvalProgress("strict", {"b": 10}, None, engine, most)
+        progress = EvalProgress(EvalRecord(sampling=SamplingRecord(max_tokens=most)), {"b": 10}, {}, engine)
         progress.count([Sample("b", "q", i, "", tokens=tokens) for i in range(ended)])
         clock[0] = 120.0
         return ", ".join(progress._speed())
