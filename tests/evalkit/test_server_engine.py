@@ -1,4 +1,4 @@
-"""What the openai engine sends, and what it makes of every answer (whole commands: test_misbehaving_servers.py; real
+"""What the openai engine sends, and what it makes of every answer (whole commands: test_servers.py; real
 vLLM: test_vllm_engine.py)."""
 
 from __future__ import annotations
