@@ -15,9 +15,8 @@ from gtpo.common.log import LOG, start_logging
 from gtpo.common.terminal import stacked, stdout_console
 from gtpo.evalkit.evaluation.caveats import caveats
 from gtpo.evalkit.evaluation.settings import EvalSettings
-from gtpo.evalkit.evaluation.tasks import BENCHMARKS, Protocol, checksum, load_problems, presets
+from gtpo.evalkit.evaluation.tasks import BENCHMARKS, checksum, load_problems, presets
 from gtpo.evalkit.metrics import DEFINITIONS
-from gtpo.rewards.data.problem import Problem
 from gtpo.rewards.extract import Scoring
 from gtpo.rewards.golds import contradiction, find_unverifiable, read_contract
 from gtpo.rewards.verify import Verifier
@@ -244,8 +243,9 @@ def print_benchmarks() -> None:
 
 
 def print_check(settings: EvalSettings) -> None:
-    """Print what a benchmark holds, how a model is asked, and which golds cannot be verified."""
-    from gtpo.evalkit.evaluation.plan import find_tasks
+    """Print what a benchmark holds, how a model is asked (its first prompt), and which golds cannot be verified."""
+    from gtpo.evalkit.engines.model_ref import resolve_model
+    from gtpo.evalkit.evaluation.plan import find_tasks, render_prompts
 
     settings, (benchmark, *_), protocol = find_tasks(settings)
     problems = load_problems(benchmark, settings.data_dir)
@@ -254,7 +254,14 @@ def print_check(settings: EvalSettings) -> None:
         extra = "".join(f", {key} {value}" for key in ("subject", "level") if (value := getattr(problem, key)))
         print(f"\n{problem.id}{extra}\n{problem.problem}\ngold: {problem.answer}")
     if settings.model is not None:
-        _print_prompt(settings, settings.model, protocol, problems)
+        first = problems[0]
+        question = first, protocol.examples(problems, settings.data_dir)[first.id]
+        rendered = render_prompts(settings, protocol, resolve_model(settings.model), {("", first.id): question})
+        prompt = rendered.prompts["", first.id]
+        inside = rendered.reading.opens_thought(prompt.text or "")
+        print(f"\nprotocol {protocol.name}, the prompt of {first.id}:\n{prompt.text}")
+        print(f"\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
+        print(f"completions {'begin' if inside else 'do not begin'} inside a thought")
     with Verifier() as verifier:
         failures = find_unverifiable([(p.id, p.answer) for p in problems], verifier)
     contracts = [f"{p.id}: {contract}" for p in problems if (contract := str(read_contract(p.problem)))]
@@ -269,18 +276,3 @@ def print_check(settings: EvalSettings) -> None:
     found = checksum(problems)
     same = "as published" if found == benchmark.checksum else "not that of the published set"
     print(f"checksum of ids and golds: {same if benchmark.checksum else found}")
-
-
-def _print_prompt(settings: EvalSettings, model: str, protocol: Protocol, problems: Sequence[Problem]) -> None:
-    """Print the prompt of the first question as the model reads it, with its tokens."""
-    from gtpo.evalkit.engines.model_ref import resolve_model
-    from gtpo.evalkit.evaluation.plan import render_prompts
-
-    first = problems[0]
-    question = first, protocol.examples(problems, settings.data_dir)[first.id]
-    rendered = render_prompts(settings, protocol, resolve_model(model), {("", first.id): question})
-    prompt = rendered.prompts["", first.id]
-    inside = rendered.reading.opens_thought(prompt.text or "")
-    print(f"\nprotocol {protocol.name}, the prompt of {first.id}:\n{prompt.text}")
-    print(f"\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
-    print(f"completions {'begin' if inside else 'do not begin'} inside a thought")

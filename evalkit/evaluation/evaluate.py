@@ -245,24 +245,23 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
     stored, shown = read_problems(folder.path, everything=True), read_problems(folder.path)
     entries = dict(old.benchmarks)
     others: list[str] = []
-    for name, entry in old.benchmarks.items():
-        chosen = plan.problems.get(name)
+    for name, before in old.benchmarks.items():
+        new = record.benchmarks.get(name)
         # Metrics of other rules, for another headline, or of other questions are computed anew.
         anew = old.verifier.version != RULES_VERSION or old.scoring != record.scoring
-        if chosen is not None and name in stored:
+        if new is not None and name in stored:
+            chosen = plan.problems[name]
             others += _differences(name, stored[name], chosen)
             if {*shown.get(name, ())} != {p.id for p in chosen}:
                 LOG.info("%s: %d questions, of %d that are stored", name, len(chosen), len(stored[name]))
                 anew = True
-        if anew:
-            entries[name] = record.benchmarks.get(name, entry).before_samples()
-            entries[name].n = entry.n
-        if chosen is not None:
-            entries[name].n_asked, entries[name].finish_with = max(n, entry.n or 0), command
-            entries[name].task = record.benchmarks[name].task
+        entry = entries[name] = (new or before).before_samples() if anew else before
+        entry.n = before.n
+        if new is not None:
+            entry.n_asked, entry.finish_with, entry.task = max(n, before.n or 0), command, new.task
     check_identity(folder.path, old, record, others)
     record.created = old.created or record.created
-    record.benchmarks = entries | {name: e for name, e in record.benchmarks.items() if name not in entries}
+    record.benchmarks = entries | record.benchmarks | entries
     record.sampling.n = max(entry.n_asked or old.sampling.n for entry in record.benchmarks.values())
     # What the stored samples were made on, until the engine has described itself.
     record.engine = old.engine
