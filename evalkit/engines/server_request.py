@@ -266,7 +266,7 @@ class Server:
         # What a proxy says of a server that is not there.
         if status in (502, 503, 504):
             self.out = f"HTTP {status}"
-        try:
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             listed = json.loads(body) if status == 200 else []
             if isinstance(listed, dict):
                 listed = listed["data"] if "data" in listed else listed["models"]
@@ -275,8 +275,6 @@ class Server:
             self.cards = [
                 c | {"id": next(c[n] for n in names if n in c)} for c in cards if not c.keys().isdisjoint(names)
             ]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            self.cards = []
         self.leave_out(_NOT_TAKEN.get(str(self.card().get("owned_by")), set()))
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
             async with session.get(f"{self.url.removesuffix('/v1')}/version") as response:
