@@ -117,19 +117,14 @@ class Answer:
         line = line.removeprefix(b"\xef\xbb\xbf")
         if line.startswith(b"data:"):
             self._streamed = True
-            data = line[5:].strip()
-            self._data = self._data + b"\n" + data if self._data else data
-            if self._data in (b"[DONE]", b"null", b""):
-                self._done = self._done or self._data == b"[DONE]"
-                self._data = b""
-                return
-            try:
-                event = _parse(self._data)
-            # It may go on in the next line.
-            except (ValueError, RecursionError):
-                return
-            self._data = b""
-            self._add(event)
+            self._data = (self._data + b"\n" + line[5:]).strip()
+            if self._data == b"[DONE]":
+                self._done, self._data = True, b""
+            # An event may go on in the next line.
+            with contextlib.suppress(ValueError, RecursionError):
+                event, self._data = _parse(self._data), b""
+                if event is not None:
+                    self._add(event)
         elif line.strip():
             self._whole.append(line)
         elif self._data:

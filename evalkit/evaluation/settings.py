@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -30,22 +31,20 @@ VLLM = ("auto", "vllm")
 SERVER = ("openai", "--serve", "--serve-command")
 
 
-def _section(title: str, engines: Sequence[str] | None = None, modes: Sequence[str] = ("model",)) -> Callable[..., Any]:
-    """Return what declares the options of a section of the help; engines and modes are where they have an effect."""
-
-    def declare(default: Any, help: str, *flags: str, **further: Any) -> Any:
-        about = {name: further.pop(name, value) for name, value in (("engines", engines), ("modes", modes))}
-        return option(default, help, *flags, about={"section": title, **about}, **further)
-
-    return declare
+def _option(
+    default: Any, help: str, *flags: str, section: str, engines: Sequence[str] | None = None,
+    modes: Sequence[str] = MODEL, **limits: Any,
+) -> Any:  # fmt: skip
+    """Declare an option in a section of the help; engines and modes are where it has an effect."""
+    return option(default, help, *flags, about={"section": section, "engines": engines, "modes": modes}, **limits)
 
 
-_what = _section("What", modes=FILE)
-_sampling = _section("Sampling")
-_scoring = _section("Scoring", modes=SCORED)
-_server = _section("Servers", engines=SERVER)
-_machine = _section("This machine", engines=LOCAL)
-_output = _section("Output", modes=EVERY)
+_what = partial(_option, section="What", modes=FILE)
+_sampling = partial(_option, section="Sampling")
+_scoring = partial(_option, section="Scoring", modes=SCORED)
+_server = partial(_option, section="Servers", engines=SERVER)
+_machine = partial(_option, section="This machine", engines=LOCAL)
+_output = partial(_option, section="Output", modes=EVERY)
 
 
 class EvalSettings(CommandSettings):
