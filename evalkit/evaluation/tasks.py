@@ -164,13 +164,13 @@ def presets() -> dict[str, Protocol]:
     return {name: _protocol(_FILE, {"name": name, **values}) for name, values in _known()["protocols"].items()}
 
 
-def find_protocol(name: str) -> Protocol:
-    """Return a protocol by its name or file. UserError with the nearest name, or with the line of a mistake."""
+def find_protocol(name: str, place: str = "--protocol") -> Protocol:
+    """Return a protocol by its name or file. UserError with the nearest name, or with place or line of a mistake."""
     if name.endswith(_YAML):
         return _protocol(*_read(name))
     if name not in presets():
         raise UserError(
-            f'--protocol: there is no "{name}".{did_you_mean(name, presets())} Known: {", ".join(presets())}; your '
+            f'{place}: there is no "{name}".{did_you_mean(name, presets())} Known: {", ".join(presets())}; your '
             "own: a .yaml file"
         )
     return presets()[name]
@@ -315,10 +315,8 @@ def _benchmark(path: Path, values: dict[str, Any], lines: Lines | None = None) -
         values = {"extract": "choice", "judge": {"answers": "text"}} | values
     prompt = values.get("prompt")
     if isinstance(prompt, str):
-        try:
-            values["prompt"] = find_protocol(str(path.parent / prompt) if prompt.endswith(_YAML) else prompt)
-        except UserError as error:
-            raise UserError(f"{path}: prompt: {str(error).removeprefix('--protocol: ')}") from None
+        name = str(path.parent / prompt) if prompt.endswith(_YAML) else prompt
+        values["prompt"] = find_protocol(name, f"{path}: prompt")
     elif isinstance(prompt, dict):
         # A task's own words are all that is said: no system prompt of ours before them.
         alone = {"name": values.get("name", path.stem), **({} if "extends" in prompt else {"system": ""})}
