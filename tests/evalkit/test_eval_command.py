@@ -27,10 +27,6 @@ def metrics(run: Path) -> dict[str, Any]:
     return json.loads((run / "eval.json").read_text())["benchmarks"]
 
 
-def completions(run: Path) -> dict[tuple[str, str, int], tuple[str, str, int]]:
-    return {key: (row["completion"], row["verdict_strict"], row["seed"]) for key, row in samples(run).items()}
-
-
 @pytest.fixture(scope="module")
 def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run with 12 samples of 10 questions on two benchmarks."""
@@ -38,7 +34,7 @@ def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = command_line("eval", tiny_model, *BOTH, "--out", out, *EVAL, cwd=out.parent, code=0)
     assert "pass@k" in done.stdout
     assert str(out) in done.stdout
-    assert len(completions(out)) == 240
+    assert len(samples(out)) == 240
     return out
 
 
@@ -68,11 +64,11 @@ def test_killed_and_resumed(gtpo, tiny_model: Path, whole: Path, tmp_path: Path,
     out = tmp_path / "killed"
     arguments = ["eval", str(tiny_model), *BOTH, "--out", str(out), *EVAL]
     python("-c", KILLED, *arguments, env=environment, code=-signal.SIGKILL)
-    kept = completions(out)
+    kept = samples(out)
     assert 0 < len(kept) < 240
     assert json.loads((out / "eval.json").read_text())["status"] == "incomplete"
     gtpo(*arguments)
-    assert completions(out) == completions(whole)
+    assert samples(out) == samples(whole)
     assert metrics(out) == metrics(whole)
 
 
@@ -83,7 +79,7 @@ def test_raised_k_keeps_what_exists(gtpo, tiny_model: Path, whole: Path, tmp_pat
     first = {path: path.read_bytes() for path in (out / "samples").iterdir()}
     gtpo(*command, *BOTH)
     assert all(path.read_bytes() == content for path, content in first.items())
-    assert completions(out) == completions(whole)
+    assert samples(out) == samples(whole)
     assert metrics(out) == metrics(whole)
     # Nothing to do: nothing is written again, and no model is loaded.
     before = sorted(path.name for path in (out / "samples").iterdir())
@@ -100,7 +96,7 @@ def test_a_damaged_part_is_named(gtpo, tiny_model: Path, whole: Path, run: Path,
     assert part.exists()
     part.rename(tmp_path / "aside")
     gtpo(*command)
-    assert completions(run) == completions(whole)
+    assert samples(run) == samples(whole)
 
 
 def test_two_writers(gtpo, whole: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
@@ -121,8 +117,8 @@ def test_rescore(gtpo, whole: Path, run: Path) -> None:  # type: ignore[no-untyp
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), part)
     done = gtpo("eval", run, "--rescore", "--verbose")
     assert f"{rows[0]['question_id']} #{rows[0]['sample_index']}, strict: CORRECT -> " in done.stderr
-    first = completions(whole)[(rows[0]["benchmark"], rows[0]["question_id"], rows[0]["sample_index"])]
-    assert f"rescored: 1 verdicts changed\n       1  strict: CORRECT -> {first[1]}\n" in done.stderr
+    first = samples(whole)[(rows[0]["benchmark"], rows[0]["question_id"], rows[0]["sample_index"])]
+    assert f"rescored: 1 verdicts changed\n       1  strict: CORRECT -> {first['verdict_strict']}\n" in done.stderr
     assert metrics(run) == metrics(whole)
 
 
