@@ -335,6 +335,7 @@ class CollapseWatch(RunPart):
                     self.health.after_rollback()
         for name in ("best", "best_step", "first", "looks", "rollbacks", "fallen", "judged") if self._of_0_2 else ():
             setattr(self.health, name, self._of_0_2[name])  # it kept no validations
+        self._of_0_2 = {}
         if starts:
             self._save_best()
         # Stopped for good, and killed before its last weights were written.

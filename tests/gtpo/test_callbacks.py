@@ -44,20 +44,15 @@ from gtpo.trainer import RunTrainer
 TWO_STEPS_A_ROUND = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "learning_rate": 1e-2}
 
 
-class StopAt(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_training_stop = state.global_step == self.step
-
-
 class Keep(TrainerCallback):
-    def __init__(self, kept: list[Any]) -> None:
-        self.kept = kept
+    """Keeps the weights after each step, and stops after one."""
+
+    def __init__(self, kept: list[Any], stop: int | None = None) -> None:
+        self.kept, self.stop = kept, stop
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.kept.append([parameter.detach().clone() for parameter in kwargs["model"].parameters()])
+        control.should_training_stop |= state.global_step == self.stop
 
 
 def trainer_of(method: str, folder: Path, out: Path, eval_dataset: Any = None, **changes: Any) -> Any:
@@ -90,22 +85,16 @@ def test_a_part_that_could_not_do_its_work_is_refused(part: Any, folder: Path, t
         ExactCheckpoints(trainer_of("gtpo", folder, tmp_path / "only", save_only_model=True))
 
 
-def weights(trainer: Any) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
-
-
 @needs_trl_kernel
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_a_script_that_resumes_ends_where_the_whole_one_does(method: str, folder: Path, tmp_path: Path) -> None:
     def run(name: str, *, stop: int | None = None, exact: bool = True, resume: bool = False) -> list[torch.Tensor]:
-        trainer = trainer_of(method, folder, tmp_path / name)
-        if exact:
-            trainer.add_callback(ExactCheckpoints(trainer))
-        if stop:
-            trainer.add_callback(StopAt(stop))
+        trainer, kept = trainer_of(method, folder, tmp_path / name), list[Any]()
+        for part in [*([ExactCheckpoints(trainer)] if exact else []), Keep(kept, stop)]:
+            trainer.add_callback(part)
         cut = "checkpoint-2" if exact else "checkpoint-3"
         trainer.train(resume_from_checkpoint=str(tmp_path / name / cut) if resume else None)
-        return weights(trainer)
+        return kept[-1]
 
     whole = run("whole")
     run("cut", stop=3)
@@ -113,10 +102,6 @@ def test_a_script_that_resumes_ends_where_the_whole_one_does(method: str, folder
     assert all(map(torch.equal, run("cut", resume=True), whole))
     os.truncate(tmp_path / "cut" / "checkpoint-2" / "rng_state.pth", 100)
     with pytest.raises(UserError, match=r"holds 100 bytes of rng_state\.pth"):
-        run("cut", resume=True)
-    (tmp_path / "cut" / "checkpoint-2" / "optimizer.pt").unlink()
-    (tmp_path / "cut" / "checkpoint-2" / "rng_state.pth").unlink()
-    with pytest.raises(UserError, match="has no optimizer state"):
         run("cut", resume=True)
     if method == "gtpo":  # without the part the round is lost, and the run another one
         run("plain", stop=3, exact=False)
@@ -305,7 +290,7 @@ def test_the_best_checkpoint_is_kept_and_loaded_at_the_end(folder: Path, tmp_pat
     trainer.train()
     assert trainer.state.best_model_checkpoint == str(tmp_path / "out" / "checkpoint-1")
     assert (tmp_path / "out" / "checkpoint-1").is_dir()
-    assert all(map(torch.equal, weights(trainer), kept[0]))
+    assert all(map(torch.equal, trainer.model.parameters(), kept[0]))
 
 
 def test_rows_are_shuffled_if_the_arguments_say_so(folder: Path, tmp_path: Path) -> None:

@@ -132,18 +132,6 @@ def test_models_that_cannot_are_refused(config: type, settings: dict[str, Any], 
     assert not model.base_model._forward_pre_hooks
 
 
-def test_a_wrong_path_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the comparison at the start is for."""
-
-    def one_sequence(ids: Tensor, mask: Tensor) -> Any:
-        tree = prefix_tree(ids, mask)
-        return tree._replace(paths=torch.arange(tree.ids.numel())[None, None, None])
-
-    monkeypatch.setattr(shared_prefixes, "prefix_tree", one_sequence)
-    with pytest.raises(ValueError, match="hidden states are others"):
-        share_prefixes(model_of(Qwen2Config).bfloat16())
-
-
 def test_a_copy_of_the_model_computes_with_its_own_weights() -> None:
     model = model_of(Qwen2Config)
     share_prefixes(model)
