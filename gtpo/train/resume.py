@@ -132,11 +132,10 @@ class EpochOrder(RepeatSampler):
         self.first_seed = (args.seed if args.data_seed is None else args.data_seed) * 1_000_003
 
     def __iter__(self) -> Iterator[int]:
-        epoch, order = int((self.trainer.state.epoch or 0) + 1e-6), list(range(self.num_samples))
-        if epoch >= self.shuffled_from:
-            generator = torch.Generator().manual_seed(self.first_seed + epoch)
-            order = torch.randperm(len(order), generator=generator).tolist()
-        yield from (order[place] for place in super().__iter__())
+        epoch = int((self.trainer.state.epoch or 0) + 1e-6)
+        self.shuffle = epoch >= self.shuffled_from
+        self.generator = torch.Generator().manual_seed(self.first_seed + epoch)
+        yield from super().__iter__()
 
 
 class ExactCheckpoints(RunPart):
