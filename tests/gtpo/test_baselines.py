@@ -23,18 +23,13 @@ STEPS = 6
 """A rollout of four steps and a half of the next."""
 
 
+DAPO = {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True}
 TRL_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True},
+    "dapo": DAPO,
     "dr-grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
     "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
     "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
-    "80-20": {
-        "loss_type": "dapo",
-        "epsilon": 0.2,
-        "epsilon_high": 0.28,
-        "mask_truncated_completions": True,
-        "top_entropy_quantile": 0.2,
-    },
+    "80-20": DAPO | {"top_entropy_quantile": 0.2},
 }
 """What a TRL user would write for each layer, from TRL's documentation and not from our config."""
 

@@ -134,26 +134,25 @@ def test_dropout_that_acts_is_said_and_off_by_default(kind: Any, tmp_path: Path)
     )
 
 
-def test_positions_counted_from_the_padding_are_found(tmp_path: Path) -> None:
-    """What `count_positions` mends: without it GPT-2's padded rows, and no others, are those of another policy."""
-    trainer = built(tmp_path, small("GPT2"))
-    trainer.model.base_model._forward_pre_hooks.clear()
-    with pytest.raises(OtherPolicy, match="it counts positions from the padding on"):
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.5}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("GPT2", {}), ("Ministral3", {"max_position_embeddings": 512, "rope_parameters": YARN})],
+)
+@pytest.mark.parametrize("mended", [True, False])
+def test_positions_that_count_from_the_padding_are_found(
+    family: str, changes: dict[str, Any], mended: bool, tmp_path: Path
+) -> None:
+    """GPT-2's in padded rows; Ministral 3's in a row past its original length, right with the mask's positions."""
+    trainer = built(tmp_path, small(family, **changes), max_completion_length=100)
+    if not mended:
+        trainer.model.base_model._forward_pre_hooks.clear()
+    with nullcontext() if mended else pytest.raises(OtherPolicy, match="it counts positions from the padding on"):
         check(trainer)
-
-
-def test_rotary_positions_that_count_from_the_first_token_are_found_in_a_long_row(tmp_path: Path) -> None:
-    """Ministral 3 past its original length: right with the mask's positions, found without."""
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64,
-            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.5}  # fmt: skip
-    for mended in (True, False):
-        model = small("Ministral3", max_position_embeddings=512, rope_parameters=rope)
-        trainer = built(tmp_path, model, max_completion_length=100)
-        if not mended:
-            trainer.model.base_model._forward_pre_hooks.clear()
-        with nullcontext() if mended else pytest.raises(OtherPolicy, match="counts positions from the padding on"):
-            check(trainer)
 
 
 def test_positions_that_follow_from_the_length_of_a_batch_are_refused_or_said(tmp_path: Path) -> None:
