@@ -253,7 +253,8 @@ class Validation(RunPart):
         )
         gain = None
         if (bounds := health.gain()) is not None:
-            gain, (mean, low, high) = dict(zip(("mean", "low", "high"), bounds, strict=True)), (100 * x for x in bounds)
+            gain = dict(zip(("mean", "low", "high"), bounds, strict=True))
+            mean, low, high = (100 * value for value in bounds)
             LOG.info(
                 f"held-out pass@1 of best/ less the untrained model's: {mean:+.1f} [{low:+.1f}, {high:+.1f}]"
                 if health.best_step
@@ -300,8 +301,8 @@ class CollapseWatch(RunPart):
         section = HealthSection(on_collapse=on_collapse, false_alarms=false_alarms, **settings)
         metric = "loss" if isinstance(trainer, SFTTrainer) else "reward/accuracy" if validation is None else METRIC
         self.trainer, self.validation, self.best = trainer, validation, None if best is None else Path(best)
-        self._healthy = functools.partial(Health, section, metric, max(1, int(trainer.args.logging_steps)))
-        self.health = self._healthy()
+        self._new_health = functools.partial(Health, section, metric, max(1, int(trainer.args.logging_steps)))
+        self.health = self._new_health()
         self.stopped_because: str | None = None
         # Step -> pass@1 of each held-out problem. With the lines of the log this is all that the watch goes by.
         self.validations: dict[int, list[float]] = {}
@@ -323,7 +324,7 @@ class CollapseWatch(RunPart):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take in the validation of the untrained model; of a resumed run, judge its past again."""
-        self.health, starts = self._healthy(), self.validation is not None and state.global_step == 0
+        self.health, starts = self._new_health(), self.validation is not None and state.global_step == 0
         if self.validation is not None and starts:
             self.validations = {0: self.validation.passed}
         if 0 in self.validations:

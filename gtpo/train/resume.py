@@ -180,6 +180,8 @@ class ExactCheckpoints(RunPart):
         # So that no line of the log spans a checkpoint: what it has gathered would be lost.
         control.should_log |= control.should_save
 
+    on_epoch_end = on_step_end  # save_strategy: epoch
+
     def puts_off(self) -> bool:
         """Return whether a checkpoint that is due waits for the end of the round of sampling in use."""
         state = self.trainer.state
