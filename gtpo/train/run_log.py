@@ -103,11 +103,10 @@ class RunLog(RunPart):
         parameters = list(trainer.model.parameters())
         trained = sum(p.numel() for p in parameters if p.requires_grad)
         self.parameters = {"all": sum(p.numel() for p in parameters), "trained": trained}
-        # Of the steps since the last line, the seconds of each; and of what they were spent on.
-        self.step_seconds: list[float] = []
+        # Seconds of the steps since the last line by the metric that has their mean, and the number of these steps.
         self.seconds: dict[str, float] = defaultdict(float)
+        self.steps, self._step_begin = 0, 0.0
         self.evaluated: dict[str, float] = {}
-        self._step_begin = 0.0
         # Step of the rollout that was written last.
         self._written: int | None = None
 
@@ -120,16 +119,15 @@ class RunLog(RunPart):
         if self.about is None:
             self._take_folder(args, state)
         self.folder.drop_after(state.global_step)
-        self.write_about(steps=state.max_steps)
+        about: dict[str, Any] = {"steps": state.max_steps}
         if (gate := getattr(self.trainer, "gate", None)) is not None:
             measured, objective = gate.calibration, gate.objective
-            decision = {"filter": objective.filter, "active": gate.active(), "scope": objective.filter_scope}
-            about: dict[str, Any] = {"gate": decision}
+            about["gate"] = {"filter": objective.filter, "active": gate.active(), "scope": objective.filter_scope}
             if objective.loss:
                 about["loss"] = {"function": objective.loss, "source": objective.loss_source}
             if measured and measured.samples:
                 about["initial_entropy"] = measured.record()
-            self.folder.update_run(**about)
+        self.write_about(**about)
 
     def _take_folder(self, args: Any, state: Any) -> None:
         """Lock the folder of a script and write its config.yaml and problems.txt."""
@@ -215,7 +213,8 @@ class RunLog(RunPart):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the step's clock."""
-        self.step_seconds.append(time.perf_counter() - self._step_begin)
+        self.seconds["time/step"] += time.perf_counter() - self._step_begin
+        self.steps += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the rollout that the last step completed, if it is due; save and stop if the processes agree to."""
@@ -228,15 +227,12 @@ class RunLog(RunPart):
         if not logs or "loss" not in logs:
             self.evaluated |= {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
             return
-        steps = max(1, len(self.step_seconds))
-        row = metrics_row(state.global_step, logs, args) | self.evaluated
-        self.evaluated.clear()
-        row["time/step"] = sum(self.step_seconds) / steps
-        row |= {name: seconds / steps for name, seconds in self.seconds.items()}
-        self.step_seconds.clear()
-        self.seconds.clear()
+        means = {name: seconds / max(1, self.steps) for name, seconds in self.seconds.items()}
         if state.is_world_process_zero:
-            self.folder.append_metrics(row)
+            self.folder.append_metrics(metrics_row(state.global_step, logs, args) | self.evaluated | means)
+        self.evaluated.clear()
+        self.seconds.clear()
+        self.steps = 0
         # After a rollback no later step trains on what is left of the round.
         self._write_rollout()
 
