@@ -52,8 +52,8 @@ FIRST = 4
 STRIDES = ((48, 4), (256, 8), (math.inf, 16))
 # Lengths of the past that a bet may refer to: the one whose level is safest is taken.
 WINDOWS = (64, 256, 1024)
-# Values of the past that are kept.
-KEPT = WINDOWS[-1]
+# Values that a bet, or a mean, goes back to at most.
+BACK = WINDOWS[-1]
 # Bets that run at a time; the oldest go, with their capital.
 LIVE = 64
 # Length of the segments in which correlation is measured.
@@ -104,8 +104,8 @@ class Drift:
 
     def forget(self, past: Floats) -> None:
         """End all bets; [rows, n] is the past of the next ones."""
-        # Values seen; the latest of them [rows, n].
-        self.count, self.past = past.shape[1], past[:, -KEPT:]
+        # All values [rows, n], and their number.
+        self.past, self.count = past, past.shape[1]
         self.started = 0
         # How many values each live bet had for its past; what `_bet` returned of it.
         self.starts: list[int] = []
@@ -120,7 +120,7 @@ class Drift:
 
     def _start(self) -> None:
         """Start a bet with the past as it is."""
-        past = self.past
+        past = self.past[:, -BACK:]
         lengths = [length for length in WINDOWS if length < past.shape[1]] + [past.shape[1]]
         if self.limit is None:
             # Without what lies far out, which would hide how the rest goes together.
@@ -157,7 +157,7 @@ class Drift:
             odds = (null - self._scores(values[:, None], bound, low)) / (1.0 - null)
             self.log_wealth += np.log(1.0 + odds * FRACTIONS)  # numpy has no fast log1p
             wealth = np.logaddexp.reduce(self._capital(), axis=1)
-        self.past = np.column_stack([self.past, values])[:, -KEPT:]
+        self.past = np.column_stack([self.past, values])
         self.count += 1
         stride = next(stride for until, stride in STRIDES if self.count <= until)
         if self.count >= FIRST and self.count % stride == 0:
@@ -222,8 +222,6 @@ class Watch:
             name: Drift(false_alarms * share, rows=rows, **bounds[name]) for name, (_, _, share) in TESTS.items()
         }
         self.flagged = {name: np.zeros(rows, dtype=bool) for name in self.tests}
-        # The first FIRST_LINES values of each run, by line.
-        self.first: dict[str, list[list[float]]] = {name: [] for name in self.tests}
         self.streak = 0
 
     def observe(self, step: int, row: Mapping[str, Any]) -> str | None:
@@ -249,7 +247,7 @@ class Watch:
         start, mean = drift.strongest()
         later = drift.count - start
         return (
-            f"at step {step} {TESTS[name][1]} from {mean:.3g} to {drift.past[0, -later:].mean():.3g} (means of "
+            f"at step {step} {TESTS[name][1]} from {mean:.3g} to {drift.past[0, -later:][-BACK:].mean():.3g} (means of "
             f"{start} lines and of the {later} lines after them); a policy that does not change does this in fewer "
             f"than {100 * drift.alpha:.2g} % of runs"
         )
@@ -260,8 +258,6 @@ class Watch:
         for name, value in values.items():
             test = self.tests[name]
             flags[name] = (test.observe(value) >= -math.log(test.alpha)) & ~self.flagged[name]
-            if len(self.first[name]) < FIRST_LINES:
-                self.first[name].append(value.tolist())
         for at in np.flatnonzero(flags.get("kl", ())):
             flags["kl"][at] = self._accuracy_lost(int(at))
         for name, alarms in flags.items():
@@ -276,17 +272,15 @@ class Watch:
         """
         test, accuracy = self.tests["kl"], self.tests["accuracy"]
         later = test.count - test.strongest(at)[0]
-        since = min(math.ceil(later * accuracy.count / test.count), KEPT // 2)  # it may be logged less often
-        rewards = accuracy.past[at]
-        if not 0 < since < len(rewards):
+        since = min(math.ceil(later * accuracy.count / test.count), BACK // 2)  # it may be logged less often
+        if not 0 < since < accuracy.count:
             return False
         memory = math.sqrt(max(accuracy.tau[at], test.tau[at]))
-        first = np.array([values[at] for values in self.first["kl"][: test.count - later]])
-        logs = [np.log(np.maximum(values, KL_LIMIT / 10)) for values in (test.past[at, -later:], first)]
+        before, now = test.past[at, :-later][:FIRST_LINES], test.past[at, -later:][-BACK:]
+        logs = [np.log(np.maximum(values, KL_LIMIT / 10)) for values in (now, before)]
         if logs[0].mean() <= logs[1].mean() + GROWN * memory * _standard_error(*logs):
             return False
-        now = rewards[-since:]
-        before = np.array([values[at] for values in self.first["accuracy"][: accuracy.count - since]])
+        before, now = accuracy.past[at, :-since][:FIRST_LINES], accuracy.past[at, -since:]
         noise = memory * _standard_error(now, before)
         return bool(now.mean() <= before.mean() + (noise if logs[0].mean() > math.log(KL_FAR) else -2 * noise))
 
@@ -294,11 +288,9 @@ class Watch:
         """Start the tests again. keep_past: with the past up to the start of the strongest bet, that of a well run."""
         for name, test in self.tests.items():
             later = test.count - test.strongest()[0] if keep_past and test.starts else test.count
-            test.forget(test.past[:, : max(0, test.past.shape[1] - later)])
+            test.forget(test.past[:, : test.count - later])
             self.flagged[name][:] = False
         self.streak = 0
-        if not keep_past:
-            self.first = {name: [] for name in self.first}
 
 
 def _standard_error(*samples: Floats) -> float:
