@@ -155,7 +155,6 @@ class ExactCheckpoints(RunPart):
             raise ValueError("ExactCheckpoints: save_only_model=True leaves out the optimizer, so nothing can resume")
         # Where the checkpoint that is being written lies.
         self.staging: Path | None = None
-        self._resumed_from: Path | None = None
         # Whether a checkpoint is to be written at the end of the round.
         self._put_off = False
 
@@ -245,22 +244,22 @@ class ExactCheckpoints(RunPart):
         trainer = self.trainer
         if name := not_finite(trainer.model):
             raise damage_error(checkpoint, f"holds NaN or infinity in the weight {name}")
-        self._resumed_from = Path(checkpoint)
         restored = read_state(checkpoint)
+        # Of a run that ended there, and is to make more steps now.
+        if trainer.state.global_step < trainer.state.max_steps:
+            refuse_within_round(Path(checkpoint), restored)
         trl_seam.restore(trainer, restored)
         for part in trainer.parts:
             part.on_resume(restored)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse a checkpoint from within a round of sampling; say if checkpoints are put off."""
+        """Say if checkpoints are put off."""
         steps = trl_seam.round_steps(args)
         if state.is_world_process_zero and args.save_strategy == "steps" and state.save_steps % steps:
             LOG.info(
                 f"save_steps {state.save_steps}: a round of sampling feeds {steps} steps, and a checkpoint is written "
                 "at the end of the round"
             )
-        if self._resumed_from is not None and state.global_step < state.max_steps:
-            refuse_within_round(self._resumed_from, read_state(self._resumed_from))
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
