@@ -166,9 +166,8 @@ class Stop:
     def __init__(self, run_folder: Path) -> None:
         # Whether a stop was requested: of this process; after `agree`, of any.
         self.requested = False
-        self.in_folder = run_folder / "stop"
         named = os.environ.get(STOP_FILE)
-        self.files = [self.in_folder, *([Path(named)] if named else [])]
+        self.files = [run_folder / "stop", *([Path(named)] if named else [])]
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -191,7 +190,7 @@ class Stop:
 
     def forget(self) -> None:
         """Remove the run folder's stop file: the next start must not meet it. The main process calls it."""
-        self.in_folder.unlink(missing_ok=True)
+        self.files[0].unlink(missing_ok=True)
 
     def agree(self, accelerator: Accelerator) -> bool:
         """Return whether any process was asked to stop, the same on all. All processes call it after each step."""

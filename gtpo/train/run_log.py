@@ -388,7 +388,6 @@ class Progress(RunPart):
     def __init__(self, title: str) -> None:
         self.title, self.shown = title, PartialState().is_main_process and LOG.isEnabledFor(logging.INFO)
         self._bar: Any = None
-        self._task: Any = None
         self._last = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -396,7 +395,7 @@ class Progress(RunPart):
         self._first_step, self._begin = state.global_step, time.monotonic()
         if self.shown and sys.stderr.isatty():
             self._bar = _live_line(self.title)
-            self._task = self._bar.add_task(self.title, total=state.max_steps, completed=state.global_step, status="")
+            self._bar.add_task(self.title, total=state.max_steps, completed=state.global_step, status="")
             self._bar.start()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -405,7 +404,7 @@ class Progress(RunPart):
             return
         step, total, row = state.global_step, state.max_steps, metrics_row(state.global_step, logs, args)
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, status=summary(row))
+            self._bar.update(self._bar.task_ids[0], completed=step, status=summary(row))
             return
         now = time.monotonic()
         due = now - self._last >= PLAIN_SECONDS or step >= total or step - 1 == self._first_step
@@ -423,7 +422,8 @@ class Progress(RunPart):
     def on_activity(self, doing: str, over: str = "", seconds: float = 0.0) -> None:
         """Say what the trainer is at."""
         if self._bar is not None:
-            self._bar.update(self._task, description=f"{self.title}: {doing}" if doing else self.title)
+            description = f"{self.title}: {doing}" if doing else self.title
+            self._bar.update(self._bar.task_ids[0], description=description)
 
 
 # -- advice ------------------------------------------------------------------------------------------------------------

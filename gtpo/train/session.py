@@ -260,8 +260,6 @@ _TRLS_NAMES = {"optimizer": "optim", "warmup_ratio": "warmup_steps"}
 # Setting of TRL -> the package that it needs, and the extra that brings it. What transformers looks for itself it says
 # in its own words, or when the model is loaded.
 _NEEDED = {"deepspeed": ("deepspeed", "deepspeed"), "use_liger_kernel": ("liger_kernel", "liger-kernel")}
-# Arguments that a run gives to the trainer of any method.
-_KEYWORDS = ("model", "args", "train_dataset", "processing_class", "peft_config")
 # method -> the class that a user's class must derive from, and the class that trains.
 _METHODS: dict[str, tuple[type, type]] = {
     "gtpo": (GTPOTrainer, GTPOTrainer),
@@ -285,7 +283,8 @@ def trainer_class(config: TrainConfig) -> Any:
     if its != method:
         other = f"; for this class set method: {its}" if its else ""
         raise UserError(f'trainer.class_path "{path}": must be a subclass of {base.__name__}{other}')
-    keywords = [*_KEYWORDS, *(() if method == "sft" else ("reward_funcs",))]
+    keywords = ["model", "args", "train_dataset", "processing_class", "peft_config"]
+    keywords += [] if method == "sft" else ["reward_funcs"]
     try:  # before any weights are loaded
         inspect.signature(theirs).bind(**dict.fromkeys(keywords))
     except TypeError as error:
