@@ -216,18 +216,18 @@ def test_checkpoints_are_written_at_the_end_of_a_round_and_at_the_end_of_the_run
 def test_a_stop_within_a_round_ends_at_once_and_says_which_steps_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = GTPOTrainer._compute_loss
+    """By a signal, then by a stop file; one of before a start counts no more."""
+    plain, folder = GTPOTrainer._compute_loss, tmp_path / "cut/results/train/run"
     asked = [1, 5]  # the steps made before: the first has no checkpoint before it, the second one at step 4
 
     def interrupted(self: Any, *args: Any) -> Any:
         if asked and self.state.global_step == asked[0]:
-            os.kill(os.getpid(), signal.SIGINT)
             asked.pop(0)
+            os.kill(os.getpid(), signal.SIGINT) if asked else (folder / "stop").touch()
         return plain(self, *args)
 
     monkeypatch.setattr(GTPOTrainer, "_compute_loss", interrupted)
     longer = {**MANY_STEPS_A_ROUND, "training.max_steps": 8, "training.num_iterations": 2}
-    folder = tmp_path / "cut/results/train/run"
     for step, words, there in (
         (2, "resumes the run from step 0: ", set()),
         (6, "resumes the run from step 4: ", {"checkpoint-4"}),
@@ -238,6 +238,8 @@ def test_a_stop_within_a_round_ends_at_once_and_says_which_steps_are_made_again(
                    for line in told), told  # fmt: skip
         about = json.loads((folder / "run.json").read_text())
         assert (about["status"], about["step"], checkpoints(folder)) == ("interrupted", step, there)
+        assert not (folder / "stop").exists()
+    (folder / "stop").touch()
     run(tmp_path / "cut", **longer)
     whole = run(tmp_path / "whole", **longer)
     assert metrics(folder) == metrics(whole)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_train_run import config_of, metrics, run
+from test_train_run import config_of, metrics
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -75,32 +75,6 @@ def test_a_signal_to_one_process_or_a_stop_file_stops_all_after_the_same_step(tm
         assert (folder / f"checkpoints/checkpoint-{about['step']}/gtpo_state.json").is_file()
         assert about["step"] == lines(folder) > before
         before = about["step"]
-
-
-def test_stop_file_stops_one_process_and_one_of_before_the_start_counts_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one process, with a reward that makes the file in its second step."""
-    (tmp_path / "asking.py").write_text(
-        "from pathlib import Path\n"
-        "def mine(completions, trainer_state, **columns):\n"
-        "    if trainer_state.global_step == 1:\n"
-        "        Path('results/train/run/stop').touch()\n"
-        "    return [float(len(str(text)) % 5) for text in completions]\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "asking", raising=False)
-    changes = {"trainer.reward_funcs": ["asking.mine"]}
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, **changes)
-    folder = tmp_path / "results/train/run"
-    about = json.loads((folder / "run.json").read_text())
-    assert (about["status"], about["step"]) == ("interrupted", 2)
-    assert not (folder / "stop").exists()
-    (folder / "stop").touch()
-    run(tmp_path, **changes)
-    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
 ENDING = """
