@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from logs import logged
-from transformers import GenerationMixin, Trainer
+from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -64,12 +64,6 @@ def test_private_names_are_in_the_seam_and_in_the_classes_that_override_them() -
     for path in [*package.glob("trainer/*.py"), *package.glob("train/*.py"), package / "callbacks.py"]:
         if path.name not in ("trl_seam.py", "gtpo_trainer.py", "adapter_sync.py"):
             assert not private.findall(path.read_text()), path.name
-
-
-def test_what_generate_does_to_logits_can_be_asked_for() -> None:
-    parameters = inspect.signature(GenerationMixin._get_logits_processor).parameters
-    assert {"generation_config", "input_ids_seq_length", "device"} <= parameters.keys()
-    assert "generation_config" in inspect.signature(GenerationMixin._prepare_generation_config).parameters
 
 
 def test_defaults_that_are_overridden_on_purpose() -> None:
