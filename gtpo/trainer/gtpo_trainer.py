@@ -64,10 +64,8 @@ def grpo_faults(args: Any) -> Iterator[tuple[str, str]]:
     batches = args.accelerator_config
     for name in ("split_batches", "dispatch_batches"):
         if batches.get(name) if isinstance(batches, dict) else getattr(batches, name, None):
-            yield (
-                f"accelerator_config {name}",
-                "hands a group's rows to processes by another order than TRL's; remove it",
-            )
+            why = "hands a group's rows to processes by another order than TRL's; remove it"
+            yield f"accelerator_config {name}", why
     if args.use_transformers_continuous_batching and (args.fp16 or args.bf16 in (None, True)):
         why = "casts the trained weights to 16 bits for good; set bf16=False, or sample without it"
         yield "use_transformers_continuous_batching", why
@@ -197,10 +195,7 @@ class RunPart(TrainerCallback):
     keeps_checkpoints = False
 
     def on_activity(self, doing: str, over: str = "", seconds: float = 0.0) -> None:
-        """Act as the trainer begins to do something, or goes on with it after what is over and took so many seconds.
-
-        over: sampling, scoring, calibrating or validating; doing: one of these, and on how many completions.
-        """
+        """Act as the trainer begins `doing` a thing, or goes on with it after sampling, scoring or such is `over`."""
 
     def on_round_begin(self) -> None:
         """Act before a round of completions is sampled."""
