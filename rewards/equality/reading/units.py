@@ -44,7 +44,7 @@ def _measure(word: str) -> str:
     """Return the name of a measure, with its prefix (`kj` is a kilojoule), empty for other words."""
     for form in (word, singular(word), word.removesuffix("es")):
         if form in _CANONICAL:
-            return str(_CANONICAL[form])
+            return _CANONICAL[form]
     for prefix, name in TABLES["prefixes"].items():
         rest = word.removeprefix(prefix)
         rest = rest if len(prefix) == 1 else singular(rest)
