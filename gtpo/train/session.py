@@ -99,6 +99,7 @@ class TrainingRun:
             self.folder.metrics()  # a damaged line is refused
             checkpoint = last_checkpoint(self.folder.checkpoints)
             if checkpoint is not None:
+                check_config(self.folder, self.config, processes=self.processes.num_processes)
                 check_checkpoint(checkpoint)
             loaded, dataset, about = self._load(checkpoint)
             with sharing_prefixes(self.config, loaded.model):
@@ -139,7 +140,7 @@ class TrainingRun:
             for why in rounded_away(self.arguments, loaded.model):
                 raise UserError(f"model.dtype {config.model.dtype}: {why}")
         if checkpoint is not None:
-            check_config(self.folder, config, processes=processes.num_processes, dtype=loaded.dtype)
+            check_config(self.folder, config, dtype=loaded.dtype)
         # What the chat template is told of the time, the same in all processes: when the run began.
         clock = [(self.folder.prompt().time if self.folder.has_begun() else None) or self.inputs.problems.time]
         broadcast_object_list(clock)
