@@ -75,17 +75,15 @@ def plain(text: str) -> str:
     delimited = _may_hold_delimiters(text)
     if delimited and "<|begin_of_box|>" in text:  # GLM's vision models box an answer so
         text = text.replace("<|begin_of_box|>", r"\boxed{").replace("<|end_of_box|>", "}")
-    if delimited and "<|channel|>" in text and (_SAYS.harmony.search(text) or _SAYS.harmony_final.search(text)):
-        finals = list(_SAYS.harmony_final.finditer(text))
+    channels = delimited and "<|channel|>" in text and (_SAYS.harmony.search(text) or _SAYS.harmony_final.search(text))
+    begin = None if channels else _SAYS.stripped.match(text)
+    if channels or begin is not None:
+        start = begin.end() if begin is not None else 0
+        finals = list((_SAYS.harmony_final if channels else _SAYS.stripped_final).finditer(text))
         if not finals:
-            return f"<think>{text}"
-        thought = f"<think>{text[: finals[-1].start()]}</think>" if finals[-1].start() else ""
-        text = thought + text[finals[-1].end() :]
-    elif (begin := _SAYS.stripped.match(text)) is not None:
-        finals = list(_SAYS.stripped_final.finditer(text))
-        if not finals:
-            return f"<think>{text[begin.end() :]}"
-        text = f"<think>{text[begin.end() : finals[-1].start()]}</think>{text[finals[-1].end() :]}"
+            return f"<think>{text[start:]}"
+        thought = text[start : finals[-1].start()]
+        text = (f"<think>{thought}</think>" if thought or begin else "") + text[finals[-1].end() :]
     else:
         if (begin := _BEGINS.match(text)) is not None:
             text = "<think>" + _SAYS.responds.sub("</think>", text[begin.end() :])

@@ -87,11 +87,11 @@ def together(boxes: list[Box], text: str) -> list[str]:
 
 def _in_a_factor(before: str) -> bool:
     """Return whether a text ends within a bracket that something is multiplied by, or that holds an argument."""
-    opened = []
-    for at, character in enumerate(before):
-        if character == "(":
-            opened.append(at)
-        elif character == ")" and opened:
+    opened: list[int] = []
+    for match in re.finditer("[()]", before):
+        if match.group() == "(":
+            opened.append(match.start())
+        elif opened:
             opened.pop()
     return bool(opened) and _SAYS.factor.search(before[max(0, opened[-1] - 40) : opened[-1]]) is not None
 
