@@ -183,10 +183,9 @@ def _set_of(answer: Answer, point: Mapping[str, Value], ends: list[Any]) -> Has:
         return lambda x: _holds(above, x, pair[0]) and _holds(below, x, pair[1])
     if isinstance(answer, Listing) and answer.kind in ("set", "list"):
         parts = [_set_of(item, point, ends) for item in answer.items]
-        if not parts or not all(isinstance(item, Relation) for item in answer.items) or answer.joint == "or":
-            return lambda x: any(part(x) for part in parts)
-        both = answer.joint == "and" or any(all(part(x) for part in parts) for x in _places(ends))
+        relations = bool(parts) and all(isinstance(item, Relation) for item in answer.items) and answer.joint != "or"
         # A comma between inequalities means both of them, unless nothing fulfills both.
+        both = relations and (answer.joint or any(all(part(x) for part in parts) for x in _places(ends)))
         return lambda x: (all if both else any)(part(x) for part in parts)
     if isinstance(answer, Relation):
         return _fulfilling(answer, point, ends)

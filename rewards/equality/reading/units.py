@@ -220,19 +220,14 @@ def _numeral(digits: str, base: int) -> Scalar | Based:
 
 def read_quantity(text: str) -> Scalar | Based | Words:
     """Return the number or expression a text is, or Words if the grammar does not know it."""
-    based = SAYS.based.match(text)
-    if based:
-        base = int(based[2]) if based[2].isdigit() else NUMBER_WORDS[based[2]]
-        if base > 10 or not re.search("[a-f]", based[1]):  # `2a_5` is 2 times a_5
-            return _numeral(based[1], base)
-    worded = SAYS.based_in_words.match(text)
-    if worded:
-        numeral, word = filter(None, worded.groups())
-        base = int(word) if word.isdigit() else 2 if word == "binary" else NUMBER_WORDS.get(word, 0)
-        if base:
-            return _numeral(numeral, base)
-    hexadecimal = re.fullmatch(r"0[xX]([0-9A-Fa-f]+)", text)
-    if hexadecimal:
+    for pattern in (SAYS.based, SAYS.based_in_words):
+        if (based := pattern.match(text)) is not None:
+            numeral, word = filter(None, based.groups())
+            base = int(word) if word.isdigit() else 2 if word == "binary" else NUMBER_WORDS.get(word, 0)
+            product = pattern is SAYS.based and base <= 10 and re.search("[a-f]", numeral)  # `2a_5` is 2 times a_5
+            if base and not product:
+                return _numeral(numeral, base)
+    if (hexadecimal := re.fullmatch(r"0[xX]([0-9A-Fa-f]+)", text)) is not None:
         return Based(hexadecimal[1].lstrip("0").upper() or "0", 16)
     number, unit, percent, scale_words = _strip_unit(text)
     if number is None or (number == "" and percent):
