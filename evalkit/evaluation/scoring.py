@@ -264,7 +264,7 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
             LOG.info("%s: keeping %d stored samples", tally.folder.path, done.total())
         self._progress = EvalProgress(record, total, done, engine)
         self._first: list[Sample] | None = []  # Completions that are to be looked at; None once they were
-        self._waiting = deque[list[Sample]]()
+        self._waiting = deque[tuple[int, list[Sample]]]()  # With their characters
         self._closing = threading.Event()
         pool = ThreadPoolExecutor(1, "scoring")
         self._work_done = pool.submit(self._work)
@@ -272,11 +272,11 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
 
     def put(self, samples: list[Sample]) -> None:
         """Hand over samples; blocks while much text waits to be scored."""
-        while sum(map(_characters, self._waiting.copy())) > WAITING_CHARACTERS and not self._work_done.done():
+        while sum(size for size, _ in self._waiting.copy()) > WAITING_CHARACTERS and not self._work_done.done():
             time.sleep(0.05)
         if self._work_done.done():
             self._work_done.result()
-        self._waiting.append(samples)
+        self._waiting.append((_characters(samples), samples))
 
     def close(self) -> None:
         """Score and store what is left, and stop the thread."""
@@ -303,7 +303,7 @@ class ScoringPipeline(AbstractContextManager["ScoringPipeline"]):
         try:
             while not last:
                 last = self._closing.wait(LOT_SECONDS)
-                new = [sample for _ in range(len(self._waiting)) for sample in self._waiting.popleft()]
+                new = [sample for _ in range(len(self._waiting)) for sample in self._waiting.popleft()[1]]
                 if new:
                     self.tally.score(new)
                 oldest = oldest if rows else time.monotonic()
