@@ -128,25 +128,40 @@ class ProblemText:
         self._formulas, self._prose = _split(self._text)
         self._asking = [sentence for sentence in SAYS.sentence.split(self._question) if SAYS.asks.search(sentence)]
         self._asked_prose = _split(" ".join(self._asking))[1]
-        # Words outside formulas, in the singular and as they stand, in lower case.
-        spoken = re.findall(r"[a-z]+(?:'[a-z]+)?", self._prose.lower())
-        self.vocabulary = frozenset((*spoken, *map(singular, spoken)))
         # Words of its questions and instructions, in lower case; and in the singular too.
         self.asking = frozenset(re.findall(r"[a-z]+", self._asked_prose.lower()))
         self.asked_nouns = self.asking.union(map(singular, self.asking))
         # What "how many" asks for, in the singular.
         phrases = SAYS.how_much.findall(self._asked_prose)
         self.counted = frozenset(singular(word) for phrase in phrases for word in phrase.lower().split()[:3])
-        # Words with a capital letter within its sentences: of persons, mostly.
-        self.names = frozenset(SAYS.name.findall(self._prose))
-        # Those of whom it speaks and does not ask for, if it asks for some, in lower case.
+
+    @cached_property
+    def vocabulary(self) -> frozenset[str]:
+        """Words outside formulas, in the singular and as they stand, in lower case."""
+        spoken = re.findall(r"[a-z]+(?:'[a-z]+)?", self._prose.lower())
+        return frozenset((*spoken, *map(singular, spoken)))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Words with a capital letter within its sentences: of persons, mostly."""
+        return frozenset(SAYS.name.findall(self._prose))
+
+    @cached_property
+    def others(self) -> frozenset[str]:
+        """Names of persons whom it speaks of and does not ask for, if it asks for some, in lower case."""
         wanted = set(re.findall(r"\b[A-Z][a-z]+\b", self._asked_prose))
-        self.others = frozenset(map(str.lower, self.names - wanted if self.names & wanted else ()))
-        # Words that a statement of its answer may use: those of its questions, and names that it asks for.
+        return frozenset(map(str.lower, self.names - wanted if self.names & wanted else ()))
+
+    @cached_property
+    def speaking(self) -> frozenset[str]:
+        """Words that a statement of its answer may use: those of its questions, and names that it asks for."""
         named = {word.lower() for word in re.findall(r"\b[A-Z][a-z]+\b", self._prose)}
-        self.speaking = self.asking | named - self.others
-        # What it speaks of, by the table of topics: `angles`, `matrices`, `monotony`.
-        self.topics = _named(_TOPICS, self._text)
+        return self.asking | named - self.others
+
+    @cached_property
+    def topics(self) -> frozenset[str]:
+        """What it speaks of, by the table of topics: `angles`, `matrices`, `monotony`."""
+        return _named(_TOPICS, self._text)
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import reduce
+from functools import lru_cache, reduce
 
 from gtpo.rewards.completions import words
 from gtpo.rewards.equality.answers import NO_UNIT, Based, Scalar, Unit, Words
@@ -29,6 +29,7 @@ POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _PREFIXED = words("n j w v mol pa ev hz newton joule watt volt mole pascal hertz electronvolt calorie byte")
 
 
+@lru_cache(maxsize=4096)  # a problem's words are asked for as it is read
 def singular(word: str) -> str:
     """Return a noun without its plural ending, as far as a rule can tell; `apples` and `apple` meet."""
     if word in _PLURALS:
