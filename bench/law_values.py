@@ -21,7 +21,7 @@ from gtpo.rewards.equality.reading import TABLES
 
 Draw = random.Random
 _NAMES = ["Alba", "Bruno", "Carmen", "Dario", "Esther", "Felix", "Greta", "Hassan", "Ines", "Jorge", "Keiko", "Liam"]
-_SHAPES = ["ellipse", "parabola", "hyperbola", "circle", "rhombus", "kite", "trapezoid", "square"]
+SHAPES = ["ellipse", "parabola", "hyperbola", "circle", "rhombus", "kite", "trapezoid", "square"]
 _DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 _MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August"]
 _CASES = (r"1 & \text{{otherwise}} \\ 5 & x > {}", r"1 & x \le {} \\ 5 & \text{{otherwise}}")
@@ -73,7 +73,7 @@ TYPES: dict[str, tuple[str | None, Callable[[Draw], list[str]]]] = {
     "choice": (f"Which one is it? {_OPTIONS}", lambda draw: draw.sample("ABCDE", 3)),
     "choice with brackets": (f"Which one is it? {_OPTIONS}", lambda draw: [f"({c})" for c in draw.sample("ABCDE", 3)]),
     "name": (f"Who won, {', '.join(_NAMES[:-1])} or {_NAMES[-1]}?", lambda draw: draw.sample(_NAMES, 3)),
-    "word": ("Which shape is it?", lambda draw: draw.sample(_SHAPES, 3)),
+    "word": ("Which shape is it?", lambda draw: draw.sample(SHAPES, 3)),
     "day": ("On which day is it?", lambda draw: draw.sample(_DAYS, 3)),
     "date": ("On which date is it?", lambda draw: [f"{month} 5" for month in draw.sample(_MONTHS, 3)]),
     "date with its year": ("On which date is it?", _some(lambda n: f"May 5, 19{n}", 10)),

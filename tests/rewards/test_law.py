@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.law import Case, embedded, judge, originals, problems, refused, rewritten
-from bench.law_values import TYPES, joints, paid_twice, texts
+from bench.law_values import SHAPES, TYPES, Several, joints, paid_twice, texts
 from bench.law_work import FORMS, cases
 from bench.mutations import Pair, ours, own_pairs, real_pairs, score
 from bench.rewritings import LETTERS, LOOKS, REWRITINGS, WRAPPERS
@@ -143,6 +143,17 @@ def test_no_text_is_correct_for_two_values(seed: int, verifier: Verifier) -> Non
     # A text with one of its values is read: the law does not hold because nothing is paid.
     verdicts = verifier.verify_many([(case.values[0], case.values[0]) for case in drawn], [c.problem for c in drawn])
     assert set(verdicts) == {Verdict.CORRECT}
+
+
+def test_a_chain_of_words_is_correct_for_one_of_them_at_most(verifier: Verifier) -> None:
+    problem, frames = TYPES["word"][0], ("It is <v>", "so it is <v>", "the <v>", "<v>")
+    chains = [
+        Several("word", f"{frame.replace('<v>', first)} {mark} {second}", [first, second], problem)
+        for first, second in itertools.permutations(SHAPES, 2)
+        for frame in frames
+        for mark in ("=", r"\to", "≈")
+    ]
+    assert paid_twice(chains, verifier) == []
 
 
 def test_no_undone_operation_is_paid(verifier: Verifier) -> None:

@@ -179,7 +179,7 @@ def _read_relation(text: str, depth: int) -> Answer | None:
         if cut == 0 and is_name(parts[0]):
             ops[0] = "="
             cut = ops.index("~") if "~" in ops else len(ops)
-        if any(isinstance(read_calculation(part), Words) for part in parts[cut + 1 :]):
+        if any(isinstance(read_calculation(part), Words) for part in parts[cut:]):
             return Words(text)  # a sentence, which may say another value
         # `12 \approx 20`, `x = 12 \approx x = 20`
         if (cut == 0 or "=" in ops[cut:]) and _contradict([read_calculation(p) for p in parts[cut:]], loosely=True):
@@ -223,6 +223,8 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
     if len(numbers) == len(parts) and any(number.unit.name for number in numbers) and not contradicted:
         return numbers[-1]  # `180/3 = 60 mph`
     if not is_name(left) and not is_name(parts[-2]) and is_name(parts[-1]) and "frac" not in parts[-1]:
+        if isinstance(read(parts[-2], depth + 1), Words):
+            return Words(" = ".join(parts))  # `It is odd = even`: two values
         parts = [parts[-1], *parts[:-1]]  # `5 = x`
         left, terms = parts[0], terms and [terms[-1], *terms[:-1]]
     if is_name(left) or is_name(parts[-2]):
