@@ -17,7 +17,7 @@ from gtpo.evalkit.comparison.columns import PASS, Column
 from gtpo.evalkit.comparison.compare import MethodComparison, compare
 from gtpo.evalkit.comparison.questions import BETTER, UNDECIDED, Cell
 from gtpo.evalkit.report.summary import answer, sentences
-from gtpo.evalkit.statistics import METHODS, WEIGHTS
+from gtpo.evalkit.statistics import METHODS, OUTPUTS, WEIGHTS
 from gtpo.runs.find import find_runs
 
 HALF = np.repeat([1, 3], 20)
@@ -191,18 +191,25 @@ def equal_methods(home: Path, rng: np.random.Generator, case: str) -> tuple[str,
         write_counts(place / "eval/base", sampled(logit), 4)
         return "b*", {}
     for side in "AB":
-        for i, effect in enumerate(rng.normal(0, 0.4, 3)):
-            write_counts(place / f"eval/{side}{i}", sampled(logit + effect), 4, preset=side)
-    return "*", {"seeds": ["A=A*", "B=B*"]}
+        effects = rng.normal(0, 0.4, 3) if case in ("declared", "files") else [rng.normal(0, 0.4)] * 3
+        for i, effect in enumerate(effects):
+            kind = ("best", "final", "checkpoint-3")[i] if case == "checkpoints" else "best"
+            known = {} if case in ("declared", "files") else {"train": place / f"train/{side}", "checkpoint": kind}
+            write_counts(place / f"eval/{side}{i}", sampled(logit + effect), 4, preset=side, **known)
+    names = ["A=A*", "B=B*"]
+    return "*", {"group_by": "method"} if case == "grouped" else {"seeds" if case == "declared" else "labels": names}
 
 
 # What is said of methods that are equal: draws, the scope, and how many may be marked.
-NULL = {"declared": (25, METHODS, 2), "chosen": (25, WEIGHTS, 3), "families": (40, WEIGHTS, 6)}
+NULL = {
+    "declared": (25, METHODS, 2), "files": (5, OUTPUTS, 0), "grouped": (5, WEIGHTS, 0),
+    "checkpoints": (5, OUTPUTS, 0), "chosen": (25, WEIGHTS, 3), "families": (40, WEIGHTS, 6),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NULL)
 def test_equal_methods_are_not_marked(case: str, tmp_path: Path) -> None:
-    """At most one in ten of so few draws. Of methods whose seeds are not known nothing is said (test_compare.py)."""
+    """Of methods whose seeds are not known nothing is said; of others at most one in ten of so few draws."""
     draws, scope, most = NULL[case]
     marked = 0
     for draw in range(draws):

@@ -105,6 +105,16 @@ def test_no_overflow_at_many_samples() -> None:
     assert computed[-1] == pytest.approx(1.0)
 
 
+def test_at_the_ends() -> None:
+    assert pass_at_k(64, 0, 64) == 0.0
+    assert pass_at_k(64, 1, 64) == 1.0
+    assert pass_at_k(10, 3, 1) == pytest.approx(0.3)
+    assert maj_at_k([5], 5, 10) == 0.5  # a tie of two
+    assert maj_at_k([], 0, 3, abstentions=3) == 0.0  # all abstain
+    assert maj_at_k([], 1, 64, abstentions=63) == 1.0  # one vote carries where nobody else votes
+    assert maj_at_k([2, 2], 1, 1) == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize("call", [lambda: pass_at_k(8, 2, 9), lambda: maj_at_k([3], 5, 9), lambda: pass_at_k(8, 2, 0)])
 def test_k_beyond_the_samples_is_refused(call) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match="k must be between 1 and the number of samples"):

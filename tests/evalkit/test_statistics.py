@@ -56,8 +56,16 @@ def test_recorded_pairs_reproduce(shared_dir: Path) -> None:
 # --- the mean -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("apart", [1, 2, 3, 13])
-def test_interval_of_outcomes_is_wilsons_modified_for_one_or_two(apart: int) -> None:
+def test_interval_of_outcomes_is_wilsons() -> None:
+    scores = np.repeat([1.0, 0.0], [37, 93])
+    got = mean_interval(scores)
+    t = stats.t.ppf(0.975, 129)
+    roots = np.roots([1 + t**2 / 130, -2 * (37 / 130) - t**2 / 130, (37 / 130) ** 2])
+    assert (got.low, got.high) == pytest.approx(tuple(sorted(roots.real)))
+
+
+@pytest.mark.parametrize("apart", [1, 2, 3])
+def test_interval_of_one_or_two_failures_is_the_modified_wilsons(apart: int) -> None:
     """Brown, Cai and DasGupta (2001): half the 5 % quantile of chi-square with 2x degrees of freedom, over Q."""
     scores = np.repeat([0.0, 1.0], [apart, 30 - apart])
     t = stats.t.ppf(0.975, 29)
@@ -155,12 +163,19 @@ def test_interval_and_test_agree(pairs: list[tuple[int, int]], level: float) -> 
     assert got._replace(level=1 - (1 - level) / 4).half_width > got.half_width
 
 
-@pytest.mark.parametrize("by", [1.0, 0.125, 0.0])
+@pytest.mark.parametrize("by", [1.0, 0.125])
 def test_a_difference_that_is_the_same_on_all_questions_is_not_certain(by: float) -> None:
     got = paired_difference(np.full(30, by), np.zeros(30))
-    assert (got.difference, got.shown()) == (by, by > 0)
-    assert 0.01 < got.half_width < (by or 0.5)
-    assert by or got.equivalence_p(0.02) > 0.05, "30 questions that agree do not show that models are within 2 points"
+    assert got.shown() == 1
+    assert 0.01 < got.half_width < by
+
+
+def test_identical_runs_differ_by_nothing_but_not_for_certain() -> None:
+    scores = np.repeat([0.0, 1.0], 15)
+    got = paired_difference(scores, scores)
+    assert (got.difference, got.p_value) == (0.0, 1.0)
+    assert got.low < -0.05 < 0.05 < got.high
+    assert got.equivalence_p(0.02) > 0.05, "30 questions that agree do not show that two models are within 2 points"
 
 
 def test_one_question_says_nothing() -> None:

@@ -8,12 +8,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from logs import logged
 from safetensors.torch import load_file
 from test_trainer import PROMPTS, arguments, needs_trl_kernel, reward
+from test_validation import scripted
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
@@ -26,6 +28,7 @@ from gtpo.callbacks import (
     RunLog,
     SFTBaseline,
     UntrainedKL,
+    Validation,
 )
 from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder
@@ -36,6 +39,7 @@ from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.report.page import choose_groups
 from gtpo.inputs.model import rounded_away, savable_generation_config
 from gtpo.inputs.tiny import build_tiny_model
+from gtpo.rewards.data.problem import Problem
 from gtpo.runs.find import find_runs
 from gtpo.runs.train_run import TrainFolder, run_by_id
 from gtpo.train.health import Health, Judgement
@@ -147,6 +151,36 @@ def test_a_script_rolls_back_to_its_best_weights(
     assert all(torch.equal(saved[1][name], value) for name, value in saved[0].items())
     rates = [row["learning_rate"] for row in trainer.state.log_history if "learning_rate" in row]
     assert rates[3] == pytest.approx(rates[0] / 2)
+
+
+HELD_OUT = [Problem(id=str(number), problem=f"{number} + 1?", answer=str(number + 1)) for number in range(3)]
+
+
+def validated(trainer: Any, *rates: float) -> Validation:
+    prompts = [f"{problem.problem} ?" for problem in HELD_OUT]
+    return Validation(trainer, HELD_OUT, scripted(*rates), every=2, samples=2, prompts=prompts)
+
+
+def plain(value: Any) -> Any:
+    """Return an object's attributes, and theirs, as numbers and lists."""
+    if isinstance(value, dict) or type(value).__module__ == Health.__module__:
+        return {name: plain(each) for name, each in (value if isinstance(value, dict) else vars(value)).items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def test_a_watch_goes_on_where_the_checkpoint_was(folder: Path, tmp_path: Path) -> None:
+    def watched(name: str, *, resume: bool = False, **more: Any) -> dict[str, Any]:
+        trainer = trainer_of("gtpo", folder, tmp_path / name, **more)
+        watch = CollapseWatch(trainer, validation=validated(trainer, *([0.7] if resume else [0.1, 0.4, 0.7])))
+        for part in (watch.validation, watch, ExactCheckpoints(trainer)):
+            trainer.add_callback(part)
+        trainer.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-2") if resume else None)
+        assert trainer.state.log_history[-2]["validation/pass@1"] == pytest.approx(0.7), "trackers see it"
+        return plain(watch.health)
+
+    whole = watched("out", logging_steps=4)
+    assert watched("out", logging_steps=4, resume=True) == whole
+    assert whole["first"] == pytest.approx([0.1] * 3)
 
 
 def sft(method: str, folder: Path, out: Path, **changes: Any) -> Any:

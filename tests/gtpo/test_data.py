@@ -118,6 +118,29 @@ def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pyte
     assert len(set(verified)) == report.available == len(rows) == len(without)
 
 
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("overrides", "available", "kept"),
+    [
+        ({"dataset__name": "gsm8k"}, 7473, 7473),
+        ({"dataset__name": "hendrycks_math"}, 7500, 7497),
+        ({"dataset__name": "EleutherAI/hendrycks_math", "dataset__subsets": ["algebra", "geometry"]}, 2614, 2614),
+        ({"dataset__name": "math", "dataset__subset": "precalculus", "method": "sft"}, 746, 746),
+    ],
+)
+def test_real_sets_have_the_published_counts(
+    tmp_path: Path, shared_dir: Path, overrides: dict[str, Any], available: int, kept: int
+) -> None:
+    config = config_of(tmp_path, dataset__data_dir=str(shared_dir / "data"), **overrides)
+    rows, report = TrainingProblems(config).select(None)
+    # Two MATH golds are empty; of a third it is the verifier's policy whether it can be verified against itself.
+    assert report.available == available
+    assert report.kept - kept in (0, 1) if kept < available else report.kept == kept
+    assert len(report.unverifiable) == available - report.kept
+    if config.method == "sft":
+        assert all(format_ok(row["completion"][0]["content"]) for row in rows)
+
+
 def test_a_token_beyond_the_embedding_is_refused_before_anything_is_measured() -> None:
     report = DatasetReport("set", 1, largest_id=TOKENIZER.pad_token_id + 5)
     check_ids(report, TOKENIZER, report.largest_id + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,30 @@ def test_models_that_cannot_are_refused(config: type, settings: dict[str, Any], 
     with pytest.raises(ValueError, match=why):
         share_prefixes(model)
     assert not model.base_model._forward_pre_hooks
+
+
+def test_a_wrong_path_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the comparison at the start is for."""
+
+    def one_sequence(ids: Tensor, mask: Tensor) -> Any:
+        tree = prefix_tree(ids, mask)
+        return tree._replace(paths=torch.arange(tree.ids.numel())[None, None, None])
+
+    monkeypatch.setattr(shared_prefixes, "prefix_tree", one_sequence)
+    with pytest.raises(ValueError, match="hidden states are others"):
+        share_prefixes(model_of(Qwen2Config).bfloat16())
+
+
+def test_a_copy_of_the_model_computes_with_its_own_weights() -> None:
+    model = model_of(Qwen2Config)
+    share_prefixes(model)
+    twin = copy.deepcopy(model)
+    ids, mask = batch()
+    expected, _ = computed(model, ids, mask)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.zero_()
+    assert torch.equal(computed(twin, ids, mask)[0], expected)
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from logs import logged
-from transformers import Trainer
+from transformers import GenerationMixin, Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import utils
 
 import gtpo
 from gtpo.common.errors import UserError
@@ -64,6 +65,37 @@ def test_private_names_are_in_the_seam_and_in_the_classes_that_override_them() -
     for path in [*package.glob("trainer/*.py"), *package.glob("train/*.py"), package / "callbacks.py"]:
         if path.name not in ("trl_seam.py", "gtpo_trainer.py", "adapter_sync.py"):
             assert not private.findall(path.read_text()), path.name
+
+
+def test_what_generate_does_to_logits_can_be_asked_for() -> None:
+    parameters = inspect.signature(GenerationMixin._get_logits_processor).parameters
+    assert {"generation_config", "input_ids_seq_length", "device"} <= parameters.keys()
+    assert "generation_config" in inspect.signature(GenerationMixin._prepare_generation_config).parameters
+
+
+def test_scored_log_probabilities_take_compute_entropy_and_return_three() -> None:
+    method = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
+    names = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
+    assert list(inspect.signature(method).parameters)[:7] == names
+    assert "return logps, entropies, aux_loss" in inspect.getsource(method)
+
+
+def test_keys_of_a_scored_batch() -> None:
+    keys = "prompt_ids prompt_mask completion_ids completion_mask advantages old_per_token_logps tool_mask"
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    for key in (*keys.split(), "importance_sampling_ratio", "sampling_per_token_logps"):
+        assert f'"{key}"' in source, key
+
+
+def test_helpers_that_are_called() -> None:
+    assert list(inspect.signature(utils.maybe_gather_lm_head_ctx).parameters) == ["params"]
+    assert list(inspect.signature(utils.pad).parameters)[:3] == ["tensors", "padding_value", "padding_side"]
+    order = list(inspect.signature(utils.RepeatSampler).parameters)
+    assert order == ["data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"]
+
+
+def test_sampled_completions_are_the_fourth_that_generate_returns() -> None:
+    assert "return prompt_ids, completion_ids, tool_mask, completions, " in inspect.getsource(GRPOTrainer._generate)
 
 
 def test_defaults_that_are_overridden_on_purpose() -> None:

@@ -18,8 +18,12 @@ from gtpo.trainer import SampledTrainer
 from gtpo.trainer.policy_head import LMHead
 
 
-def test_divergence_of_tokens_that_cannot_be_taken_and_of_16_bits() -> None:
-    p, q = torch.randn(2, 3, 5, 11, generator=torch.Generator().manual_seed(0))
+def test_divergence_of_a_token_is_torchs_own() -> None:
+    draw = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(3, 5, 11, generator=draw, dtype=torch.float64) * 3 for _ in range(2))
+    expected = kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    torch.testing.assert_close(token_kl(p, q), expected)
+    assert float(token_kl(p, p).abs().max()) == 0
     p[..., 0] = -torch.inf
     assert token_kl(p, q).isfinite().all()
     assert token_kl(p.bfloat16(), q.bfloat16()).dtype == torch.float32

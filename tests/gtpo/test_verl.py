@@ -5,6 +5,7 @@ verl's formula with the advantages is reference_loss, in value and in gradient; 
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 import torch
+import yaml
 from approved import check_refusals
 from torch import Tensor
 
@@ -74,7 +76,6 @@ def test_every_preset_that_verl_can_express() -> None:
 
 
 def test_switches_and_a_known_initial_entropy() -> None:
-    check_settings(config({"preset": "grpo"}, actor_rollout_ref__actor__use_kl_loss=True))  # verl's own
     settings = check_settings(config({"gamma": 0.01, "filter": "auto", "initial_entropy": 0.4}))
     assert settings.objective.gamma == 0.01
     assert settings.initial_entropy == 0.4
@@ -88,6 +89,35 @@ def test_what_verl_cannot_compute_is_refused_by_name() -> None:
         check_settings(config(**changes))
 
     check_refusals("refused-verl.txt", {"verl": verl, "check_settings": check_settings, "config": config})
+
+
+def test_the_kl_loss_of_the_grpo_preset_is_verls() -> None:
+    check_settings(config({"preset": "grpo"}, actor_rollout_ref__actor__use_kl_loss=True))
+
+
+def read_recipe(folder: Path, name: str) -> dict[str, Any]:
+    """Return a recipe with the recipes it starts from, as Hydra composes them, without verl's own defaults."""
+    recipe = yaml.safe_load((folder / f"{name}.yaml").read_text())
+    (base,) = (entry for entry in recipe.pop("defaults") if entry != "_self_")
+    return merge({} if base == "ppo_trainer" else read_recipe(folder, base), recipe)
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = copy.deepcopy(base)
+    for key, value in over.items():
+        merged[key] = merge(merged[key], value) if isinstance(value, dict) and key in merged else value
+    return merged
+
+
+@pytest.mark.parametrize("size", ["1x8", "4x8"])
+def test_the_recipes_differ_in_the_method_alone(root: Path, size: str) -> None:
+    folder = root / "configs" / "verl"
+    grpo, gtpo = (read_recipe(folder, f"gsm8k-{method}-{size}") for method in ("grpo", "gtpo"))
+    assert gtpo.pop("gtpo") == {"preset": "gtpo"}
+    assert gtpo["trainer"].pop("v1") == {"trainer_mode": "gtpo_sync"}
+    assert (gtpo["trainer"].pop("experiment_name"), grpo["trainer"].pop("experiment_name")) == ("gtpo", "grpo")
+    assert gtpo == grpo
+    assert grpo["trainer"]["nnodes"] == int(size[0])
 
 
 def test_the_page_lists_every_key_that_is_required(root: Path) -> None:

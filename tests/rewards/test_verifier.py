@@ -58,6 +58,16 @@ def test_hostile_text_is_harmless(name: str, hasty: Verifier, tmp_path) -> None:
     assert hasty.verify("x+x", "2x") is Verdict.CORRECT  # the workers are intact
 
 
+def test_a_worker_that_takes_too_long_is_killed() -> None:
+    with Verifier(workers=1, timeout_s=1) as verifier:
+        assert verifier.verify("x+x", "2x") is Verdict.CORRECT
+        (worker,) = verifier._pool._alive
+        (verdict,) = verifier.math_verify_many([(f"${SLOW}$", r"\frac{d}{dx} x^{x^x}")])
+        assert verdict in (Verdict.TIMEOUT, Verdict.REJECTED)
+        assert verifier.verify("y+y", "2y") is Verdict.CORRECT
+        assert worker.process.returncode is not None
+
+
 @pytest.mark.parametrize("end", ["kill", "suspend"])
 def test_a_worker_that_dies_or_stops_is_replaced(end: str) -> None:
     others = {process.pid for process in psutil.Process().children()}
