@@ -168,19 +168,24 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def test_a_watch_goes_on_where_the_checkpoint_was(folder: Path, tmp_path: Path) -> None:
-    def watched(name: str, *, resume: bool = False, **more: Any) -> dict[str, Any]:
-        trainer = trainer_of("gtpo", folder, tmp_path / name, **more)
-        watch = CollapseWatch(trainer, validation=validated(trainer, *([0.7] if resume else [0.1, 0.4, 0.7])))
-        for part in (watch.validation, watch, ExactCheckpoints(trainer)):
+@pytest.mark.parametrize(("rates", "rollbacks"), [((0.1, 0.4, 0.7), 0), ((0.7, 0.0, 0.7), 1)])
+def test_a_watch_goes_on_where_the_checkpoint_was(
+    rates: tuple[float, ...], rollbacks: int, folder: Path, tmp_path: Path
+) -> None:
+    def watched(name: str, *, resume: bool = False) -> dict[str, Any]:
+        trainer = trainer_of("gtpo", folder, tmp_path / name, logging_steps=4)
+        validation = validated(trainer, *(rates[2:] if resume else rates))
+        watch = CollapseWatch(trainer, validation=validation, on_collapse="rollback", best=tmp_path / name / "best")
+        for part in (validation, watch, ExactCheckpoints(trainer)):
             trainer.add_callback(part)
         trainer.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-2") if resume else None)
-        assert trainer.state.log_history[-2]["validation/pass@1"] == pytest.approx(0.7), "trackers see it"
+        assert trainer.state.log_history[-2]["validation/pass@1"] == pytest.approx(rates[2]), "trackers see it"
         return plain(watch.health)
 
-    whole = watched("out", logging_steps=4)
-    assert watched("out", logging_steps=4, resume=True) == whole
-    assert whole["first"] == pytest.approx([0.1] * 3)
+    whole = watched("out")
+    assert watched("out", resume=True) == whole
+    assert whole["first"] == pytest.approx([rates[0]] * 3)
+    assert whole["rollbacks"] == rollbacks
 
 
 def sft(method: str, folder: Path, out: Path, **changes: Any) -> Any:
