@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gtpo.common.errors import UserError
-from gtpo.common.hub import dtype_on_cpu
+from gtpo.common.hub import contiguous_head_rows, dtype_on_cpu
 from gtpo.common.provenance import package_versions
 from gtpo.evalkit.engines.base import Engine, Sampling, Task, one_line, sample_seed
 from gtpo.evalkit.engines.model_ref import ModelRef, check_all_loaded, load_config
@@ -106,6 +106,7 @@ class TransformersEngine(Engine):
         self._watch: _Watch | None = None  # Of the batch that is sampled
         self.rows = rows or (CPU_ROWS if self.device.type == "cpu" else GPU_ROWS)
         inner = model.get_base_model() if ref.adapter is not None else model
+        contiguous_head_rows(inner)
         # Its name from transformers 5.24 on, where the older one warns with every batch.
         self._cache = "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
         ends = getattr(self.model.generation_config, "eos_token_id", None)

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub: whether it can be reached, their type on a CPU, and the base of an adapter."""
+"""Models of the Hugging Face Hub: whether it can be reached, what a CPU computes them with, and an adapter's base."""
 
 from __future__ import annotations
 
@@ -111,3 +111,13 @@ def dtype_on_cpu(config: Any) -> str:
     """
     stored = str(getattr(config, "dtype", None)).removeprefix("torch.")
     return "bfloat16" if stored == "bfloat16" and has_bfloat16() else "float32"
+
+
+def contiguous_head_rows(model: Any) -> None:
+    """Give lm_head contiguous rows, also where `generate` cuts the last position out of a prompt's hidden states.
+
+    torch multiplies other rows by frozen weights as a batch, for which a CPU copies the weights once a row: of
+    SmolLM2-135M with an adapter 14 GB for 256 rows, and nearly half of the time of sampling.
+    """
+    if (head := model.get_output_embeddings()) is not None:
+        head.register_forward_pre_hook(lambda head, rows: (rows[0].contiguous(), *rows[1:]))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from gtpo.common.errors import UserError
+from gtpo.common.hub import contiguous_head_rows
 from gtpo.common.log import LOG
 from gtpo.inputs.dataset import beyond_embedding
 from gtpo.inputs.model import backbone, beyond_positions, count_positions, drop_leaks, dropouts
@@ -137,6 +138,7 @@ def prepare(trainer: Any) -> None:
         for owner, name, _ in acting:
             setattr(owner, name, 0.0)
     count_positions(policy)
+    contiguous_head_rows(policy)
     if (reference := getattr(trainer, "ref_model", None)) is not None:  # of GRPO's KL term
         count_positions(trainer.accelerator.unwrap_model(reference))
 

@@ -257,6 +257,17 @@ def test_a_whole_adapter_is_loaded(lora: Path, tiny_model: Path, tokenizer) -> N
         assert torch.equal(there[name.replace(".weight", ".default.weight")], tensor)
 
 
+def test_the_head_is_not_copied_for_each_row(lora: Path, tokenizer, tasks: list[Task]) -> None:  # type: ignore[no-untyped-def]
+    """As torch does on a CPU if a row of frozen weights' input does not lie behind the one before."""
+    settings = Sampling(temperature=1.0, top_p=1.0, max_tokens=3, n=4, seed=0)
+    source, whole = TransformersEngine(resolve_model(str(lora)), tokenizer, settings, rows=16), []
+    source.model.get_base_model().lm_head.register_forward_pre_hook(
+        lambda _, rows: whole.append(rows[0].is_contiguous())
+    )
+    list(source.generate(wanting(tasks, range(4))))
+    assert len(whole) > 6 and all(whole)
+
+
 def unprefixed(tensors: dict) -> dict:
     return {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}
 
