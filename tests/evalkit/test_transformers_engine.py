@@ -265,7 +265,8 @@ def test_the_head_is_not_copied_for_each_row(lora: Path, tokenizer, tasks: list[
         lambda _, rows: whole.append(rows[0].is_contiguous())
     )
     list(source.generate(wanting(tasks, range(4))))
-    assert len(whole) > 6 and all(whole)
+    assert len(whole) > 6
+    assert all(whole)
 
 
 def unprefixed(tensors: dict) -> dict:
