@@ -33,7 +33,7 @@ def record(run: Any, right: float, **more: Any) -> dict[str, Any]:
     """A record of a run that is right in a share of its samples."""
     total = round(8 * 64 * right)
     lenient = [total // 64 + (at < total % 64) for at in range(64)]
-    return run._asdict() | {"run": run.name, "samples": 8, "lenient": lenient, "strict": lenient, **more}
+    return run._asdict() | {"run": run.name, "base": "", "samples": 8, "lenient": lenient, "strict": lenient, **more}
 
 
 def test_packed_runs_are_read_back(small: Any, again: Any, tmp_path: Path) -> None:
@@ -46,6 +46,16 @@ def test_packed_runs_are_read_back(small: Any, again: Any, tmp_path: Path) -> No
     assert (base["run"], base["validation"]) == (run.base.name, None)
     assert back["validation"] == pytest.approx([0.5, 0.5123])
     assert (back["lenient"], back["strict"]) == (rows[1]["lenient"], 256)
+
+
+def test_a_base_that_was_made_again_is_beside_the_first(small: Any, again: Any, tmp_path: Path) -> None:
+    base, lines, file = small.Run("search", "130k", 101, "gtpo", 4, 1e-4).base, tmp_path / "records", tmp_path / "runs"
+    rows = [record(base, right, started=weights, base=weights) for right, weights in ((0.6, "1"), (0.5, "2"))]
+    for row in rows:
+        lines.write_text(json.dumps(row) + "\n")
+        again.pack(lines, file)
+    found = again.read(lines, file)
+    assert {name: row["base"] for name, row in found.items()} == {f"{base.name} 1": "1", base.name: "2"}
 
 
 def test_the_plan_says_what_the_design_gives(root: Path, again: Any) -> None:
@@ -90,7 +100,7 @@ def test_the_plan_of_a_real_model(
     assert {run.seed for run in made if run.phase == "pairs"} == set(range(401, 401 + pairs))
     assert sum(run.phase == "pairs" for run in made) == 2 * pairs
     found = again.real_model(records)
-    assert found["warm start"]["search"] == pytest.approx(45.0)
+    assert found["warm starts"][""]["search"] == pytest.approx(45.0)
     assert [len(each) for each in found["accuracy by rate"]["gtpo"].values()] == [2] * 4
     if not pairs:
         assert found["search"] == "no pairs: no gain of 5 points by both"

@@ -53,12 +53,20 @@ class Study(NamedTuple):
 
 
 def read(records: Path, packed: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the records of finished runs by name; a line that was cut off is none."""
+    """Return the records of finished runs by name; a line that was cut off is none.
+
+    A base that was made again, with other weights, has its name; the ones before it have their fingerprint in it too.
+    """
     rows = pq.read_table(packed).to_pylist() if packed and packed.is_file() else []
     for line in records.read_text().splitlines() if records.is_file() else []:
         with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
-    return {row["run"]: row for row in rows}
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        before = found.get(row["run"], row)
+        found |= {f"{row['run']} {before['base']}": before} if before["base"] != row["base"] else {}
+        found[row["run"]] = row
+    return found
 
 
 def command(*words: str) -> None:
@@ -137,7 +145,7 @@ def execute(study: Study, run: Any, base: str) -> dict[str, Any]:
         study.train(run)
         record |= evaluate(study, run, name)
         if run.phase == "base":
-            record |= {"lenient_search": evaluate(study, run, "search")["lenient"]}
+            record |= {"lenient_search": evaluate(study, run, "search")["lenient"], "base": fingerprint(run)}
     except SystemExit as error:
         if run.phase == "base" or "no numbers" not in Path(f"results/train/{run.name}/run.json").read_text():
             raise SystemExit(f"{run.name}: {error}") from None

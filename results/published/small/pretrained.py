@@ -110,7 +110,7 @@ def rates_of(records: Records, steps: int) -> dict[str, float] | None:
     if not whole or BASE.name not in records:
         return None
     means = {arm: means_of(records, steps, arm, grid) for arm in ARMS}
-    before = accuracy(records[BASE.name], "lenient_search")
+    before = max(accuracy(row, "lenient_search") for row in records.values() if row["phase"] == "base")
     if any(max(each) - before < LIFT for each in means.values()):
         return {}
     return {arm: grid[int(np.argmax(each))] for arm, each in means.items()}

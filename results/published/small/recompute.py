@@ -332,7 +332,7 @@ def token_credit(records: Records, credit: Records) -> dict[str, Any]:
 
 def real_model(records: Records) -> dict[str, Any]:
     """Return what pretrained.md asks, as far as the records reach: the search, then answers' length, then accuracy."""
-    if (base := records.get(pretrained.BASE.name)) is None:
+    if not (bases := {row["base"]: row for row in records.values() if row["phase"] == "base"}):
         return {"runs": 0}
     steps = pretrained.steps_of_the_plan()
     grid, _ = pretrained.grid_of(records, steps)
@@ -344,7 +344,8 @@ def real_model(records: Records) -> dict[str, Any]:
     no_pairs = f"no pairs: no gain of {pretrained.LIFT:g} points by both"
     found: dict[str, Any] = {
         "runs": len(records), "steps a rollout": steps,
-        "warm start": {"search": pretrained.accuracy(base, "lenient_search"), "final": accuracy(base)},
+        "warm starts": {name: {"search": pretrained.accuracy(base, "lenient_search"), "final": accuracy(base)}
+                        for name, base in bases.items()},
         "accuracy by rate": search,
         "search": "not complete" if rates is None else rates or no_pairs,
     }  # fmt: skip
