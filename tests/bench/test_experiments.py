@@ -111,6 +111,9 @@ def test_the_plan_of_a_real_model(
     assert found["primary"]["difference"] == pytest.approx(100 * gain, abs=8)
     assert (found["primary"]["verdict"] == "better") == (gain > 0)
     assert found["log ratio of lengths, last ten steps"] == pytest.approx([np.log(2 / 3)] * 3)
+    records[made[-1].name]["base"] = "another"
+    with pytest.raises(SystemExit, match="began from different warm starts"):
+        again.real_model(records)
 
 
 def test_a_real_model_waits_for_the_small_ones(

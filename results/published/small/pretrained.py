@@ -124,6 +124,9 @@ def differences(records: Records, steps: int, rates: Mapping[str, float], count:
     ]
     if not all(run.name in records for pair in runs for run in pair):
         return None
+    for pair in runs:
+        if len({records[run.name]["base"] for run in pair}) > 1:
+            raise SystemExit(f"{pair[0].name} and {pair[1].name} began from different warm starts: make both again")
     return np.array([accuracy(records[one.name]) - accuracy(records[other.name]) for one, other in runs])
 
 
