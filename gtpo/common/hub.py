@@ -120,4 +120,4 @@ def contiguous_head_rows(model: Any) -> None:
     SmolLM2-135M with an adapter 14 GB for 256 rows, and nearly half of the time of sampling.
     """
     if (head := model.get_output_embeddings()) is not None:
-        head.register_forward_pre_hook(lambda head, rows: (rows[0].contiguous(), *rows[1:]))
+        head.register_forward_pre_hook(lambda head, rows: tuple(each.contiguous() for each in rows))
