@@ -22,6 +22,7 @@ from gtpo.common.log import LOG
 from gtpo.entropy import Calibration
 from gtpo.objective import PRESETS
 from gtpo.rewards import extract_answer
+from gtpo.trainer import trl_seam
 
 needs_trl_kernel = pytest.mark.skipif(
     version("trl").startswith("1.15.") and not torch.cuda.is_available(),
@@ -141,6 +142,14 @@ def test_deep_copy_of_the_model_computes_with_its_own_weights(folder: Path, tmp_
     uniform = -torch.log(torch.tensor(float(copied.config.vocab_size)))
     torch.testing.assert_close(found, uniform.expand_as(found))
     assert torch.equal(trainer.model(ids).logits, original)
+
+
+def test_the_head_is_not_copied_for_each_row_that_is_sampled(folder: Path, tmp_path: Path) -> None:
+    """As torch does on a CPU if frozen weights multiply rows that do not lie one behind another."""
+    trainer, whole = untrained(folder, tmp_path), list[bool]()
+    trainer.model.lm_head.register_forward_pre_hook(lambda _, rows: whole.append(rows[0].is_contiguous()))
+    trl_seam.sample(trainer, [{"prompt": prompt} for prompt in PROMPTS])
+    assert set(whole) == {True}
 
 
 def test_a_script_without_logging_of_its_own_sees_the_gates_decision(
