@@ -116,8 +116,8 @@ def dtype_on_cpu(config: Any) -> str:
 def contiguous_head_rows(model: Any) -> None:
     """Give lm_head contiguous rows, also where `generate` cuts the last position out of a prompt's hidden states.
 
-    torch multiplies other rows by frozen weights as a batch, for which a CPU copies the weights once a row: of
-    SmolLM2-135M with an adapter 14 GB for 256 rows, and nearly half of the time of sampling.
+    torch multiplies other rows by frozen weights as a batch (pytorch issue 186148), for which a CPU copies the weights
+    once a row: of SmolLM2-135M with an adapter 14 GB for 256 rows, and nearly half of the time of sampling.
     """
     if (head := model.get_output_embeddings()) is not None:
         head.register_forward_pre_hook(lambda head, rows: tuple(each.contiguous() for each in rows))
