@@ -82,6 +82,8 @@ class Protocol(_Section):
     def _sound(self) -> Self:
         if "{problem}" not in self.user:
             raise ValueError("user: the template must hold {problem}")
+        if gold := next((field for field in ("{answer}", "{solution}") if field in self.user), None):
+            raise ValueError(f"user: {gold} would show the model what it is asked for; it belongs to fewshot.answer")
         if self.api == "completions" and self.chat_template_kwargs:
             raise ValueError("chat_template_kwargs have no effect with api: completions")
         return self

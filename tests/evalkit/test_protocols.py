@@ -47,8 +47,10 @@ def test_a_flag_wins_over_the_protocol() -> None:
 
 def test_fields_are_filled_once() -> None:
     """The text of a field that looks like a field is left as it is."""
-    protocol = Protocol(user="{problem} {answer} {x}")
-    assert protocol.conversation(QUESTION, [], "").messages == [{"role": "user", "content": "What is {answer}? 4 {x}"}]
+    protocol = Protocol(user="{problem} {x}")
+    assert protocol.conversation(QUESTION, [], "").messages == [{"role": "user", "content": "What is {answer}? {x}"}]
+    with pytest.raises(ValueError, match=r"\{answer\} would show the model what it is asked for"):
+        Protocol(user="{problem} ({answer})")
     asked = Protocol(system_role="developer").conversation(QUESTION, [QUESTION], "Do.")
     roles = [m["role"] for m in asked.messages]
     assert roles == ["developer", "user", "assistant", "user"]
