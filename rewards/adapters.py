@@ -67,7 +67,8 @@ def lm_eval_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str,
     """Return lm-eval's `exact_match` of a document: `process_results: !function task.lm_eval_results` in its YAML."""
     gold = next(doc[name] for name in ("answer", "target", "solution", "gold") if name in doc)
     problem = next((doc[name] for name in ("problem", "question") if name in doc), None)
-    return {"exact_match": correct(results[0], extract_answer(str(gold), "lenient") or gold, problem)}
+    within = extract_answer(gold, "lenient") if isinstance(gold, str) else None
+    return {"exact_match": correct(results[0], within or gold, problem)}
 
 
 # -- a reward function of anybody's beside this judge ------------------------------------------------------------------

@@ -70,6 +70,8 @@ def test_a_scorer_of_inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_metric_of_lm_eval() -> None:
     doc = {"question": ASKED, "answer": "#### 61"}
     assert lm_eval_results(doc, [r"It is \boxed{61}."]) == {"exact_match": 1.0}
+    with pytest.raises(UserError, match=r"the gold \['1', '2'\] can score no answer"):
+        lm_eval_results({"answer": ["1", "2"]}, [r"\boxed{2}"])
     api = pytest.importorskip("lm_eval.api.task", reason="lm-eval is not installed")
     task = api.ConfigurableTask.__new__(api.ConfigurableTask)
     task._config = api.TaskConfig(task="x", process_results=lm_eval_results)
