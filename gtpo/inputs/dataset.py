@@ -22,7 +22,7 @@ from gtpo.config.load import launched_processes
 from gtpo.config.schema import DatasetSection, TrainConfig
 from gtpo.inputs.tiny import damage_target
 from gtpo.rewards.data.problem import Problem, chat_messages, target_text
-from gtpo.rewards.data.problems import SOURCES, load_file, load_source, parse_fields, training_source
+from gtpo.rewards.data.problems import FILES, SOURCES, load_file, load_source, parse_fields, training_source
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.runs.prompt import PromptRenderer, local_time, trained_ids
 
@@ -286,8 +286,9 @@ def held_out_benchmark(dataset: DatasetSection) -> str:
     That is the test split of a known one, else the user's validation file, else the embedded benchmark, which is there
     without a network; never the training problems.
     """
-    family = training_source(dataset.name, dataset.split).partition("_")[0]
-    name = {"gsm8k": "gsm8k", "math": "math500"}.get(family)
+    source = training_source(dataset.name, dataset.split)
+    # A file of the user's may have such a name too.
+    name = None if source.endswith(FILES) else {"gsm8k": "gsm8k", "math": "math500"}.get(source.partition("_")[0])
     if dataset.validation_file or name is None:
         return f"--benchmarks {dataset.validation_file or 'arithmetic'}"
     return f"--benchmarks {name}" + (f" --data-dir {dataset.data_dir}" if dataset.data_dir else "")
