@@ -37,7 +37,7 @@ from gtpo.config.schema import TrainingSection, TrlDefaults
 from gtpo.dry_run import RunInputs
 from gtpo.entropy import Calibration
 from gtpo.inputs.dataset import check_ids, held_out_benchmark, to_row
-from gtpo.inputs.model import LoadedModel, compute_precision, load_model, rounded_away, widen_adapters
+from gtpo.inputs.model import LoadedModel, compute_precision, load_model, lora_settings, rounded_away, widen_adapters
 from gtpo.rewards.completions import problem_text
 from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
 from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
@@ -80,6 +80,8 @@ class TrainingRun:
         # What TRL refuses is told before the weights are loaded; `_build` makes them again for their data type.
         self.arguments = trainer_arguments(config, folder.checkpoints, "float32")
         require_optimizer(config, self.arguments)
+        if config.model.lora_rank:
+            lora_settings(config)
         self.begin = time.monotonic()
         self.beside_vllm = config.method != "sft" and rollout_engine(config) == "vllm"
         self.progress = Progress(f"{config.run_name} ({config.method})")

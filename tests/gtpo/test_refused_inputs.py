@@ -53,8 +53,12 @@ def test_a_broken_base_model_is_one_sentence(folder: Path, tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"no model could be loaded from .* are its config\.json and weights whole"):
         run(tmp_path, **{"model.build": None, "model.model_name": str(folder)})
     file.write_bytes(file.read_bytes()[:2000])
+    broken = {"model.build": None, "model.model_name": str(folder)}
     with pytest.raises(UserError, match=r"no model could be loaded from .*header"):
-        run(tmp_path, **{"model.build": None, "model.model_name": str(folder)})
+        run(tmp_path, **broken)
+    # A mistake in the config is told before.
+    with pytest.raises(UserError, match=r'Did you mean "--lora\.use_dora"'):
+        run(tmp_path, **broken, **{"model.lora_rank": 2, "lora.use_dor": True})
 
 
 @pytest.mark.parametrize(
