@@ -403,7 +403,8 @@ class SampledTrainer(RunTrainer, GRPOTrainer):
 def require_trainer(part: Any, trainer: Any, kind: type = RunTrainer) -> Any:
     """Return a trainer that `part` is built for. Raises ValueError if it never calls one."""
     if not isinstance(trainer, kind):
-        needed = f"{type(part).__name__} needs a GTPOTrainer, or GRPOBaseline or SFTBaseline of gtpo.callbacks"
+        baselines = "GRPOBaseline" + " or SFTBaseline" * (kind is RunTrainer)
+        needed = f"{type(part).__name__} needs a GTPOTrainer, or {baselines} of gtpo.callbacks"
         raise ValueError(f"{needed}; found {type(trainer).__name__}")
     return trainer
 
