@@ -157,11 +157,13 @@ class GroupStatistics:
         )
         if objective.has_band:
             entropy = trainer.round_entropy(batch)
-            progress = trainer.state.global_step / max(trainer.state.max_steps, 1)
+            progress, others = trainer.state.global_step / max(trainer.state.max_steps, 1), completions.excluded
             completions = keep_in_band(objective, completions, entropy, group, progress=progress)
             trl_seam.log(trainer, "entropy/round", entropy.item())
             if completions.excluded is not None:
-                trl_seam.log(trainer, "gate/in_band", (~completions.excluded).float().mean().item())
+                # Of those that nothing else has left out.
+                kept = ~completions.excluded if others is None else ~completions.excluded[~others]
+                trl_seam.log(trainer, "gate/in_band", kept.float().mean().item() if len(kept) else 1.0)
 
         mine = slice(accelerator.process_index * local, (accelerator.process_index + 1) * local)
         own = {field: value[mine] for field, value in completions._asdict().items() if value is not None}
