@@ -9,7 +9,8 @@ How a verdict becomes a number, in training and in evaluation:
 | UNSIMPLIFIED, copied from the problem | 0 | wrong | wrong |
 | INCORRECT, NO_ANSWER | 0 | wrong | wrong |
 | REJECTED, too costly | 0: the model's own doing, so that it cannot pay | wrong | wrong |
-| TIMEOUT, UNUSABLE_GOLD | None: unscored, counted | unscored | unscored |
+| TIMEOUT | None: unscored, counted | wrong, counted | wrong, counted |
+| UNUSABLE_GOLD | None: unscored, counted | left out | left out |
 
 `None` marks a completion that could not be scored: TRL leaves it out of the sum, and it is never taken for a 0.
 """

@@ -483,7 +483,7 @@ class Advice(TrainerCallback):
         if truncated > TRUNCATED:
             faults["truncated"] = (
                 f"{truncated:.0%} of the completions were cut off at max_completion_length "
-                f"{self.trainer.args.max_completion_length} {since}, so their answers are missing. Raise it (in a "
+                f"{self.trainer.args.max_completion_length} {since}, so most have no answer. Raise it (in a "
                 "config max_seq_length too), ask for shorter answers in the system prompt, or leave them out of the "
                 "loss with the objective's mask_truncated"
             )
