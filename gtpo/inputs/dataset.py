@@ -95,10 +95,15 @@ SFT_TARGETS = {
 
 
 def to_row(problem: Problem, config: TrainConfig) -> dict[str, Any]:
-    """Return the dataset row of a problem: id, prompt (messages), answer (bare gold) and, for sft, completion."""
+    """Return the dataset row of a problem: id, prompt (messages) and answer (bare gold); for sft the completion.
+
+    For the other methods also the rest of what rewards may read: solution, subject and level.
+    """
     prompt = chat_messages(problem.problem, config.dataset.system_instruction)
     row: dict[str, Any] = {"id": problem.id, "prompt": prompt, "answer": problem.answer}
-    if config.method == "sft":
+    if config.method != "sft":
+        row |= {name: getattr(problem, name) for name in ("solution", "subject", "level")}
+    else:
         values = {"{reasoning}": reasoning(problem), "{answer}": problem.answer}
         form = SFT_TARGETS.get(config.dataset.sft_target, config.dataset.sft_target)
         target = re.sub("|".join(values), lambda place: values[place[0]], form)

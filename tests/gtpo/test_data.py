@@ -49,6 +49,12 @@ def test_sft_target_is_the_published_format_and_earns_the_full_reward(tmp_path: 
     assert final_reward(completions=[target], answer=["4"]) == [20.0]
 
 
+def test_a_reward_sees_what_is_known_of_a_problem(tmp_path: Path) -> None:
+    row = to_row(problem("a"), config_of(tmp_path))
+    del row["prompt"]
+    assert row == {"id": "a", "answer": "4", "solution": "2 + 2 = <<2+2=4>>4", "subject": "", "level": None}
+
+
 @pytest.mark.parametrize(
     ("solution", "expected"),
     [("a\nb\n#### 4", "a\nb"), ("a #### b\n#### 4", "a #### b"), ("plain", "plain"), ("  \n#### 4", ""), ("", "")],
@@ -155,6 +161,7 @@ def test_a_token_beyond_the_embedding_is_refused_before_anything_is_measured() -
         ({"name": "gsm8k"}, "--benchmarks gsm8k"),
         ({"name": "EleutherAI/hendrycks_math", "data_dir": "sets"}, "--benchmarks math500 --data-dir sets"),
         ({"name": "mine.jsonl"}, "--benchmarks arithmetic"),
+        ({"name": "math_mine.jsonl"}, "--benchmarks arithmetic"),
         ({"name": "mine.jsonl", "validation_file": "held.jsonl"}, "--benchmarks held.jsonl"),
     ],
 )
