@@ -26,6 +26,8 @@ RUNS: dict[str, dict[str, Any]] = {
 
 NOT_WRITTEN_HERE = {
     "sampling/logp_difference": "needs vLLM",
+    "sampling/sampling_logp_difference/max": "needs vLLM",
+    "sampling/importance_sampling_ratio/NAME": "needs vLLM",
     "router/aux_loss": "needs a mixture of experts; tests/gtpo/test_mixture_of_experts.py trains one",
     "nonfinite": "needs a run that breaks; tests/gtpo/test_health.py writes one",
     "hardware.gpus": "needs a GPU",
