@@ -108,7 +108,7 @@ def command_line() -> str:
                 (
                     ("0", "done"),
                     ("1", "the loss is wrong on this machine (doctor)"),
-                    ("2", "a mistake in the command or its input; nothing was changed"),
+                    ("2", "a mistake in the command or its input, or a failure that is explained"),
                     ("3", "incomplete: what was done is kept, the same command, or the one printed, resumes (eval)"),
                     ("4", "the run collapsed and was stopped; its folder says why (train)"),
                     ("5", "a method is shown to be worse than the baseline (compare --fail-if-worse)"),
@@ -136,8 +136,8 @@ said of a key, `--dry-run` prints what a run resolves to. The authors' own files
 ([what their keys become](../configs/published/README.md)).
 
 A file may extend others: `extends: base.yaml`, or a list: files relative to the extending one, or names as above.
-Sections merge key by key, lists are replaced, and `section: null` clears the base's section. Unknown keys, values out
-of range and contradictions are errors, exit code 2, reported together, each with its file and its line.
+Sections merge key by key, lists are replaced, and `section: null` clears the base's section. Unknown keys and values out
+of range, then contradictions, are errors, exit code 2, each with its file and its line.
 
 The sections `training`, `lora` and `rollout` also take the fields of TRL, of peft and of the sampler, by their names.
 They are checked when TRL has been imported, before any weights are loaded. What a run decides itself is refused with
@@ -222,7 +222,8 @@ def metrics() -> str:
 FILES_INTRODUCTION = """\
 # Files of a run
 
-Every format carries a schema version, and a reader that meets a newer one says so. Files are written whole or not at
+run.json, eval.json and Parquet files carry a schema version, and a reader that meets a newer one says so. All but
+metrics.jsonl and server.log are written whole or not at
 all. Metrics have [a page of their own](METRICS.md).
 
 | file | of | holds |
@@ -313,7 +314,7 @@ def files() -> str:
     for name, record, where in sub:
         parts += [f"### {name}: {where}\n", table(("name", "meaning"), record_rows(record, leaves=own))]
     parts += [
-        "## samples/*.parquet\n\nOne row per sample. Each part's metadata `gtpo_run` is eval.json as it was then.\n",
+        "## samples/*.parquet\n\nOne row per sample. Each part's metadata `gtpo_run` is eval.json as it was then, without metrics.\n",
         columns(SAMPLE_COLUMNS),
         "## questions.parquet\n\nOne row per question and scoring.\n",
         columns(QUESTION_COLUMNS),
