@@ -193,6 +193,59 @@ def test_a_noun_that_nobody_counts_is_refused(verifier: Verifier) -> None:
     assert wrong == []
 
 
+# Symbol, plural; what is measured by a power of it, or by a quotient of two.
+LENGTHS = (("cm", "centimeters"), ("m", "meters"), ("km", "kilometers"), ("ft", "feet"), ("mm", "millimeters"))
+QUOTIENTS = (("m", "meters", "s", "second", 2), ("kg", "kilograms", "m", "meter", 3), ("N", "newtons", "m", "meter", 2))
+ASKED = (
+    "What is its WHAT in U?",
+    "Find the WHAT, in U.",
+    "Give the volume or area. Express your answer in U.",
+    "How many U is it?",
+)
+
+
+def spelled(symbol: str, plural: str, power: int, above: tuple[str, str] | None = None) -> list[str]:
+    """A power of a unit, or what stands above it per it, as texts write it."""
+    raised = (
+        f"{symbol}^{power}",
+        f"{symbol}{'²³'[power - 2]}",
+        rf"\text{{{symbol}}}^{power}",
+        rf"\mathrm{{{symbol}}}^{{{power}}}",
+    )
+    words = (f"{'square' if power == 2 else 'cubic'} {plural}", f"{plural} {'squared' if power == 2 else 'cubed'}")
+    if above is None:
+        return [*raised, *words]
+    head = (above[0], above[0], rf"\text{{{above[0]}}}", rf"\mathrm{{{above[0]}}}")
+    return [*map("/".join, zip(head, raised, strict=True)), *(f"{above[1]} per {each}" for each in words)]
+
+
+def test_a_compound_unit_is_asked_for_in_any_spelling(verifier: Verifier) -> None:
+    units = {(symbol, power): spelled(symbol, plural, power) for symbol, plural in LENGTHS for power in (2, 3)} | {
+        (above, below): spelled(below, name, power, (above, plural)) for above, plural, below, name, power in QUOTIENTS
+    }
+    pairs, problems, right = [], [], []
+    for key, spellings in units.items():
+        what = {2: "area", 3: "volume"}.get(key[1], "value")
+        others = [spelling for other, of in units.items() if other != key for spelling in of[:3]]
+        # "How many hours a week" are hours too.
+        others += [key[0]] if isinstance(key[1], int) else []
+        fractions = (
+            [] if isinstance(key[1], int) else [rf"\frac{{\text{{{key[0]}}}}}{{{spellings[2].partition('/')[2]}}}"]
+        )
+        for spelling, frame in itertools.product(spellings, ASKED):
+            asked = f"${spelling}$" if "\\" in spelling else spelling
+            for said, fits in [(each, True) for each in (*spellings, *fractions, "")] + [
+                (each, False) for each in others
+            ]:
+                pairs.append((f"8 {said}".strip(), "8"))
+                problems.append(frame.replace("U", asked).replace("WHAT", what))
+                right.append(fits)
+    verdicts = verifier.verify_many(pairs, problems)
+    wrong = [(p, a, str(v)) for p, (a, _), v, fits in zip(problems, pairs, verdicts, right, strict=True)
+             if (v == "CORRECT") != fits]  # fmt: skip
+    assert wrong == []
+
+
 @pytest.mark.parametrize("kind", TYPES_OF_ANSWERS)
 def test_a_type_says_what_it_leaves(kind: type[Kind]) -> None:
     """One place a type: its class says how it is read, compared and what work it leaves, and the page names it."""

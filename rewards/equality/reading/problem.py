@@ -75,6 +75,21 @@ def _asked_for(sentences: Sequence[str]) -> tuple[set[str], bool]:
     return ({"year"} if any("how old" in sentence.lower() for sentence in sentences[-1:]) else set()), False
 
 
+def _compound(sentence: str, alone: bool) -> str:
+    r"""Return the compound measure that a sentence asks for in symbols: `m/s^2` of "in m/s²" or "in $\text{m/s}^2$".
+
+    Empty if it asks for none, or first for a simple one. alone: `m^3` is one too, and no power of a variable.
+    """
+    for phrase in (each.replace("$", " ").split() for each in SAYS.in_symbols.findall(one_spelling(sentence))):
+        symbols = (" ".join(phrase[:size]) for size in range(len(phrase), 0, -1))
+        names = (read_symbols(each, alone=alone) for each in symbols if "/" in each or "^" in each)
+        if name := next(filter(None, names), ""):
+            return name
+        if phrase and is_unit_word(phrase[0]):
+            break
+    return ""
+
+
 def _units(prose: str) -> set[str]:
     """Return the measures that are asked for: "how many square feet", "the speed in miles per hour"."""
     found = set()
@@ -82,16 +97,21 @@ def _units(prose: str) -> set[str]:
         for phrase in pattern.findall(prose):
             spoken = phrase.lower().split()
             for size in range(len(spoken), 0, -1):
-                unit = read_unit(" ".join(spoken[:size])) if is_unit_word(spoken[size - 1]) else None
-                if unit is not None and unit.name and "*" not in unit.name and not unit.nouns:
-                    # "how many miles does it go per gallon"
-                    per = SAYS.per.search(prose) if "/" not in unit.name else None
-                    below = read_unit(per[1]) if per and is_unit_word(per[1]) else None
-                    asked = below.name if below is not None and below.name != unit.name else ""
-                    found |= {unit.name, f"{unit.name}/{asked}"} if asked else {unit.name}
-                    if pattern is SAYS.how_much:  # "how many hours a week" are hours
-                        found.add(unit.name.split("/")[0])
-                    break
+                ends = is_unit_word(spoken[size - 1]) or (size > 1 and spoken[size - 1] in ("squared", "cubed"))
+                unit = read_unit(" ".join(spoken[:size])) if ends else None
+                name = unit.name if unit is not None and not unit.nouns else ""
+                above, _, under = name.partition("/")
+                # A product is one above "per" only: not of "in hours minutes", or "in miles per gallon has it".
+                if not name or "*" in (under or above):
+                    continue
+                # "how many miles does it go per gallon"
+                per = SAYS.per.search(prose) if not under else None
+                below = read_unit(per[1]) if per and is_unit_word(per[1]) else None
+                asked = below.name if below is not None and below.name != name else ""
+                found |= {name, f"{name}/{asked}"} if asked else {name}
+                if pattern is SAYS.how_much:  # "how many hours a week" are hours
+                    found.add(above)
+                break
     return found
 
 
@@ -251,12 +271,14 @@ class ProblemText:
         prose = self._prose if self._question is self._text else _split(self._question)[1]
         asking = " ".join(self._asking)
         several = SAYS.several.search(asking)
-        phrases = [each.replace("$", " ").split() for each in SAYS.in_symbols.findall(asking) if "/" in asking]
-        measures = (read_symbols(" ".join(each[:size])) for each in phrases for size in range(len(each), 0, -1))
         units, counts = _asked_for([sentence for sentence in SAYS.sentence.split(prose) if SAYS.asks.search(sentence)])
+        # The last sentence that asks for any measure decides, as in `_asked_for`.
+        alone = SAYS.sized.search(asking) is not None
+        asked = ((_compound(sentence, alone), _units(_split(sentence)[1])) for sentence in reversed(self._asking))
+        measure = next((compound for compound, plain in asked if compound or plain), "")
         return Contract(
-            units=frozenset(units),
-            measure=next(filter(None, measures), ""),
+            units=frozenset((measure,) if measure else units),
+            measure=measure,
             order=next((order for pattern, order in _ORDERS if pattern.search(asking)), ""),
             rounded=SAYS.rounding.search(self._question) is not None,
             places=_places(self._question),

@@ -61,12 +61,15 @@ def _is_cased(word: str) -> bool:
     return len(word) > 2 or (word in _CANONICAL and word not in ("pa", "ev")) or not word.islower()
 
 
-def read_symbols(text: str) -> str:
-    """Return the measure that symbols are (`m/s^2`, `J/(kg K)`, `m s^{-2}`), empty if one of them is none."""
+def read_symbols(text: str, *, alone: bool = False) -> str:
+    """Return the measure that symbols are (`m/s^2`, `J/(kg K)`, `m s^{-2}`), empty if one of them is none.
+
+    alone: `m^3` is one too, and no power of a variable.
+    """
     bare = re.sub(r"\\cdot|\\(?:text|mathrm)", " ", text)
     spoken = re.findall(r"[a-zA-Z]+", bare)
     # Letters alone are variables unless they are written as units are: `N/m`, `m s^{-2}`, and not `3 m n`, `7w^2`.
-    written = re.search(r"/|\^\s*\{?\s*-", text) or any(len(word) > 1 for word in spoken)
+    written = alone or re.search(r"/|\^\s*\{?\s*-", text) or any(len(word) > 1 for word in spoken)
     known = all(_measure(word.lower()) and _is_cased(word) for word in spoken)
     if not (spoken and written and known and re.search(r"[/^*]|\\cdot|\w\s+\w", text)):
         return ""
@@ -272,6 +275,7 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
         unit = Unit("dollar") if name == "$" or spelled is None else spelled
     elif text.endswith("\\$"):
         text, unit = text[:-2], Unit("dollar")
+    text = SAYS.unit_quotient.sub(r"\1/\2", text)
     # From the end, one after the other: `3 \text{ million} \text{ dollars}` has two.
     for _ in range(4):
         text = text.strip()
