@@ -14,7 +14,8 @@ def brevity(completions, answer, log_metric=None, **columns):
     """Return up to 2 points for a short right-looking completion; None where there is nothing to score.
 
     completions: one per sample, messages or text. answer: the data set's column of golds; the others (id, solution,
-    subject, level; in a script of TRL every column) come in `columns`. A score of None leaves the completion out, and is counted; it is not a 0.
+    subject, level; in a script of TRL every column) come in `columns`. A score of None leaves the completion out, and
+    is counted; it is not a 0.
     """
     scores = []
     for completion, gold in zip(completions, answer, strict=True):

@@ -136,8 +136,8 @@ said of a key, `--dry-run` prints what a run resolves to. The authors' own files
 ([what their keys become](../configs/published/README.md)).
 
 A file may extend others: `extends: base.yaml`, or a list: files relative to the extending one, or names as above.
-Sections merge key by key, lists are replaced, and `section: null` clears the base's section. Unknown keys and values out
-of range, then contradictions, are errors, exit code 2, each with its file and its line.
+Sections merge key by key, lists are replaced, and `section: null` clears the base's section. Unknown keys and values
+out of range, then contradictions, are errors, exit code 2, each with its file and its line.
 
 The sections `training`, `lora` and `rollout` also take the fields of TRL, of peft and of the sampler, by their names.
 They are checked when TRL has been imported, before any weights are loaded. What a run decides itself is refused with
@@ -314,7 +314,8 @@ def files() -> str:
     for name, record, where in sub:
         parts += [f"### {name}: {where}\n", table(("name", "meaning"), record_rows(record, leaves=own))]
     parts += [
-        "## samples/*.parquet\n\nOne row per sample. Each part's metadata `gtpo_run` is eval.json as it was then, without metrics.\n",
+        "## samples/*.parquet\n\nOne row per sample. Each part's metadata `gtpo_run` is eval.json as it was then, "
+        "without metrics.\n",
         columns(SAMPLE_COLUMNS),
         "## questions.parquet\n\nOne row per question and scoring.\n",
         columns(QUESTION_COLUMNS),
