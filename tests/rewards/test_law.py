@@ -25,8 +25,9 @@ from gtpo.rewards import Verdict, Verifier, extract_answer, last_boxed
 from gtpo.rewards.equality.answers import Kind
 from gtpo.rewards.equality.arithmetic import FUNCTIONS
 from gtpo.rewards.equality.comparing.decide import decide
-from gtpo.rewards.equality.reading import WORDS
+from gtpo.rewards.equality.reading import TABLES, WORDS
 from gtpo.rewards.equality.reading.types import TYPES as TYPES_OF_ANSWERS
+from gtpo.rewards.equality.reading.units import is_noun, read_unit
 from gtpo.rewards.golds import contradiction, read_contract
 
 IN_A_PROCESS = ("rewards/equality/",)
@@ -191,6 +192,19 @@ def test_a_noun_that_nobody_counts_is_refused(verifier: Verifier) -> None:
     verdicts = verifier.verify_many([(f"5 {said}s", "5") for said, _ in pairs], problems)
     wrong = [(*pair, fits) for pair, fits, v in zip(pairs, general, verdicts, strict=True) if fits != (v == "CORRECT")]
     assert wrong == []
+
+
+def test_every_noun_and_measure_is_read_in_the_plural() -> None:
+    def plural(word: str) -> str:
+        return re.sub(r"(?<=[^aeiou])y$", "ie", word.replace("quiz", "quizz")) + (
+            "es" if re.search("(?:s|x|z|ch|sh)$", word) else "s"
+        )
+
+    spelled = {each for spellings in TABLES["measures"].values() for each in spellings.split() if len(each) > 3}
+    measures = [each for each in spelled if each.isascii() and not each.endswith("s")]
+    assert [each for each in measures if read_unit(plural(each)) != read_unit(each)] == []
+    nouns = [each for each in WORDS.counted if each not in TABLES["plurals"] and not each.endswith(("ses", "ces"))]
+    assert [each for each in nouns if not is_noun(plural(each))] == []
 
 
 # Symbol, plural; what is measured by a power of it, or by a quotient of two.

@@ -34,6 +34,8 @@ def singular(word: str) -> str:
     """Return a noun without its plural ending, as far as a rule can tell; `apples` and `apple` meet."""
     if word in _PLURALS:
         return _PLURALS[word]
+    if word.endswith("ies") and (word[:-1] in _CANONICAL or word[:-1] in WORDS.counted):
+        return word[:-1]  # calories, cookies
     # Wrong for some words (`lens`), but alike on both sides, which is all that a comparison needs.
     for ending, kept in (("ies", "y"), ("ches", "ch"), ("shes", "sh"), ("xes", "x"), ("sses", "ss"), ("s", "")):
         if word.endswith(ending) and len(word) > len(ending) + 1 and not word.endswith("ss"):
