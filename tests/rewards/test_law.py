@@ -212,6 +212,8 @@ LENGTHS = (("cm", "centimeters"), ("m", "meters"), ("km", "kilometers"), ("ft", 
 QUOTIENTS = (("m", "meters", "s", "second", 2), ("kg", "kilograms", "m", "meter", 3), ("N", "newtons", "m", "meter", 2))
 ASKED = (
     "What is its WHAT in U?",
+    "What is its WHAT (in U)?",
+    "What is its WHAT in units of U?",
     "Find the WHAT, in U.",
     "Give the volume or area. Express your answer in U.",
     "How many U is it?",
@@ -254,6 +256,12 @@ def test_a_compound_unit_is_asked_for_in_any_spelling(verifier: Verifier) -> Non
                 pairs.append((f"8 {said}".strip(), "8"))
                 problems.append(frame.replace("U", asked).replace("WHAT", what))
                 right.append(fits)
+    # One set as text is no variable, and asks for itself.
+    for symbol, plural in LENGTHS:
+        for said, of in itertools.product(("", *(each for pair in LENGTHS for each in pair)), (r"\text", r"\mathrm")):
+            pairs.append((f"8 {said}".strip(), "8"))
+            problems.append(f"What is its perimeter in ${of}{{{symbol}}}$?")
+            right.append(said in ("", symbol, plural))
     verdicts = verifier.verify_many(pairs, problems)
     wrong = [(p, a, str(v)) for p, (a, _), v, fits in zip(problems, pairs, verdicts, right, strict=True)
              if (v == "CORRECT") != fits]  # fmt: skip

@@ -80,11 +80,16 @@ def _compound(sentence: str, alone: bool) -> str:
 
     Empty if it asks for none, or first for a simple one. alone: `m^3` is one too, and no power of a variable.
     """
-    for phrase in (each.replace("$", " ").split() for each in SAYS.in_symbols.findall(one_spelling(sentence))):
-        symbols = (" ".join(phrase[:size]) for size in range(len(phrase), 0, -1))
-        names = (read_symbols(each, alone=alone) for each in symbols if "/" in each or "^" in each)
+    spelled = one_spelling(sentence).replace(r"\,", " ")
+    for phrase in (each.replace("$", " ").split() for each in SAYS.in_symbols.findall(spelled)):
+        symbols = (" ".join(phrase[:size]).rstrip(")") for size in range(len(phrase), 0, -1))
+        quotients = [SAYS.unit_quotient.sub(r"\1/\2", each) for each in symbols]
+        names = (read_symbols(each, alone=alone) for each in quotients if "/" in each or "^" in each)
         if name := next(filter(None, names), ""):
             return name
+        # `m` set as text is no variable.
+        if phrase and (text := SAYS.set_unit.fullmatch(quotients[-1])) and (unit := read_unit(text[1])) is not None:
+            return unit.name
         if phrase and is_unit_word(phrase[0]):
             break
     return ""
@@ -141,7 +146,7 @@ class ProblemText:
 
     def __init__(self, text: str) -> None:
         self.is_known = bool(text)
-        self._text = text[-PROBLEM_CHARACTERS:]
+        self._text = SAYS.power_word.sub(r"\1 ", text[-PROBLEM_CHARACTERS:])  # "sq. ft."
         # The last problem of a prompt with solved ones before it, and the whole text of any other.
         shots = (self._text[match.start() :] for match in reversed(list(SAYS.shot.finditer(self._text))))
         self._question = next(filter(SAYS.asks.search, shots), self._text)
