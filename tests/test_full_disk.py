@@ -24,7 +24,8 @@ ROW = {"id": "1", "problem": "1 + 1?", "gold": "2", "completions": ["<answer>2</
 def limited(*words: str, cwd: Path, code: int, size: int = 1024) -> subprocess.CompletedProcess[str]:
     """Run a module of gtpo in a process whose files may have `size` bytes, as after `ulimit -f`."""
     limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
-    return python("-m", *words, cwd=cwd, code=code, timeout=120, preexec_fn=limit)
+    # -B: a compiled module that was cut off at the limit would stay for all later processes.
+    return python("-B", "-m", *words, cwd=cwd, code=code, timeout=120, preexec_fn=limit)
 
 
 @pytest.fixture
