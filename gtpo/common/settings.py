@@ -137,7 +137,7 @@ def validate_yaml(model: type[Model], path: Path, values: dict[str, Any], lines:
         key = tuple(str(part) for part in first["loc"] if part != "[key]")
         line = next((f":{lines[key[:i]]}" for i in range(len(key), 0, -1) if key[:i] in lines), "") if lines else ""
         fault, after = first["msg"].removeprefix("Value error, "), f", found {first['input']!r:.60}."
-        if first["type"] == "missing":
+        if first["type"] == "missing" or not key:  # what is wrong with all of them is no value
             after = "."
         elif first["type"] == "extra_forbidden":
             section: type[BaseModel] | None = model
