@@ -212,9 +212,19 @@ class Table:
         known = [at for run in self.sides[method].runs if (at := self._stored(run.record, column)) is not None]
         if len(known) < len(self.sides[method].runs) or all(at.worst is None for at in known):
             return None
-        ends = [(at.mean, at.mean) if at.worst is None else (at.worst, at.best) for at in known]
-        worst, best = np.array(ends, dtype=np.float64).mean(axis=0).tolist()
-        return worst, best
+        side, ends = self.sides[method], []
+        for run, whole in zip(side.runs, side.whole, strict=True):
+            part, n = whole.take(np.isin(whole.ids, self.asked)), run.entry(self.benchmark).n or 0
+            known, short = column.metric.values(part.take(part.n >= n), column.k).sum(), part.take(part.n < n)
+            either = [column.metric.values(of, column.k).sum() for of in _completed(short, n)]
+            ends.append((known + np.array(either or [0, 0]) + [0, len(self.asked) - part.ids.size]) / len(self.asked))
+        return side.by_draw(ends)
+
+    def _alike(self, one: EvalRecord, other: EvalRecord) -> bool:
+        """Whether two evaluations asked the same questions in the same way, however often."""
+        places = [place for name, place in SETTINGS.items() if name not in ("scoring", "verifier")]
+        sums = [record.benchmarks.get(self.benchmark, BenchmarkRecord()).checksum for record in (one, other)]
+        return sums[0] == sums[1] and all(attrgetter(place)(one) == attrgetter(place)(other) for place in places)
 
     def checkpoints(self, method: str, column: Column) -> tuple[int, float]:
         """Return how many checkpoints of a training were evaluated here, and how far their mean lies above the figure.
@@ -226,7 +236,7 @@ class Table:
         for run in side.runs:
             means: dict[str | None, list[float]] = {}  # of each checkpoint
             for record in members[run.name].evaluations:
-                if at := self._stored(record, column):
+                if (at := self._stored(record, column)) and self._alike(record, run.record):
                     means.setdefault(record.model.checkpoint, []).append(at.mean)
             own = means.get(run.record.model.checkpoint)
             most = max(most, len(means) if own else 1)

@@ -18,6 +18,7 @@ from gtpo.evalkit.comparison.compare import MethodComparison, compare
 from gtpo.evalkit.comparison.questions import BETTER, UNDECIDED, Cell
 from gtpo.evalkit.report.summary import answer, sentences
 from gtpo.evalkit.statistics import METHODS, OUTPUTS, WEIGHTS
+from gtpo.runs.eval_record import read_record
 from gtpo.runs.find import find_runs
 
 HALF = np.repeat([1, 3], 20)
@@ -155,6 +156,12 @@ def test_a_checkpoint_chosen_on_the_benchmark_must_win_in_the_mean(tmp_path: Pat
     told = "3 checkpoints of its training were evaluated on b: the verdict must also hold for their mean, and does not"
     assert told in words_of(found["gtpo-2"])
     assert told in sentences(found["gtpo-2"])[0].further
+    # Sampled in another way: no checkpoint's figure among those that one was chosen by.
+    right = write_counts(tmp_path / "results/eval/greedy", np.repeat(4, 40), 4, train=tmp_path / "results/train/gtpo",
+                         checkpoint="checkpoint-0", preset="gtpo")  # fmt: skip
+    record = read_record(right)
+    record.sampling.temperature = 0.0
+    record.write(right)
     assert "checkpoints" not in words_of(found["best"])
 
 
