@@ -28,7 +28,6 @@ from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.design import Design, Noise
 from gtpo.evalkit.engines.model_ref import fingerprint
 from gtpo.evalkit.statistics import FAMILIES, PairedDifference, ScoreInterval, clusters_of, method_mean, wording
-from gtpo.rewards.data.problem import Problem
 from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, Interval
 from gtpo.runs.find import EvalRun, Questions
 from gtpo.runs.prompt import DERIVED
@@ -273,7 +272,11 @@ class Table:
 
     def groups(self) -> Iterator[Table]:
         """One part for each subject and level."""
-        subjects, levels = self.first.subject, self.first.level
+        parts = [part for side in self.sides.values() for part in side.parts]
+        # Of each question those of the first run that has one.
+        subjects, levels = parts[0].subject, parts[0].level
+        for part in parts[1:]:
+            subjects, levels = np.where(subjects == "", part.subject, subjects), np.where(levels, levels, part.level)
         masks = {subject: subjects == subject for subject in sorted(set(subjects) - {""})}
         masks |= {f"level {level}": levels == level for level in sorted(set(levels.tolist()) - {0})}
         for name, rows in masks.items():
@@ -351,10 +354,15 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
         for i, part in enumerate(side.parts):
             if part.ids.size > len(common):
                 side.parts[i] = part.take(np.isin(part.ids, list(common)))
-    known, unknown, source = runs[0].problems(benchmark), Problem("", "", ""), runs[0].entry(benchmark).source
-    asked = [known.get(question, unknown) for question in sorted(common)]
-    clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
-    wordings = len({wording(p.problem) for p in asked if p.problem and not source.startswith("generated")})
+    # Of each question the text, and the cluster, of the first run that has one.
+    known: dict[str, dict[str, str]] = {"problem": {}, "cluster": {}}
+    for problems in (run.problems(benchmark).values() for run in reversed(runs)):
+        for name, of in known.items():
+            of |= {problem.id: text for problem in problems if (text := getattr(problem, name))}
+    texts, named = ([of.get(question, "") for question in sorted(common)] for of in known.values())
+    source = next((run.entry(benchmark).source for run in runs if run.entry(benchmark).source), "")
+    clusters = clusters_of(texts, named, source)
+    wordings = len({wording(text) for text in texts if text and not source.startswith("generated")})
     wordings *= clusters is None and wordings < min(FAMILIES, len(common))
     even = common == every and len({n for part in parts for n in part.n.tolist()}) == 1
     table = Table(benchmark, "", sides, notes, scoring, clusters, wordings, even)

@@ -134,6 +134,16 @@ def test_three_files_a_side_are_methods_if_they_are_declared(tmp_path: Path) -> 
     assert "needs RUNS" in run(code=2)
 
 
+def test_whichever_run_has_the_texts_they_count(tmp_path: Path) -> None:
+    for name, correct, texts in (("a", HALF, [f"text {'ab'[i % 2]}" for i in range(40)]), ("b", HALF[::-1], [""] * 40)):
+        write_counts(tmp_path / "results/eval" / name, correct, 4, texts=texts)
+    found = []
+    for names in ("ab", "ba"):
+        runs, trains, _ = find_runs([str(tmp_path / "results/eval" / name) for name in names])
+        found.append(compare(runs, trains, baseline="a", details=False, metrics=[Column(PASS, 1)]))
+    assert [cell_of(one).paired.questions for one in found] == [2, 2]
+
+
 def test_a_checkpoint_chosen_on_the_benchmark_must_win_in_the_mean(tmp_path: Path) -> None:
     low, high = np.repeat([1, 4], 20), np.repeat([3, 4], 20)
     write_counts(tmp_path / "results/eval/hub", low, 4)
