@@ -192,6 +192,15 @@ class Contrast:
             clusters=self.table.clusters_at(column.k),
         ).at(0)  # fmt: skip
 
+    def missing(self, column: Column, found: float) -> tuple[float, float]:
+        """Return how far missing samples, and questions, could move the difference that was found, down and up."""
+        ours, theirs = (self.table.extremes(name, column) for name in self.names)
+        if ours is None or theirs is None:
+            return 0.0, 0.0
+        (worst, best), (their_worst, their_best) = (of.mean(axis=0).tolist() for of in self._rows(ours, theirs))
+        # The worst case of one side meets the best case of the other.
+        return worst - their_best - found, best - their_worst - found
+
     def noise(self, column: Column) -> tuple[Noise, Design] | None:
         """Return where the noise of the difference comes from, and the design that it was measured by.
 
@@ -231,9 +240,7 @@ def _compared(table: Table, columns: list[Column], baseline: str | None, primary
             contrast, cell = of_pair if column == primary else of_all, cells[name, column]
             one, other = (contrast.table.cell(side, column) for side in (name, baseline))
             cell.paired, cell.selected = contrast.difference(column), one.to_mean - other.to_mean
-            # The worst case of one side meets the best case of the other.
-            ours, theirs = ([end - of.value.mean for end in of.bounds or (of.value.mean,) * 2] for of in (one, other))
-            cell.missing = ours[0] - theirs[1], ours[1] - theirs[0]
+            cell.missing = contrast.missing(column, float(cell.paired.difference))
             cell.noise = of_all.noise(column) if column == primary else None
         both, seeds, notes_of_pair = of_pair.table, of_pair.common and len(of_pair.common[0]), list[str]()
         if seeds and seeds < max(len(both.sides[side].draws) for side in (name, baseline)):

@@ -27,6 +27,7 @@ from gtpo.evalkit.comparison.columns import Column
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.design import Design, Noise
 from gtpo.evalkit.engines.model_ref import fingerprint
+from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.statistics import FAMILIES, PairedDifference, ScoreInterval, clusters_of, method_mean, wording
 from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, Interval
 from gtpo.runs.find import EvalRun, Questions
@@ -114,6 +115,8 @@ class Side:
     method: Method
     runs: list[EvalRun]
     parts: list[Questions]
+    # The same with all questions of each run, also those that another lacks.
+    whole: list[Questions]
 
     @cached_property
     def draws(self) -> list[list[int]]:
@@ -147,6 +150,8 @@ class Table:
     wordings: int = 0
     # Whether every run has all samples of all questions that any run has.
     even: bool = True
+    # Ids of the questions that every run was asked, scored or not.
+    asked: NDArray[np.object_] | None = field(default=None, repr=False)
     columns: list[Column] = field(default_factory=list)
     cells: dict[tuple[str, Column], Cell] = field(default_factory=dict, repr=False)
     # None if there is nothing to compare with.
@@ -206,10 +211,12 @@ class Table:
         of_k: dict[int, Interval] = getattr(getattr(entry, self.scoring) or entry, name)
         return of_k.get(column.k)
 
-    def bounds(self, method: str, column: Column) -> tuple[float, float] | None:
-        """A method's mean if every missing sample were wrong, and if it were right; None if none is missing."""
-        known = [at for run in self.sides[method].runs if (at := self._stored(run.record, column)) is not None]
-        if len(known) < len(self.sides[method].runs) or all(at.worst is None for at in known):
+    def extremes(self, method: str, column: Column) -> NDArray[np.float64] | None:
+        """[S, 2] Each draw's mean over all questions asked if every missing sample were wrong, and if it were right.
+
+        None if no run of any method misses one, and for a part of a benchmark, on which nothing is tested.
+        """
+        if self.even or self.asked is None:
             return None
         side, ends = self.sides[method], []
         for run, whole in zip(side.runs, side.whole, strict=True):
@@ -226,7 +233,7 @@ class Table:
         return sums[0] == sums[1] and all(attrgetter(place)(one) == attrgetter(place)(other) for place in places)
 
     def checkpoints(self, method: str, column: Column) -> tuple[int, float]:
-        """Return how many checkpoints of a training were evaluated here, and how far their mean lies above the figure.
+        """Return how many checkpoints of a training were evaluated alike, and how far their mean lies above the figure.
 
         The most of any training of the method. best/ was chosen on other questions: 1, 0.0.
         """
@@ -250,25 +257,31 @@ class Table:
             medians = side.by_draw([np.median(of) if of.size else math.nan for of in values]).tolist()
             return Cell(column, ScoreInterval(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
         value = method_mean(self.scores(method, column), clusters=self.clusters_at(column.k))
-        checkpoints, to_mean = self.checkpoints(method, column)
-        return Cell(column, value, None, self.bounds(method, column), checkpoints=checkpoints, to_mean=to_mean)
+        (checkpoints, to_mean), ends = self.checkpoints(method, column), self.extremes(method, column)
+        worst, best = (0.0, 0.0) if ends is None else ends.mean(axis=0).tolist()
+        bounds = (worst, best) if worst != best else None
+        return Cell(column, value, None, bounds, checkpoints=checkpoints, to_mean=to_mean)
 
     def pair(self, a: str, b: str) -> Table:
         """Return the same of two methods only: what a third one lacks changes nothing between them."""
-        if self.even:
+        if self.even or self.group:  # of a part, no verdict is given
             return self
-        pair = share_questions(self.benchmark, [self.sides[of].method for of in (a, b)], self.scoring, allow=True)
-        return next(part for part in pair.groups() if part.group == self.group) if self.group else pair
+        return share_questions(self.benchmark, [self.sides[of].method for of in (a, b)], self.scoring, allow=True)
 
     def check_k(self, k: int) -> None:
-        """UserError if a run has fewer than k samples."""
+        """UserError if there is no question of which every run has k samples."""
         for side in self.sides.values():
             for run, part in zip(side.runs, side.parts, strict=True):
-                if k > (had := part.pass_at_k.shape[1]):
+                if k > (had := int(part.n.max())):
                     raise UserError(
                         f"k = {k} needs {k} samples per question; {run.name} has n = {had} on {self.benchmark} (gtpo "
                         f"eval --k {k} with the same --out adds the missing ones)"
                     )
+        if k > self.samples:
+            raise UserError(
+                f"k = {k}: there is no question of {self.benchmark} of which every run has {k} scored samples; "
+                f"{self.samples} is the largest k"
+            )
 
     def groups(self) -> Iterator[Table]:
         """One part for each subject and level."""
@@ -284,7 +297,26 @@ class Table:
                 of: replace(side, parts=[part.take(rows) for part in side.parts]) for of, side in self.sides.items()
             }
             clusters = None if self.clusters is None else self.clusters[rows]
-            yield replace(self, group=name, sides=sides, notes=[], clusters=clusters)
+            yield replace(self, group=name, sides=sides, notes=[], clusters=clusters, asked=None)
+
+
+def _completed(part: Questions, n: int) -> Iterator[Questions]:
+    """Yield questions with fewer than n samples as if what they lack were wrong, and as if it were right.
+
+    Nothing for no questions.
+    """
+    if not part.ids.size:
+        return
+    missing, counted = n - part.n, part.votes()
+    votes, silent = zip(*(counted[question] for question in part.ids), strict=True)
+    # The most that wrong samples can do to maj@k is to agree with the largest wrong class.
+    agreed = [[(of or [0])[0] + more, *of[1:]] for of, more in zip(votes, missing.tolist(), strict=True)]
+    for right, wrong in ((0, agreed), (missing, votes)):
+        correct, every = part.correct + right, part.n + missing
+        yield replace(
+            part, n=every, correct=correct, format_ok=part.format_ok + right,
+            pass_at_k=pass_at_all_k(every, correct), maj_at_k=maj_at_all_k(wrong, correct.tolist(), silent),
+        )  # fmt: skip
 
 
 def name_alike(runs: list[EvalRun], notes: list[str]) -> list[EvalRun]:
@@ -320,7 +352,8 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     sides, notes = dict[str, Side](), list[str]()
     for method in methods:
         evaluated = [run for run in method.runs if benchmark in run.benchmarks]
-        sides[method.name] = Side(method, evaluated, [run.questions(benchmark, scoring) for run in evaluated])
+        whole = [run.questions(benchmark, scoring) for run in evaluated]
+        sides[method.name] = Side(method, evaluated, [*whole], whole)
         if len(evaluated) < len(method.runs):
             number = f"{len(evaluated)} of its {len(method.runs)} runs"
             notes.append(f"{method.name}: only {number} were evaluated on {benchmark}")
@@ -335,7 +368,8 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     common, every = set[str].intersection(*ids), set[str].union(*ids)
     counts = "; ".join(f"{run.name}: {len(of)} questions" for run, of in zip(runs, ids, strict=True))
     # What runs lack of the others' questions, if their records name it as unscored, is missing and nothing else.
-    if all(every <= of.union(run.entry(benchmark).unscored_questions) for run, of in zip(runs, ids, strict=True)):
+    asked_of = [of.union(run.entry(benchmark).unscored_questions) for run, of in zip(runs, ids, strict=True)]
+    if all(every <= of for of in asked_of):
         other_golds = _other_golds(benchmark, runs)
         problem = other_golds and f"the questions or golds of {benchmark} differ under the same ids ({other_golds})"
     else:
@@ -365,7 +399,8 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     wordings = len({wording(text) for text in texts if text and not source.startswith("generated")})
     wordings *= clusters is None and wordings < min(FAMILIES, len(common))
     even = common == every and len({n for part in parts for n in part.n.tolist()}) == 1
-    table = Table(benchmark, "", sides, notes, scoring, clusters, wordings, even)
+    asked_all = np.array(sorted(set[str].intersection(*asked_of)), dtype=object)
+    table = Table(benchmark, "", sides, notes, scoring, clusters, wordings, even, asked_all)
     if clusters is not None:
         notes.append(
             f"{clusters.size} questions have {clusters.max() + 1} texts, apart from numbers, or clusters: those "

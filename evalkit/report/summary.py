@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from gtpo.common.terminal import visible
 from gtpo.evalkit.comparison import columns
 from gtpo.evalkit.comparison.columns import METRICS, Column, difference, points
@@ -103,9 +101,10 @@ def _remarks(table: Table, method: str, column: Column) -> Iterator[str]:
             "which only the chosen one is evaluated, need no such bound."
         )
     rates = [
-        np.array([run.entry(table.benchmark).truncation_rate for run in table.sides[side].runs], dtype=float).mean()
-        for side in (method, baseline)
-    ]
+        float(side.by_draw([run.entry(table.benchmark).truncation_rate or 0 for run in side.runs]).mean())
+        if all(run.entry(table.benchmark).truncation_rate is not None for run in side.runs) else math.nan
+        for side in (table.sides[method], table.sides[baseline])
+    ]  # fmt: skip
     known = [rate for rate in rates if not math.isnan(rate)]
     if known and (max(known) - min(known) >= CUT_OFF or (len(known) == 1 and known[0] >= CUT_OFF)):
         of_us, of_base = ("an unknown share" if math.isnan(rate) else f"{100 * rate:.0f} %" for rate in rates)

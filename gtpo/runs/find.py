@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from itertools import groupby, zip_longest
 from operator import itemgetter
@@ -28,6 +28,8 @@ from gtpo.runs.train_run import ENDED, RESULTS, TrainFolder, train_run_of
 
 # Question -> (whether it is right, its tokens) of each scored sample whose length is known.
 Lengths = dict[str, list[tuple[bool, int]]]
+# Question -> (sizes of its wrong answer classes, the largest first; samples without an answer).
+Votes = dict[str, tuple[list[int], int]]
 
 
 def rescore(folder: Path) -> str:
@@ -67,7 +69,16 @@ class EvalRun:
         name = self.stored_name(benchmark)
         if (name, scoring) not in every:
             raise UserError(f"{file}: no {scoring} scores of {name}; {rescore(self.folder)}")
-        return replace(every[name, scoring], lengths=cache(partial(self._lengths, benchmark, scoring)))
+        lengths, votes = cache(partial(self._lengths, benchmark, scoring)), partial(self._votes, benchmark, scoring)
+        return replace(every[name, scoring], lengths=lengths, votes=votes)
+
+    def _votes(self, benchmark: str, scoring: str) -> Votes:
+        columns, wanted = ["benchmark", "scoring", "question_id", "votes", "abstentions"], self.stored_name(benchmark)
+        rows = read_table(self.folder / "questions.parquet", columns, remedy=rescore(self.folder)).to_pylist()
+        return {
+            row["question_id"]: (row["votes"] or [], row["abstentions"] or 0)
+            for row in rows if (row["benchmark"], row["scoring"]) == (wanted, scoring)
+        }  # fmt: skip
 
     def _lengths(self, benchmark: str, scoring: str) -> Lengths:
         stored, n = self.stored_name(benchmark), self.entry(benchmark).n or np.inf
@@ -109,13 +120,14 @@ class Questions:
     truncated: NDArray[np.int32]
     pass_at_k: NDArray[np.float64]
     maj_at_k: NDArray[np.float64]
-    # Read when it is first asked for.
+    # Read when they are first asked for.
     lengths: Callable[[], Lengths] = field(default=dict, repr=False)
+    votes: Callable[[], Votes] = field(default=dict, repr=False)
 
     def take(self, rows: NDArray[Any]) -> Questions:
         """Return the questions at `rows` (indices or mask)."""
-        arrays: dict[str, Any] = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "lengths"}
-        return Questions(**arrays, lengths=self.lengths)
+        arrays = {name: of[rows] for name, of in vars(self).items() if isinstance(of, np.ndarray)}
+        return replace(self, **arrays)
 
     def tokens(self, *, right: bool) -> NDArray[np.float64]:
         """[N] Tokens of the right, or of all other, scored samples of these questions, as far as they are known."""

@@ -150,6 +150,37 @@ def test_missing_samples_that_could_reverse_it_take_a_verdict_away(tmp_path: Pat
     assert "Its missing samples could reverse the difference." in ran.stdout
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_whatever_is_missing_was_lies_between_the_extremes(seed: int, tmp_path: Path) -> None:
+    """Samples and whole questions of both runs are lost: the difference without any loss, in every metric."""
+    rng, count, n = np.random.default_rng(seed), 14, 4
+    for i, name in enumerate(("a", "b")):
+        gone = rng.random((count, n)) < 0.2
+        gone[rng.choice(count, 3, replace=False)] = True
+        for folder, failed in ((name, tuple(map(tuple, np.argwhere(gone)))), (f"whole-{name}", ())):
+            write_eval(tmp_path / "results/eval" / folder, method=None, seed=10 * seed + i, skill=i,
+                       benchmarks={"arithmetic": count}, n=n, failed=failed)  # fmt: skip
+    (whole,), (table,) = (compared(tmp_path, f"{of}a", f"{of}b", ks=[1, 2]).tables for of in ("whole-", ""))
+    for column in (column for column in table.columns if column.metric.tested):
+        cell, truth = table.cells["b", column], whole.cells["whole-b", column]
+        worst, best = (float(cell.paired.difference) + moved for moved in cell.missing)
+        assert worst - 1e-9 <= float(truth.paired.difference) <= best + 1e-9, column.label
+        for name in ("a", "b"):
+            low, high = table.cells[name, column].bounds
+            assert low - 1e-9 <= whole.cells[f"whole-{name}", column].value.mean <= high + 1e-9, (name, column.label)
+    # What two runs with one question more or less in common would give, whichever is named first.
+    (other,) = compared(tmp_path, "b", "a", baseline="a", ks=[1, 2]).tables
+    assert other.cells["b", Column(PASS, 1)].missing == table.cells["b", Column(PASS, 1)].missing
+
+
+def test_k_that_no_question_has_in_every_run_is_refused(tmp_path: Path) -> None:
+    for name, odd in (("a", 0), ("b", 1)):
+        write_eval(tmp_path / "results/eval" / name, benchmarks={"arithmetic": 6}, n=2,
+                   failed=tuple((q, 1) for q in range(6) if q % 2 == odd))  # fmt: skip
+    with pytest.raises(UserError, match="no question of arithmetic of which every run has 2 scored samples; 1 is the"):
+        compared(tmp_path, "a", "b", ks=[2])
+
+
 def test_median_tokens_of_right_and_of_wrong_answers(tmp_path: Path) -> None:
     """A metric that is no percentage, from the samples by hand; without an interval, a difference or a verdict."""
     write_eval(tmp_path / "one", benchmarks={"arithmetic": 9, "hard": 4}, seed=2, failed=((0, 7), (3, 0)))

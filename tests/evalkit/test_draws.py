@@ -156,6 +156,12 @@ def test_a_checkpoint_chosen_on_the_benchmark_must_win_in_the_mean(tmp_path: Pat
     write_counts(
         tmp_path / "results/eval/best-final", low, 4, train=tmp_path / "results/train/best", checkpoint="final"
     )
+    # Sampled in another way: no checkpoint's figure among those that one was chosen by.
+    right = write_counts(tmp_path / "results/eval/greedy", np.repeat(4, 40), 4, train=tmp_path / "results/train/gtpo",
+                         checkpoint="checkpoint-0", preset="gtpo")  # fmt: skip
+    record = read_record(right)
+    record.sampling.temperature = 0.0
+    record.write(right)
     verdicts = {"gtpo-2": UNDECIDED, "best": BETTER, "other": BETTER}
     found = {}
     for name, verdict in verdicts.items():
@@ -166,12 +172,6 @@ def test_a_checkpoint_chosen_on_the_benchmark_must_win_in_the_mean(tmp_path: Pat
     told = "3 checkpoints of its training were evaluated on b: the verdict must also hold for their mean, and does not"
     assert told in words_of(found["gtpo-2"])
     assert told in sentences(found["gtpo-2"])[0].further
-    # Sampled in another way: no checkpoint's figure among those that one was chosen by.
-    right = write_counts(tmp_path / "results/eval/greedy", np.repeat(4, 40), 4, train=tmp_path / "results/train/gtpo",
-                         checkpoint="checkpoint-0", preset="gtpo")  # fmt: skip
-    record = read_record(right)
-    record.sampling.temperature = 0.0
-    record.write(right)
     assert "checkpoints" not in words_of(found["best"])
 
 
