@@ -77,7 +77,7 @@ class Member:
         return None if self.config is None else {k: v for k, v in self.config.items() if k not in skipped}
 
     def is_named(self, word: str) -> bool:
-        """Return whether a word is its name or a pattern of it, its preset, or one of its folders."""
+        """Return whether a word is a pattern of its name, its preset, or one of its folders."""
         if fnmatch.fnmatchcase(self.name, word) or word == self.preset:
             return True
         with suppress(UserError):  # no folder of that name
@@ -253,8 +253,9 @@ def group(
 
 
 def named_by(word: str, members: Iterable[Member]) -> list[Member]:
-    """Return the runs that a word names: by name, pattern or folder."""
-    return [member for member in members if member.is_named(word)]
+    """Return the runs that a word names: the one of that name, else by pattern, preset or folder."""
+    every = list(members)
+    return [member for member in every if member.name == word] or [one for one in every if one.is_named(word)]
 
 
 def _read_names(members: list[Member], options: dict[str, Sequence[str]]) -> dict[str, tuple[str, str]]:
