@@ -45,7 +45,7 @@ class Member:
     name: str
     run: EvalRun | None
     train: TrainFolder | None
-    # Flattened config.yaml of the train run; None if there is none.
+    # Flattened config.yaml of the train run, and what came of it; None if there is none.
     config: dict[str, Any] | None = field(repr=False)
 
     @cached_property
@@ -87,6 +87,11 @@ class Member:
         return False
 
     @cached_property
+    def ancestors(self) -> list[Path]:
+        """Folders of the train runs from whose weights its own began, the nearest first."""
+        return [run.root.resolve() for run in self.train.lineage()[1:]] if self.train else []
+
+    @cached_property
     def marks(self) -> dict[Hashable, str]:
         """What only runs of one training share, with its name."""
         marks: dict[Hashable, str] = {}
@@ -117,13 +122,15 @@ class Member:
 
 def one_training(a: Member, b: Member) -> str:
     """Say what shows that two runs are of one training; empty if nothing does."""
+    if a.train and b.train and (a.train.root.resolve() in b.ancestors or b.train.root.resolve() in a.ancestors):
+        return "one began from the other"
     return next((what for mark, what in a.marks.items() if mark in b.marks), "")
 
 
 def trained_apart(a: Member, b: Member) -> bool:
     """Return whether two runs that are not of one training are known to be trained apart, by their train folders."""
     # Trained twice with one seed: the same order of data, and on some machines the same weights.
-    return None not in (a.seed, b.seed) and (a.seed != b.seed or a.settings != b.settings)
+    return None not in (a.seed, b.seed) and a.seed != b.seed
 
 
 @dataclass(frozen=True)
@@ -161,7 +168,7 @@ class Method:
         names = dict.fromkeys(m.name for pair in unknown for m in pair if m.train is None or m.seed is None)
         if names:
             return f"no train run with a seed is known of {', '.join(names)}"
-        return " and ".join(m.name for m in unknown[0]) + " have the same settings and seed" if unknown else ""
+        return " and ".join(m.name for m in unknown[0]) + " have the same seed" if unknown else ""
 
     @cached_property
     def draws(self) -> dict[str, int]:
@@ -210,10 +217,20 @@ class Method:
 
 def members_of(runs: Sequence[EvalRun], trains: Iterable[TrainFolder]) -> list[Member]:
     """Eval runs with the train run behind each, then the train runs that no eval run stands for."""
-    members = [Member(run.name, run, run.train, run.train.config() if run.train else None) for run in runs]
+    members = [Member(run.name, run, run.train, _settings_of(run.train)) for run in runs]
     evaluated = {run.train.root.resolve() for run in runs if run.train is not None}
     rest = [train for train in trains if train.root.resolve() not in evaluated]
-    return members + [Member(train.name, None, train, train.config()) for train in rest]
+    return members + [Member(train.name, None, train, _settings_of(train)) for train in rest]
+
+
+def _settings_of(train: TrainFolder | None) -> dict[str, Any] | None:
+    """Return the flattened config of a train run, and what came of it; None if there is no config."""
+    if train is None or (config := train.config()) is None:
+        return None
+    # A file of problems may have changed under its name, and a script's config names neither data nor adapter.
+    about = {key: train.run().get(key) or {} for key in ("parameters", "dataset")}
+    measured = {"parameters.trained": about["parameters"].get("trained"), "dataset.kept": about["dataset"].get("kept")}
+    return config | {key: value for key, value in measured.items() if value is not None}
 
 
 def group(

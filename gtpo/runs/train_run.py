@@ -205,12 +205,16 @@ class TrainFolder:
         """Return the train run whose weights it began from; None if there is none."""
         return train_run_of([self.run().get("base_model")], self.root)
 
-    def trained_on(self, texts: Iterable[str]) -> int:
-        """Return how many of these problems the run was trained on, or the run that it began from, by their texts."""
+    def lineage(self) -> list[TrainFolder]:
+        """Return the run, the run whose weights it began from, and so on."""
         runs = [self]
         while (base := runs[-1].base_run()) is not None and base.root.resolve() not in [r.root.resolve() for r in runs]:
             runs.append(base)
-        files = [path for run in runs if (path := run.root / PROBLEMS).is_file()]
+        return runs
+
+    def trained_on(self, texts: Iterable[str]) -> int:
+        """Return how many of these problems the run was trained on, or the run that it began from, by their texts."""
+        files = [path for run in self.lineage() if (path := run.root / PROBLEMS).is_file()]
         known = {key for path in files for key in path.read_text(encoding="utf-8").split()}
         return sum(_text_key(text) in known for text in texts)
 

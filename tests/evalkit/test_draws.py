@@ -20,6 +20,7 @@ from gtpo.evalkit.report.summary import answer, sentences
 from gtpo.evalkit.statistics import METHODS, OUTPUTS, WEIGHTS
 from gtpo.runs.eval_record import read_record
 from gtpo.runs.find import find_runs
+from gtpo.runs.train_run import TrainFolder
 
 HALF = np.repeat([1, 3], 20)
 
@@ -98,8 +99,26 @@ def test_copies_and_checkpoints_of_a_train_folder_are_one_training(tmp_path: Pat
         about = json.loads((path / name / "run.json").read_text())
         (path / name / "run.json").write_text(json.dumps(about | {"id": of_id}))
     (method,) = compared(tmp_path, group_by="method").methods
-    assert (method.doubt, method.counted) == ("A2 and A3 have the same settings and seed", "5 runs")
+    assert (method.doubt, method.counted) == ("A2 and A3 have the same seed", "5 runs")
     assert compared(tmp_path, seeds=["A=A2,A3,A4"]).methods[-1].counted == "3 seeds, declared"
+
+
+def test_stages_of_one_training_and_runs_on_other_data_are_no_seeds(tmp_path: Path) -> None:
+    """Each stage begins from the one before it; and equal configs, of which run.json tells other data or parameters."""
+    for i in range(3):
+        for side in ("stage", "script"):
+            folder = tmp_path / f"results/train/{side}-s{i}"
+            write_counts(tmp_path / f"results/eval/{side}-s{i}", np.roll(HALF, i), 4, train=folder, preset="gtpo")
+            if side == "stage" and i:
+                TrainFolder(folder).update_run(base_model=str(tmp_path / f"results/train/stage-s{i - 1}/final"))
+            if side == "script":
+                TrainFolder(folder).update_run(dataset={"kept": 9 - i // 2}, parameters={"trained": 5 + i % 2})
+    with pytest.raises(UserError, match=r"stage-s0 and stage-s1 are one training \(one began from the other"):
+        compared(tmp_path, "stage*", seeds=["S=stage-s0,stage-s1,stage-s2"])
+    assert compared(tmp_path, "stage*", group_by="method").methods[0].counted == "3 runs of 1 seed"
+    found = compared(tmp_path, "script*")
+    assert [method.counted for method in found.methods] == [""] * 3
+    assert any("they differ in parameters.trained (5, 6)" in note for note in found.notes)
 
 
 def test_three_files_a_side_are_methods_if_they_are_declared(tmp_path: Path) -> None:
