@@ -111,18 +111,20 @@ def _remarks(table: Table, method: str, column: Column) -> Iterator[str]:
         yield f"{of_us} of its answers on {where} were cut off at the token limit, and {of_base} of the baseline's."
 
 
-def sees(cell: Cell, target: float, *, margin: bool = False) -> str:
+def sees(cell: Cell, target: float, *, margin: bool = False, gate: float | None = None) -> str:
     """Return what a design sees, and what sees the target or, with `margin`, shows equivalence within it.
 
-    Empty if there is too little to say it.
+    gate: the level of an interval by which a loss of the target is excluded, in place of the difference's own. Empty if
+    there is too little to say it.
     """
     if cell.noise is None or cell.paired is None:
         return ""
-    level = cell.paired.level
+    level = cell.paired.level if gate is None else gate
     seen, lacks = needs(*cell.noise, lambda of: of.equivalence(target) if margin else of.power(target), level)
     goal = f"to show equivalence within ±{points(target)}" if margin else f"for {points(target)}"
     ways = [f"{range_text(n, MOST[lever])} {NOUNS[lever]}" for lever, n in lacks.items() if math.isfinite(n.mean)]
-    text = f"this design sees a difference of {points_text(seen)} points with 80 %"
+    text = "this design sees a difference" if gate is None else "this design excludes a loss"
+    text += f" of {points_text(seen)} points with 80 %"
     if not lacks:
         return f"{text}, enough {goal}"
     text += f"; {goal}: {' or '.join(ways) or 'no number of one of them is enough'}"
@@ -164,9 +166,13 @@ def gate(comparison: MethodComparison, most: float) -> tuple[int, list[str]]:
     Returns the exit code, that of the worst, and a line for each; none if nothing is compared. Each must pass, so no
     level is corrected for their number: all pass by chance no more often than one does.
     """
-    lines, outcomes = [], []
+    lines, outcomes, known = [], list[str](), {method.name for method in comparison.methods}
     if all(table.baseline is None for table in comparison.benchmarks):
         return 0, []
+    for name in (method.name for method in comparison.trained if method.name not in known):
+        outcomes.append(OPEN)
+        lines.append(f"{visible(name)} {OPEN}, as it was not evaluated")
+    one_sided = 1 - 2 * (1 - LEVEL) / comparison.looks
     for table in comparison.benchmarks:
         for name in (method.name for method in comparison.methods if method.name != comparison.baseline):
             against = f"{visible(name)} against {visible(str(comparison.baseline))} on {visible(table.benchmark)}"
@@ -178,7 +184,7 @@ def gate(comparison: MethodComparison, most: float) -> tuple[int, list[str]]:
             worse = FAILS if cell.direction < 0 else OPEN
             outcomes.append(PASSES if d.loses_less(most, cell.moved, comparison.looks) else worse)
             why = "" if d.judged else ", as training is not known" if not d.known else ", as it has too few seeds"
-            power = sees(cell, most).replace("a difference", "a loss") if d.judged else ""
+            power = sees(cell, most, gate=one_sided) if d.judged else ""
             lines.append(f"{against} {outcomes[-1]}{why}: {difference(d, ' points')}{'; ' * bool(power)}{power}")
     return next((code for outcome, code in CODES.items() if outcome in outcomes), 0), lines
 
@@ -235,10 +241,11 @@ def _one_line_each(texts: Sequence[tuple[Sentence, str]]) -> Iterator[str]:
 def short_legend(comparison: MethodComparison) -> str:
     """What stands under every table."""
     found = [d for *_, d in comparison.primary()]
-    over = {one.covers for one in found}
-    text = f"[a, b]: 95 % over {over.pop() if len(over) == 1 else 'questions and samples'}."
+    over, level = {one.covers for one in found}, max((one.level for one in found), default=LEVEL)
+    corrected = f", of corrected differences up to {100 * level:.4g} %," * (level > LEVEL)
+    text = f"[a, b]: 95 %{corrected} over {over.pop() if len(over) == 1 else 'questions and samples'}."
     if any(cell.bounds for table in comparison.benchmarks for cell in table.cells.values()):
-        text += " {a, b}: if all missing samples were wrong, or right."
+        text += " {a, b}: of all questions, if all missing samples were wrong, or right."
     if is_judged(comparison):
         looks = f" 1 of {comparison.looks} planned looks." if comparison.looks > 1 else ""
         if any(0 not in one.seeds and one.judged for one in found):

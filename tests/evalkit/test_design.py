@@ -165,5 +165,5 @@ def test_a_pilot_says_what_it_does_not_know(case: str, tmp_path: Path) -> None:
     assert "any number of samples" not in ran.stdout
     compared = command_line("compare", "a", "b", "--fail-if-worse", "2", cwd=tmp_path)
     assert "Warning" not in compared.stderr
-    assert ("this design sees" in compared.stderr) == ("nothing" not in told)
+    assert ("this design excludes" in compared.stderr) == ("nothing" not in told)
     assert n > 1 or "any number of samples" not in compared.stderr
