@@ -155,7 +155,8 @@ def choose_baseline(methods: list[Method], asked: str | None) -> tuple[str | Non
     if len(methods) < 2:
         return None, "fewer than two methods with an eval run: nothing to compare with"
     # By preset before by order: the answer does not depend on how a shell sorts `results/eval/*`.
-    first = next((m for preset in BASELINE_ORDER for m in methods if m.preset == preset), None)
+    candidates = (m for preset in BASELINE_ORDER for m in methods if m.preset == preset and bool(preset) == m.trained)
+    first = next(candidates, None)
     if first is None:
         return methods[0].name, "the first given; choose another with --baseline"
     what = f"trained with {first.preset}" if first.preset else "that was not trained here"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -258,8 +259,8 @@ class Table:
             return Cell(column, ScoreInterval(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
         value = method_mean(self.scores(method, column), clusters=self.clusters_at(column.k))
         (checkpoints, to_mean), ends = self.checkpoints(method, column), self.extremes(method, column)
-        worst, best = (0.0, 0.0) if ends is None else ends.mean(axis=0).tolist()
-        bounds = (worst, best) if worst != best else None
+        lacks = ends is not None and any(run.entry(self.benchmark).unscored for run in self.sides[method].runs)
+        bounds = tuple(ends.mean(axis=0).tolist()) if ends is not None and lacks else None
         return Cell(column, value, None, bounds, checkpoints=checkpoints, to_mean=to_mean)
 
     def pair(self, a: str, b: str) -> Table:
@@ -459,9 +460,12 @@ def by_run(values: Mapping[str, Any]) -> str:
     """`a: 0.7; b, c: 1.0`: runs by value."""
     names: dict[str, list[str]] = {}
     for run, value in values.items():
-        text = _text(value)
-        names.setdefault(text if len(text) <= 60 else f"{text[:57]}...", []).append(run)
-    return "; ".join(f"{', '.join(runs)}: {value}" for value, runs in names.items())
+        names.setdefault(_text(value), []).append(run)
+    # Long texts from a little before the place from which they differ.
+    same = len(os.path.commonprefix([*names])) if len(names) > 1 else 0  # noqa: RUF071  # by letters
+    start = max(same - 20, 0) if max(map(len, names), default=0) > 60 else 0
+    shown = [("..." * (start > 0) + text[start:], runs) for text, runs in names.items()]
+    return "; ".join(f"{', '.join(runs)}: {text if len(text) <= 60 else text[:57] + '...'}" for text, runs in shown)
 
 
 def common_scoring(runs: list[EvalRun], asked: str | None, notes: list[str]) -> str:
@@ -524,17 +528,21 @@ def check_settings(runs: list[EvalRun], scoring: str, allow: bool, notes: list[s
 def _mending_command(runs: list[EvalRun], problems: list[str]) -> str:
     """Return the commands that score the runs again, or else evaluate the last run as the first.
 
-    Nothing for completions that were recorded, and by one judge.
+    Nothing for completions that were recorded, by one judge; nor if chat templates differ, which --like does not set.
     """
     if all(problem.startswith("verifier ") for problem in problems):
         return f". To mend it: {' && '.join(f'gtpo eval {shlex.quote(str(run.folder))} --rescore' for run in runs)}"
     first, last = runs[0], runs[-1]
-    if last.record.engine.name == "recorded":  # nobody can sample them again
+    if "recorded" in (first.record.engine.name, last.record.engine.name):  # nobody can sample them again
         return ""
-    engine, model = last.record.engine, last.record.model.train_run or last.record.model.source
+    if any(problem.startswith("chat template ") for problem in problems):
+        return ""
+    engine, of = last.record.engine, last.record.model
+    model, weights = of.train_run or of.adapter or of.source, of.checkpoint if of.train_run else None
     urls = (engine.model_extra or {}).get("base_urls", []) if engine.serve is None else []
     server = [f"--serve {shlex.quote(engine.serve)}"] if engine.serve else [f"--base-url {url}" for url in urls]
-    words = " ".join([shlex.quote(str(model)), *server, f"--like {shlex.quote(str(first.folder))}"])
+    chosen = [f"--checkpoint {shlex.quote(weights)}"] if weights else []
+    words = " ".join([shlex.quote(str(model)), *chosen, *server, f"--like {shlex.quote(str(first.folder))}"])
     out = shlex.quote(str(RESULTS / "eval" / f"{last.name}-like-{first.name}"))
     return f". To mend it: gtpo eval {words} --out {out}"
 

@@ -87,8 +87,14 @@ class CompareSettings(CommandSettings):
             raise UserError(f"{self.COMMAND} needs RUNS; {self.COMMAND} --help says what they may be")
         if "undecided" in self.model_fields_set and self.fail_if_worse is None:
             raise UserError("--undecided belongs to --fail-if-worse POINTS, and none is given")
+        for flag, belongs, given in (("explain", "--format table", self.format == "table"),
+                                     ("samples_mb", "--html FILE", self.html is not None)):  # fmt: skip
+            if flag in self.model_fields_set and not given:
+                raise UserError(f"--{flag.replace('_', '-')} belongs to {belongs}")
         if self.html is not None:
             check_writable("--html", self.html, folder=False)
+            if self.html.suffix not in (".html", ".htm") and self.html.exists():
+                raise UserError(f"--html {self.html} is there already, and its name is not that of a page (.html)")
         if self.figures is not None:
             check_writable("--figures", self.figures, folder=True)
 
@@ -141,6 +147,8 @@ class PlanSettings(CommandSettings):
         """Check what more than one option decides."""
         if self.runs and self.accuracy is not None:
             raise UserError("--accuracy describes what has no pilot; runs are one: give one of the two")
+        if self.baseline is not None and not self.runs:
+            raise UserError("--baseline is a run of a pilot, and no runs are given")
         if self.models and (self.seeds or self.seed_sd):
             raise UserError("--models is about two models as they are, so --seeds and --seed-sd say nothing of it")
         for flag, least in (("questions", 2), ("samples", 1), ("seeds", 3)):

@@ -192,6 +192,7 @@ def find_runs(
         train = trains[folder.resolve()] = TrainFolder(folder)
         if train.status not in ENDED:
             resume = f"resume it with: gtpo train {shlex.quote(str(train.config_yaml))}"
+            resume = "the script that began it resumes it" if train.output is not None else resume
             if not allow_incomplete:
                 raise UserError(f'{folder}: train run "{train.name}" is incomplete (status {train.status}); {resume}')
             notes.append(
