@@ -68,7 +68,8 @@ def _figures(comparison: MethodComparison) -> Iterator[tuple[str, Figure]]:
     names = dict.fromkeys(method.name for method in (*comparison.methods, *comparison.trained))
     styles = {name: {"color": COLOURS[i % 8], "linestyle": DASHES[i % 8]} for i, name in enumerate(names)}
     for table in comparison.benchmarks:
-        yield f"curves-{re.sub(r'[^A-Za-z0-9._-]+', '-', table.benchmark)}", _curves(table, comparison.scoring, styles)
+        name = re.sub(r"[^\w.-]+", "-", table.benchmark)
+        yield f"curves-{name}", _curves(table, comparison.scoring, styles)
     if any(table.baseline for table in comparison.benchmarks):
         yield "differences", _differences(comparison, styles)
     # Entropy and loss of supervised training are taken on the targets: another quantity.

@@ -19,6 +19,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -354,9 +355,12 @@ def choose_samples(table: Table, scoring: str, budget: int) -> tuple[dict[str, A
     names += ["finish_reason", "completion"]
     for method, run in ((str(m), run) for m, side in enumerate(table.sides.values()) for run in side.runs):
         asked = (pc.field("benchmark") == run.stored_name(benchmark)) & pc.field("question_id").isin(wanted)
+        n = run.entry(benchmark).n or math.inf  # samples beyond it were drawn for a larger --k
         for path in sample_parts(run.folder):
             for row in read_table(path, ["benchmark", *names]).filter(asked).select(names).to_pylist():
                 question, index, verdict, answer, form, *ending, text = row.values()
+                if index >= n:
+                    continue
                 verdict = verdict or "UNSCORED"
                 answers[question].setdefault(method, Counter())[answer, verdict] += 1
                 values = index, verdict, answer, int(bool(form)), *ending, *shorten(text or ""), visible(run.name)

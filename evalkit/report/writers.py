@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from html import escape
 from textwrap import fill, wrap
 from typing import Any, NamedTuple
 
@@ -217,8 +218,12 @@ def average(comparison: MethodComparison, method: str, column: Column) -> tuple[
     values = [cell.value for cell in cells if cell is not None and not math.isnan(cell.value.mean)]
     if len(values) < len(cells):
         return None
-    mean, several = float(np.mean([value.mean for value in values])), {len(value.seed_means) for value in values}
-    by_seed = np.mean([value.seed_means for value in values], axis=0) if len(several) == 1 else np.zeros(1)
+    sides = [table.sides[method] for table in comparison.benchmarks]
+    # Of other draws on another benchmark, a mean over benchmarks is of no training.
+    draws = {tuple(side.method.draws[side.runs[places[0]].name] for places in side.draws) for side in sides}
+    mean, by_seed = float(np.mean([value.mean for value in values])), np.zeros(1)
+    if len(draws) == 1:
+        by_seed = np.mean([value.seed_means for value in values], axis=0)
     return mean, float(by_seed.std(ddof=1)) if by_seed.size > 1 else None
 
 
@@ -325,7 +330,8 @@ def as_markdown(comparison: MethodComparison, *, details: bool = False) -> str:
     for grid in paper_grids(comparison):
         lines += ["", f"**{markdown_text(grid.title)}**", "", *_markdown_table(grid)]
     for grid in detail_grids(comparison, details):
-        title = f"<details><summary>{markdown_text(grid.title)}</summary>"
+        # Inside a tag Markdown is not read.
+        title = f"<details><summary>{escape(visible(grid.title))}</summary>"
         lines += ["", title, "", *_markdown_table(grid), "", "</details>"]
     if comparison.tables:
         lines += ["", markdown_text(short_legend(comparison))]
@@ -393,7 +399,8 @@ def _latex_table(grid: Grid, text: str) -> list[str]:
         differences = [cell and cell.paired and f"${difference(cell.paired)}$" for cell in cells]
         lines += [[_small(text or "") for text in line] for line in (intervals, differences) if any(line)]
         lines.append([r"\addlinespace[2pt]"])
-    label = "".join(c if c.isascii() and c.isalnum() else "-" for c in grid.name.replace("@", "-at-"))
+    letters = (c if c.isalnum() else "-" for c in grid.name.replace("@", "-at-"))
+    label = "".join(c if c.isascii() else f"u{ord(c):x}" for c in letters)
     return [
         r"\begin{table*}",
         r"\centering\small\setlength{\tabcolsep}{4pt}",

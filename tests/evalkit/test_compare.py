@@ -377,7 +377,7 @@ def test_the_gate_has_three_outcomes(
     ran = gtpo("compare", "old", "new", *gate, cwd=tmp_path, code=code)
     line, *more = (line for line in ran.stderr.splitlines() if line.startswith("gate: "))
     assert f"gate: new against old on arithmetic {said}" in line
-    assert "this design sees a loss of " in line
+    assert "this design excludes a loss of " in line
     assert ("such questions" in line) != (f", enough for {words[0]}" in line)
     assert more == ["gate: undecided, which passes (--undecided pass)"] * ("pass" in words)
 
@@ -431,6 +431,19 @@ def test_missing_samples_leave_bounds_and_every_k(tmp_path: Path) -> None:
     assert 0 < high - low <= 1 / 80 + 1e-12
     assert low <= cells["one", "pass@1"].value.mean <= high + 1e-3
     assert cells["two", "pass@1"].bounds is None
+
+
+def test_an_average_has_a_spread_only_over_the_same_trainings(tmp_path: Path) -> None:
+    """Each benchmark has two seeds, once the same ones, once others; and outputs of two presets are no baseline."""
+    for name, seed, benchmarks in (("a1", 1, "xy"), ("a2", 2, "x"), ("a3", 3, "y"), ("b1", 1, "xy"), ("b2", 2, "xy")):
+        method = {"a": "gtpo", "b": "dapo"}[name[0]]
+        write_train(tmp_path / f"results/train/{name}", seed=seed, method=method, steps=50)
+        write_eval(tmp_path / f"results/eval/{name}", train_run=f"results/train/{name}", seed=seed, n=2, method=method,
+                   benchmarks=dict.fromkeys(benchmarks, 11))  # fmt: skip
+    found = compared(tmp_path, "a1", "a2", "a3", "b1", "b2", group_by="method")
+    spreads = [writers.average(found, name, Column(PASS, 1))[1] for name in ("gtpo", "dapo")]
+    assert (spreads[0], spreads[1] is None) == (None, False)
+    assert "first given" in compared(tmp_path, "b1", "a1", "b2", labels=["mix=a1,b2"]).baseline_reason
 
 
 def test_other_questions(tmp_path: Path) -> None:
