@@ -198,6 +198,7 @@ def train(run: Run) -> None:
         "training.log_completions_steps": 0, "dataset.validation_file": "search.jsonl", "training.eval_samples": 1,
         # A record has one mean length for each stretch between validations; the plan looks at that of ten steps.
         "training.eval_steps": 10 if run.phase == "pairs" else 20,
+        "training.share_prefixes": run.phase == "pairs",
     }  # fmt: skip
     words = (word for key, value in flags.items() for word in (f"--{key}", str(value)))
     command("train", "laptop/first-steps", *ARMS[run.arm], *shared, *words)
