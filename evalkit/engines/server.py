@@ -31,7 +31,7 @@ from gtpo.common.log import LOG
 from gtpo.common.provenance import package_versions, text_hash
 from gtpo.evalkit.engines.base import Engine, EngineStopped, Sampling, Task, one_line, same_model, sample_seed
 from gtpo.evalkit.engines.serve import ServerProcess
-from gtpo.evalkit.engines.server_request import Server, apart, names_max_tokens
+from gtpo.evalkit.engines.server_request import SECRET_IN_TEXT, Server, apart, names_max_tokens
 from gtpo.runs.eval_folder import Sample
 from gtpo.runs.outcomes import Ending, Reply, Tokens, check_reply, read_usage, says_something, whole_number
 
@@ -508,7 +508,8 @@ class ServerEngine(Engine):
     def _hand_on(self, request: _Request, error: RequestError | None = None) -> None:
         """Hand on a sample, completed or failed."""
         answer, task = request.answer, request.task
-        sample = Sample(task.benchmark, task.question_id, request.index, self.access.redact(answer.text()))
+        text = self.access.redact(answer.text(), SECRET_IN_TEXT)
+        sample = Sample(task.benchmark, task.question_id, request.index, text)
         sample.seed, tokens = request.seed, answer.tokens
         if error is None:
             sample.settle(answer.ending, own=self._own)

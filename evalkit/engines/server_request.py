@@ -30,8 +30,10 @@ ANSWER_S, AT_ONCE = 10.0, 16
 # Scheme, host (an IPv6 address in brackets), port, path.
 _URL = re.compile(r"(?i)https?://(?:\[[\da-f:.]+\]|[^\s/:\[\]]+)(?::0*[1-9]\d{0,4})?(?:/\S*)?")
 
-# A shorter key is not taken out of what a server echoes: it may be part of any word.
-SHORTEST_KEY = 4
+# A shorter secret is not taken out of an error that a server sends, or out of a completion: it may be a word, or an
+# answer.
+SECRET_IN_ERROR, SECRET_IN_TEXT = 8, 16
+_SECRET_NAME = re.compile(r"(?i)auth|cookie|key|pass|secret|token")
 
 _T = TypeVar("_T")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -51,20 +53,26 @@ class Access:
         self.variable, self.key = variable, os.environ.get(variable, "").strip() if variable else ""
         self.timeout_s, self.total_s, self.direct = timeout_s, 60 * timeout_s, direct
         self.headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        self._secrets = {self.key}
         for header in headers:
             name, colon, value = header.partition(":")
             if not colon or not re.fullmatch(r"[\w-]+", name.strip()):
                 raise UserError(f"--header is 'Name: value', found {name!r}")
-            self.headers[name.strip()] = os.path.expandvars(value.strip())
+            self.headers[name.strip()] = sent = os.path.expandvars(value.strip())
+            if unset := re.search(r"\$(?:\w+|\{\w+\})", sent):
+                raise UserError(f"--header {name.strip()}: there is no environment variable {unset.group()}")
+            if "$" in value or _SECRET_NAME.search(name):
+                self._secrets |= {sent, sent.rpartition(" ")[2]}
         for value in self.headers.values():
             if not (value.isascii() and value.isprintable()):
                 where = variable if value.startswith("Bearer ") else "--header"
                 raise UserError(f"the key in {where} has characters that no HTTP header can carry")
 
-    def redact(self, text: str) -> str:
-        """Take the key, and the values of further headers, out of what a server echoes."""
-        for secret in (self.key, *self.headers.values()):
-            text = text.replace(secret, "***") if len(secret) >= SHORTEST_KEY else text
+    def redact(self, text: str, shortest: int = SECRET_IN_ERROR) -> str:
+        """Take the key, and headers that hold a secret, out of what a server echoes."""
+        for secret in sorted(self._secrets, key=len, reverse=True):
+            if len(secret) >= shortest:
+                text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", text)
         return text
 
     def session(

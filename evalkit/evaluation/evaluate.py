@@ -47,6 +47,9 @@ from gtpo.runs.eval_record import (
 # After Ctrl-C, requests in flight may still be answered for so long.
 INTERRUPT_S = 0.3
 
+# The value of a header that names an environment variable and is no secret itself.
+_VARIABLE = re.compile(r"\s*(?:(?:Bearer|Basic|Token) +)?\$(?:\w+|\{\w+\})\s*")
+
 # Samples that failed and are named as they fail; all of them are counted.
 NAMED_FAILURES = 3
 
@@ -221,12 +224,7 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
     UserError if their settings were others. Metrics stay in the record until better ones are known: a raise of k that
     stops leaves those of the smaller k.
     """
-    command = command_line()
-    # The value of a header may be a key, and the command is stored.
-    for header in settings.header or ():
-        command = command.replace(value, "***") if (value := header.partition(":")[2].strip()) else command
-    # With its budget it would not finish.
-    command = re.sub(r" --most-tokens[ =]\S+", "", command)
+    command = _command(settings.header or ())
     n, record = plan.record.sampling.n, plan.record.model_copy(deep=True)
     record.schema_version, record.status = EVAL_SCHEMA_VERSION, "incomplete"
     record.name = folder.path.resolve().name
@@ -266,6 +264,22 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
     # What the stored samples were made on, until the engine has described itself.
     record.engine = old.engine
     return record
+
+
+def _command(headers: Sequence[str]) -> str:
+    """Return the command that goes on with the run: without its budget, and without what headers hold."""
+    own = [header for header in headers if not _VARIABLE.fullmatch(header.partition(":")[2])]
+    hidden = {header: f"{header.partition(':')[0]}: ***" for header in own}
+    told, words = list[str](), iter(sys.argv[1:])
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag.replace("_", "-") == "--most-tokens":
+            next(iter(()) if equals else words, None)
+        elif flag == "--header" and equals:
+            told.append(f"{flag}={hidden.get(value, value)}")
+        else:
+            told.append(hidden.get(word, word))
+    return command_line(told)
 
 
 def _differences(name: str, stored: Mapping[str, Problem], asked: Sequence[Problem]) -> list[str]:

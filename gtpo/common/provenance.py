@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -83,10 +84,11 @@ def git_commit() -> str | None:
     return commit.stdout.strip() + "+" * bool(changed.stdout.strip()) if commit.returncode == 0 else None
 
 
-def command_line() -> str:
-    """Return the command as it was typed, with the program's own name."""
+def command_line(words: Sequence[str] | None = None) -> str:
+    """Return the command as it was typed, with the program's own name. words: in place of those that were typed."""
     program = Path(sys.argv[0]).name
-    return shlex.join([*(("python", "-m", "gtpo") if program == "__main__.py" else (program,)), *sys.argv[1:]])
+    words = sys.argv[1:] if words is None else words
+    return shlex.join([*(("python", "-m", "gtpo") if program == "__main__.py" else (program,)), *words])
 
 
 def now() -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -296,8 +297,17 @@ def test_keys_and_headers(gtpo, serve, whole: Path, tmp_path: Path, monkeypatch)
     monkeypatch.setenv("TEAM", "maths")
     gtpo(*EVAL, "--base-url", server.url, "--header", "X-Team: $TEAM", "--out", "run")
     assert rows(tmp_path / "run") == rows(whole)
-    gtpo(*EVAL, "--base-url", server.url, "--header", "X-Team: maths", "--out", "stored")
-    assert "X-Team: ***" in json.loads((tmp_path / "stored/eval.json").read_text())["command"]
+    assert "X-Team: $TEAM" in (read_record(tmp_path / "run").command or "")
+    # What could stand in any command, or any completion.
+    hidden = ("--header=X-Team: maths", "--header", "X-Other: m", "--header", "Authorization: Bearer it's secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "reasoning")
+    server.behaviour = lambda payload, times: completion(payload)
+    gtpo(*EVAL, "--base-url", server.url, *hidden, "--out", "stored")
+    told = shlex.split(read_record(tmp_path / "stored").command or "")[-7:]
+    assert told == [hidden[0][:17] + "***", "--header", "X-Other: ***", "--header", "Authorization: ***", *told[-2:]]
+    assert rows(tmp_path / "stored") == rows(whole)
+    unset = gtpo(*EVAL, "--base-url", server.url, "--header", "X-Team: $NOT_SET", code=2)
+    assert "--header X-Team: there is no environment variable $NOT_SET" in unset.stderr
 
 
 def test_a_key_that_the_server_echoes_is_nowhere(gtpo, serve, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

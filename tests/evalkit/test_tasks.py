@@ -345,7 +345,7 @@ def test_a_budget_ends_a_run_that_goes_on_with_a_larger_one(gtpo: Gtpo, serve: A
 
     server = serve(answer)
     run = ("eval", "m", "--base-url", server.url, "-b", "arithmetic", "--limit", "8", "--k", "2", "--concurrency", "1")
-    ended = gtpo(*run, "--most-tokens", "50", "--max-tokens", "9", code=3)
+    ended = gtpo(*run, "--most_tokens", "50", "--max-tokens", "9", code=3)
     assert "--most-tokens 50 is reached" in ended.stderr
     stored = read_record(tmp_path / "results/eval/m").benchmarks["arithmetic"]
     assert stored.n_asked == 2
