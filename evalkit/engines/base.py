@@ -50,14 +50,19 @@ class Reading(NamedTuple):
     thoughts: tuple[tuple[str, str], ...] = ()  # Delimiters of thoughts beside those that `gtpo.rewards` knows
     begins_in_thought: bool = False  # Whether the prompt opens a thought; counts if it is not known as rendered
 
-    def plain(self, text: str, prompt: str | None = None) -> str:
-        """Return a completion with its thoughts in `<think>`, from where they begin: in its prompt, if known."""
+    def plain(self, text: str, prompt: str | None = None, *, cut: bool = True) -> str:
+        """Return a completion with its thoughts in `<think>`, from where they begin: in its prompt, if known.
+
+        cut: whether it may have ended in its first thought.
+        """
         for opening, closing in self.thoughts:
             text = text.replace(opening, "<think>").replace(closing, "</think>")
         text = plain(text)
-        if prompt is not None and self.opens_thought(prompt) and not text.lstrip().startswith("<think>"):
-            text = f"<think>{text}"
-        return text
+        opened = self.opens_thought(prompt) if prompt is not None else self.begins_in_thought
+        # Of a prompt that is not known: a whole completion that closes no thought had it taken out by the server.
+        if prompt is None and not cut:
+            opened = opened and "</think>" in text
+        return f"<think>{text}" if opened and not text.lstrip().startswith("<think>") else text
 
     def opens_thought(self, prompt: str) -> bool:
         """Return whether completions of a rendered prompt begin inside a thought."""
@@ -73,9 +78,7 @@ class Reading(NamedTuple):
 
         prompt: as the model reads it, None if that is not known.
         """
-        text = self.plain(sample.completion, prompt)
-        if prompt is None and self.begins_in_thought and not text.lstrip().startswith("<think>"):
-            text = f"<think>{text}" if sample.finish_reason == "length" or "</think>" in text else text
+        text = self.plain(sample.completion, prompt, cut=bool(sample.cut_off))
         # Stop texts end an answer, not a thought.
         answer = text.rfind("</think>") + 1
         ends = [at for stop in self.stop if (at := text.find(stop, answer)) >= 0]

@@ -54,6 +54,8 @@ def caveats(record: EvalRecord, entry: BenchmarkRecord) -> Iterator[str]:
     if unfinished > CUT_OFF:
         yield f"unfinished thoughts {100 * unfinished:.0f} %: they have no answer"
     yield from _of_scoring(record, entry)
+    # An ending that is not known was at no limit, as far as one knows.
+    cut -= sum(entry.unknown_endings.values()) / max(1, entry.samples)
     if cut > CUT_OFF:
         limit, most = record.sampling.max_tokens, entry.cut_off_tokens or 0
         if limit is not None and 0 < most < limit:

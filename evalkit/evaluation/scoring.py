@@ -56,7 +56,8 @@ def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], ve
         sample.completion, sample.error = _storable(sample.completion), sample.error and _storable(sample.error)
     answered = [s for s in samples if s.error is None]
     asked = [problems[s.key[:2]] for s in answered]
-    rules = [(p.extract, s.completion) for s, p in zip(answered, asked, strict=True)]
+    texts = [f"<think>{s.completion}" if _hides_thought(s) else s.completion for s in answered]
+    rules = [(p.extract, text) for text, p in zip(texts, asked, strict=True)]
     by_rule = iter(verifier.extract_by_rules([pair for pair in rules if is_expression(pair[0])]))
     extracted = [
         (one := next(by_rule), one) if is_expression(rule) else extract_both(text, rule) for rule, text in rules
@@ -64,11 +65,16 @@ def score(samples: Sequence[Sample], problems: Mapping[QuestionKey, Problem], ve
     strict, lenient = (
         verify([answers[i] for answers in extracted], asked, scoring, verifier) for i, scoring in enumerate(SCORINGS)
     )
-    for sample, answers, *verdicts in zip(answered, extracted, strict, lenient, strict=True):
+    for sample, text, answers, *verdicts in zip(answered, texts, extracted, strict, lenient, strict=True):
         sample.answer_strict, sample.answer_lenient = answers
         sample.verdict_strict, sample.verdict_lenient = map(str, verdicts)
-        sample.format_ok = format_ok(sample.completion)
-        sample.unfinished = unfinished(plain(sample.completion))
+        sample.format_ok = format_ok(text)
+        sample.unfinished = unfinished(plain(text))
+
+
+def _hides_thought(sample: Sample) -> bool:
+    # By `settle_by_others`: the text stays as it came, or it would be evidence in a later session.
+    return bool(sample.unfinished) and "<think>" not in sample.completion
 
 
 def verify_stored(
@@ -443,23 +449,21 @@ def settle_by_others(tally: Tally, prompts: Mapping[QuestionKey, Prompt], *, apa
     questions, thoughts = cut_prompts(read), _hidden_thoughts(tally, apart=apart)
     cut = {s.key for s in tally.scored() if s.key[:2] in questions and s.outcome != "prompt cut"}
     for part in sample_parts(tally.folder.path) if thoughts or cut else ():
-        samples = tally.folder.part(part)
-        changed = [s for s in samples if s.error is None and (s.key in thoughts or s.key in cut)]
+        before = tally.folder.part(part)
+        samples = [replace(sample, unfinished=thoughts.get(sample.key, sample.unfinished)) for sample in before]
+        changed = [s for s, old in zip(samples, before, strict=True) if s != old or s.key in cut]
+        tally.score([sample for sample in changed if sample.key in thoughts])
         for sample in changed:
-            if sample.key in thoughts:
-                sample.completion = f"<think>{sample.completion}"
-            if sample.key in cut:
-                sample.outcome = "prompt cut"
+            sample.outcome = "prompt cut" if sample.key in cut else sample.outcome
         if changed:
-            tally.score([sample for sample in changed if sample.key in thoughts])
             tally.folder.replace_part(part, samples)
             tally.add(changed, again=True)
 
 
-def _hidden_thoughts(tally: Tally, *, apart: bool) -> set[Key]:
-    """Return the completions that were cut off in a thought though nothing in them says so, if the others show it."""
-    if all(sample.unfinished for sample in tally.scored() if sample.cut_off):
-        return set()
+def _hidden_thoughts(tally: Tally, *, apart: bool) -> dict[Key, bool]:
+    """Return of each completion that was cut off and says nothing of thoughts whether it is one, as the others show."""
+    if not any(sample.cut_off for sample in tally.scored()):
+        return {}
     hidden = set[Key]()
     thought = spoke = 0  # Completions that prove that the model thinks, and finished ones without any thought
     for part in sample_parts(tally.folder.path):
@@ -473,14 +477,12 @@ def _hidden_thoughts(tally: Tally, *, apart: bool) -> set[Key]:
                 hidden.add(sample.key)
             else:
                 spoke += not text.startswith("<think>")
-    if not hidden or not thought:
-        return set()
-    if thought <= spoke:
+    if thought <= spoke and hidden and thought:
         LOG.warning(
             "%d completions were cut off and may be thoughts: %d others have one that the prompt opened, %d have none. "
             "They are read as answers; a protocol with begins_in_thought: true reads them as thoughts",
             len(hidden), thought, spoke,
         )  # fmt: skip
-        return set()
-    LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", len(hidden))
-    return hidden
+    if thought > spoke and hidden:
+        LOG.info("%d completions were cut off in a thought, by what the others do: they have no answer", len(hidden))
+    return dict.fromkeys(hidden, thought > spoke)

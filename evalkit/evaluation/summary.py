@@ -140,7 +140,7 @@ def summarise(
     total = sum(len(s.scored) for _, s in questions)
     failed = [sample for _, s in asked for sample in s.failed.values()]
     errors = Counter(str(sample.error) for sample in failed)
-    cut = [s.tokens or 0 for _, of in questions for s in of.scored.values() if s.cut_off]
+    cut = [s.tokens or 0 for _, of in questions for s in of.scored.values() if s.finish_reason == "length"]
     rare: dict[str, Any] = {
         "outcomes": dict(sorted(Counter(outcomes).items())),
         "unknown_endings": dict(Counter(word for word in words if word not in ("stop", "length")).most_common(10)),

@@ -17,6 +17,7 @@ from scripted import scripted
 from servers import Reply, event
 
 from gtpo.common.errors import UserError
+from gtpo.evalkit.engines.base import sample_seed
 from gtpo.evalkit.engines.server import Answer, RequestError
 from gtpo.evalkit.evaluation.scoring import score
 from gtpo.evalkit.evaluation.settings import EvalSettings
@@ -89,6 +90,7 @@ OPEN, SHUT = "User: hi\nModel: <think>\n", "Model: <think>\n\n</think>\n"
         ("<think>so", "length", OPEN, "<think>so"),
         ("so</think>5", "stop", OPEN, "<think>so</think>5"),
         ("so \\boxed{5}. But wait", "length", None, "<think>so \\boxed{5}. But wait"),  # a server, template unknown
+        ("so \\boxed{5}. But wait", "repetition", None, "<think>so \\boxed{5}. But wait"),
         ("so</think>5", "stop", None, "<think>so</think>5"),
         ("\\boxed{5}", "stop", None, "\\boxed{5}"),  # the server keeps the thoughts to itself
         ("\\boxed{5}", "length", SHUT, "\\boxed{5}"),  # the prompt is known, and opens none
@@ -104,6 +106,8 @@ def test_thoughts_and_stops(text: str, reason: str, prompt: str | None, stored: 
     protocol.reading().read(found, prompt)
     assert found.completion == stored
     assert found.finish_reason == (reason if len(stored) >= len(text) or "[T]" in text else "stop")
+    # The server that was sent the stop texts may have cut it there.
+    assert protocol.reading().ends_in_thought("so \\boxed{5}", None)
 
 
 def test_the_prompt_is_stored_and_shown(gtpo, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -227,6 +231,22 @@ def test_other_samples_tell_what_a_cut_off_one_is(  # type: ignore[no-untyped-de
     assert found["q"]["unfinished"] == (verdict == "NO_ANSWER")
     assert all(row["verdict_lenient"] == "CORRECT" for name, row in found.items() if name != "q")
     assert (said or "thoughts") in done.stderr if said else "may be thoughts" not in done.stderr
+
+
+def test_a_guess_of_one_session_is_no_evidence_in_the_next(gtpo, serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Of the first samples two of three show thoughts, of all samples two of six."""
+
+    first = {sample_seed(0, "arithmetic", f"arithmetic/test/{q}", 0): q for q in range(4)}
+
+    def behaviour(payload: dict[str, Any], times: int) -> Reply:
+        question = first.get(payload["seed"], 3)
+        message = {"content": PLAIN if question else CUT, "reasoning_content": "7?" if question in (1, 2) else None}
+        return Reply(body={"choices": [{"message": message, "finish_reason": "stop" if question else "length"}]})
+
+    run = ("eval", "m", "--base-url", serve(behaviour).url, "-b", "arithmetic", "--limit", "4", "--protocol", "boxed")
+    for words, said in ((("--k", "1"), True), (("--k", "2"), False), (("--k", "2", "--out", "at-once"), False)):
+        assert ("unfinished thoughts 25 %" in gtpo(*run, *words).stderr) == said
+    assert rows(tmp_path / "results/eval/m") == rows(tmp_path / "at-once")
 
 
 def test_recorded_completions_are_read_by_a_protocol(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
