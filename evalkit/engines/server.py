@@ -33,7 +33,7 @@ from gtpo.evalkit.engines.base import Engine, EngineStopped, Sampling, Task, one
 from gtpo.evalkit.engines.serve import ServerProcess
 from gtpo.evalkit.engines.server_request import SECRET_IN_TEXT, Server, apart, names_max_tokens
 from gtpo.runs.eval_folder import Sample
-from gtpo.runs.outcomes import Ending, Reply, Tokens, check_reply, read_usage, says_something, whole_number
+from gtpo.runs.outcomes import Ending, Reply, Tokens, check_reply, finish_word, read_usage, says_something, whole_number
 
 # Between two looks at the queue.
 TICK_S = 0.1
@@ -140,13 +140,19 @@ class Answer:
                 raise RequestError(f"the server broke off: {_message(error)}", passing=True)
             self.model = event.get("model") or self.model
             self._count(event)
-            for choice in event.get("choices") or ():
+            for place, choice in enumerate(event.get("choices") or ()):
                 # Only one was asked for.
-                if str(choice.get("index") or 0) == "0":
+                if str(place if choice.get("index") is None else choice["index"]) == "0":
                     self._count(choice)
-                    reason = choice.get("finish_reason") or choice.get("finishReason")
-                    if (reason := reason or choice.get("native_finish_reason")) and reason != "null":
-                        self._word = one_line(reason.get("type") if isinstance(reason, dict) else reason)
+                    reasons = (
+                        choice.get("native_finish_reason"),
+                        choice.get("finish_reason") or choice.get("finishReason"),
+                    )
+                    for reason in reasons:
+                        word = one_line(reason.get("type") if isinstance(reason, dict) else reason or "null")
+                        # A limit that is named is not taken back.
+                        if word != "null" and (finish_word(word), finish_word(self._word)) != ("stop", "length"):
+                            self._word = word
                     # The last event of some gateways has the whole message beside an empty delta.
                     repeated = "delta" in choice and self.deltas
                     part = choice.get("delta") or (None if repeated else choice.get("message"))

@@ -198,6 +198,18 @@ COMPLETIONS: dict[str, tuple[Reply, str, int | None, str | None]] = {
         "stop",
     ),
     "a tool that nobody offered": (answer({"content": TEXT, "tool_calls": [{}]}), TEXT, 7, "tool_calls"),
+    "stop beside a limit": (
+        events(delta(TEXT, "length"), event({"choices": [{"delta": {}, "finish_reason": "stop"}]}), DONE), TEXT, None,
+        "length",
+    ),
+    "stop beside the provider's own word for a limit": (
+        Reply(body={"choices": [{"message": {"content": TEXT}, "finish_reason": "stop",
+                                 "native_finish_reason": "MAX_TOKENS"}]}), TEXT, None, "length",
+    ),
+    "two choices without a number": (
+        Reply(body={"choices": [{"message": {"content": text}, "finish_reason": "stop"} for text in (TEXT, "6")]}),
+        TEXT, None, "stop",
+    ),
     "stop at the end of the context": (
         answer(usage={"completion_tokens": 32, "prompt_tokens": 4064}), TEXT, 32, "length",
     ),
