@@ -121,22 +121,30 @@ def _print_by(
     console: Any, folder: Path, record: EvalRecord, name: str, k: int, by: Literal["subject", "level"]
 ) -> None:
     """Print a benchmark's metrics by subject or level of its questions."""
+    import numpy as np
+
     from gtpo.evalkit.statistics import clusters_of, mean_interval
     from gtpo.runs.find import EvalRun
 
     run = EvalRun(record.name, folder, record)
     questions, problems = run.questions(name, record.scoring), run.problems(name)
-    values = getattr(questions, by)
-    if not any(values):
+    # From the problems: in the table of questions, level 0 is one that is not known.
+    values, many = [getattr(problems[question], by) for question in questions.ids], questions.n >= k
+    if not any(value not in (None, "") for value in values):
         LOG.warning("--by %s: the questions of %s have none", by, name)
         return
     rows = []
-    for value in sorted(set(values[questions.n >= k])):
-        part = questions.take((values == value) & (questions.n >= k))
+    for value in sorted(
+        {v for v, enough in zip(values, many, strict=True) if enough}, key=lambda v: (v is not None, v)
+    ):
+        part = questions.take(np.array([v == value for v in values]) & many)
         asked = [problems[question] for question in part.ids]
         source = record.benchmarks[name].source
         clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
-        row, curves = {by: str(value or "none"), "questions": str(len(asked))}, {"pass@1": part.pass_at_k[:, 0]}
+        row, curves = (
+            {by: "none" if value in (None, "") else str(value), "questions": str(len(asked))},
+            {"pass@1": part.pass_at_k[:, 0]},
+        )
         if k > 1:
             curves |= {f"pass@{k}": part.pass_at_k[:, k - 1], f"maj@{k}": part.maj_at_k[:, k - 1]}
         for title, column in curves.items():

@@ -185,6 +185,11 @@ def _with_options(row: dict[str, Any], form: str, where: str) -> dict[str, Any]:
     return row | {"problem": "\n".join((str(row.get("problem", "")), *lines)), "answer": right[0]}
 
 
+def _text(value: Any) -> str:
+    # NaN: what a table holds if nothing was given. 0 is a value.
+    return "" if value is None or value != value else str(value)
+
+
 def problem_of(
     row: dict[str, Any],
     position: int,
@@ -225,13 +230,13 @@ def problem_of(
         form = "\\boxed{}" if gold == "boxed" else "####"
         raise UserError(f"{where}: the answer holds no {form}, where gold: {gold} looks for it")
     return Problem(
-        id=str(row.get("id") if row.get("id") is not None else f"{stem}/{position}"),
+        id=_text(row.get("id")) or f"{stem}/{position}",
         problem=str(row["problem"]),
         answer=answer,
-        solution=str(row.get("solution") or ""),
-        subject=str(row.get("subject") or ""),
+        solution=_text(row.get("solution")),
+        subject=_text(row.get("subject")),
         level=parse_level(row.get("level")),
-        cluster=str(row.get("cluster") or ""),
+        cluster=_text(row.get("cluster")),
         **judged,
     )
 

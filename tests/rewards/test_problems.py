@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import re
 from pathlib import Path
 
@@ -107,6 +108,16 @@ def test_small_parsers() -> None:
     for text, number in {"27.0": "27", "073": "73", "1,080": "1080", "-5": "-5", "1/2": "1/2", "3.5": "3.5"}.items():
         assert plain_integer(text) == number
     assert [parse_level(v) for v in ("Level 3", 4, "2", "Level ?", None)] == [3, 4, 2, None, None]
+
+
+def test_zero_is_a_value_and_nan_is_none(tmp_path: Path) -> None:
+    row = {"problem": "p", "answer": "1"}
+    (tmp_path / "own.jsonl").write_text(
+        "".join(json.dumps(row | dict.fromkeys(("id", "cluster", "subject", "level"), v)) + "\n" for v in (0, math.nan))
+    )
+    first, second = load_file(tmp_path / "own.jsonl")
+    assert (first.id, first.cluster, first.subject, first.level) == ("0", "0", "0", 0)
+    assert (second.id, second.cluster, second.subject, second.level) == ("own/1", "", "", None)
 
 
 def expression_of(problem: str) -> str:
