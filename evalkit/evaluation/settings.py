@@ -31,6 +31,18 @@ VLLM = ("auto", "vllm")
 SERVER = ("openai", "--serve", "--serve-command")
 
 
+# Fields of a request that --extra-body may not set: what completions are made of, and how they are read, goes by them.
+_HOMES = {
+    "chat_template_kwargs": "--chat-template-kwargs", "max_completion_tokens": "--max-tokens",
+    "stop": "stop of a --protocol",
+}  # fmt: skip
+_OURS = (
+    "model", "messages", "prompt", "max_tokens", "seed", "stream", "stream_options", "skip_special_tokens", "n",
+    "best_of", "echo", "chat_template", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+    "documents", *_HOMES,
+)  # fmt: skip
+
+
 def _option(
     default: Any, help: str, *flags: str, section: str, engines: Sequence[str] | None = None,
     modes: Sequence[str] = MODEL, **limits: Any,
@@ -228,10 +240,9 @@ class EvalSettings(CommandSettings):
     def request_body(self) -> dict[str, Any] | None:
         """Return --extra-body, with --chat-template-kwargs. UserError if it has a field that is sent anyway."""
         body, kwargs = self.extra_body, self.chat_template_kwargs
-        ours = "model messages prompt max_tokens seed stream stream_options skip_special_tokens n"
-        taken = {*self.SAMPLING, *ours.split()}
-        if own := sorted(taken.intersection(body or ())):
-            raise UserError(f"--extra-body: {', '.join(own)} is set by gtpo eval itself, or by an option of its own")
+        if own := sorted({*self.SAMPLING, *_OURS}.intersection(body or ())):
+            named = ", ".join(f"{name} ({_HOMES[name]})" if name in _HOMES else name for name in own)
+            raise UserError(f"--extra-body: {named} is set by gtpo eval itself, or by an option of its own")
         return {**(body or {}), "chat_template_kwargs": kwargs} if kwargs else body
 
     @property
