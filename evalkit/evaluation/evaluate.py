@@ -499,6 +499,9 @@ def rescore(settings: EvalSettings) -> tuple[Path, EvalRecord]:
                     changes[f"{scoring}: {old} -> {new}"] += old != new
                     if old != new:
                         LOG.debug("%s %s #%d, %s: %s -> %s", *samples[1].key, scoring, old, new)
+            for entry in record.benchmarks.values() if changes.total() else ():
+                # The labels are in the file only.
+                entry.labels = None
             write_results(record, Tally(folder, verifier))
     lines = [f"  {count:6d}  {change}" for change, count in (+changes).most_common()]
     print("\n".join([f"rescored: {changes.total() or 'no'} verdicts changed", *lines]), file=sys.stderr)

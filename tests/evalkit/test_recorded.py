@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import python
@@ -86,6 +87,17 @@ def test_a_file_of_ones_own(gtpo, tmp_path: Path) -> None:  # type: ignore[no-un
     assert json.loads(again.stdout)["benchmarks"]["mine"]["samples"] == 6
     write_lines(file, [*rows, {"id": "b", "gold": "7", "completion": "7"}])
     assert "model.fingerprint" in gtpo("eval", "--completions", file, code=2).stderr
+
+
+def test_other_verdicts_make_labels_unknown(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rows = [{"id": str(i), "gold": "5", "completion": "<answer>5</answer>", "label": True} for i in range(3)]
+    gtpo("eval", "--completions", write_lines(tmp_path / "c.jsonl", rows), "--out", "run")
+    (part,) = (tmp_path / "run/samples").iterdir()
+    for verdict, told in (("CORRECT", True), ("INCORRECT", False)):
+        table = pq.read_table(part)
+        stored = [row | {"verdict_strict": verdict} for row in table.to_pylist()]
+        pq.write_table(pa.Table.from_pylist(stored, schema=table.schema), part)
+        assert ("the file's own labels agree on 3 of 3" in gtpo("eval", "run", "--rescore").stdout) == told
 
 
 def test_golds_of_a_known_benchmark(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -70,9 +70,10 @@ def test_fields_of_other_names(gtpo, tmp_path: Path) -> None:  # type: ignore[no
     assert pq.read_table(tmp_path / "run/problems.parquet")["id"].to_pylist() == ["row 0", "row 1"]
 
 
-def test_a_benchmark_asks_each_question_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["b", "gsm8k"])
+def test_a_benchmark_asks_each_question_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     rows = [{"id": f"{q}-{i}", "problem": f"What is {q}?", "answer": str(q)} for i in range(3) for q in range(2)]
-    problems = load_problems(find_benchmark(str(write_lines(tmp_path / "b.jsonl", rows))), None)
+    problems = load_problems(find_benchmark(str(write_lines(tmp_path / f"{name}.jsonl", rows))), None)
     assert [p.id for p in problems] == ["0-0", "1-0"]
     assert "4 of 6 rows repeat the problem and the gold of another" in caplog.text
 
