@@ -153,7 +153,8 @@ def _evaluate_with_base(settings: EvalSettings) -> int:
     resolve_model(base)  # before anything is sampled: is it there?
     out = settings.out or RESULTS / "eval" / train.root.name
     base_out = out.with_name(f"{out.name}-base")
-    own = {name: getattr(settings, name) for name in settings.model_fields_set - {"checkpoint"}}
+    # --like says how the run was asked and sampled, also what its protocol or its model's recommendation came to.
+    own = {name: getattr(settings, name) for name in settings.model_fields_set - {"checkpoint", "protocol", "sampling"}}
     as_run = type(settings)(**own | {"model": base, "like": str(out), "out": base_out})
     for evaluation in (settings.filled({"out": out}), as_run):
         if code := run_eval(evaluation, summary=False):

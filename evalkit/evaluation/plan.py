@@ -18,7 +18,7 @@ from gtpo.evalkit.engines import model_ref
 from gtpo.evalkit.engines.base import Engine, Prompt, Reading, Sampling, Task
 from gtpo.evalkit.engines.model_ref import ModelRef
 from gtpo.evalkit.evaluation import tasks
-from gtpo.evalkit.evaluation.settings import EvalSettings
+from gtpo.evalkit.evaluation.settings import SERVER, EvalSettings
 from gtpo.evalkit.evaluation.tasks import Benchmark, Protocol
 from gtpo.rewards.data.problem import SYSTEM_INSTRUCTION, Problem
 from gtpo.rewards.golds import find_unverifiable
@@ -152,13 +152,23 @@ def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]
     taken: dict[str, Any] = {name: getattr(sampling, name) for name in (*settings.SAMPLING, "max_tokens", "seed")}
     taken |= {"k": sampling.n, "prompt": prompt.system, "scoring": record.scoring}
     taken["chat_template_kwargs"] = prompt.chat_template_kwargs or None
-    if "samples" in settings.model_fields_set:
-        del taken["k"]
+    taken["extra_body"] = {k: v for k, v in (sampling.extra_body or {}).items() if k != "chat_template_kwargs"} or None
+    others = {"k"} if "samples" in settings.model_fields_set else set()
+    if "protocol" in settings.model_fields_set:
+        # What it says is as given, and what it leaves open is not the other run's.
+        others |= {"prompt", "scoring", "chat_template_kwargs", *tasks.find_protocol(settings.protocol).sampling}
+    if settings.sampling == "model":
+        others |= {*settings.SAMPLING}
+    if settings.source not in SERVER and taken["extra_body"]:
+        LOG.warning(
+            "--like %s: %s goes to servers only, and is left out", settings.like, json.dumps(taken["extra_body"])
+        )
+        others.add("extra_body")
     way = Protocol(
         name=prompt.protocol, stop=sampling.stop, system=prompt.system,
         **prompt.model_dump(include={"system_role", "user", "fewshot", "api", "thoughts", "begins_in_thought"}),
     )  # fmt: skip
-    return settings.filled(taken), [
+    return settings.filled({name: value for name, value in taken.items() if name not in others}), [
         Benchmark(**{"data": entry.source, **(entry.task or {}), "name": name, "prompt": way}).of([*of.values()])
         for name, entry in record.benchmarks.items()
         if (of := problems.get(name))
@@ -223,6 +233,12 @@ def plan_evaluation(
             entry.trained_on = seen
         problems[benchmark.name], records[benchmark.name] = kept, entry
         # Drawn from all problems: `--limit` must not change which examples a question has.
+        drawn = protocol.fewshot is not None and protocol.fewshot.choice == "random"
+        if drawn and not settings.named and len(every) != benchmark.size:
+            raise UserError(
+                f"--like {settings.like}: few-shot examples are drawn at random in the order of all questions of "
+                f"{benchmark.name}, and the run may hold a part of them: name it with --benchmarks too"
+            )
         examples = protocol.examples(every, settings.data_dir)
         asked |= {(benchmark.name, p.id): (p, examples[p.id]) for p in kept}
     rendered = render_prompts(settings, protocol, ref, asked, remote=remote)

@@ -27,6 +27,7 @@ from gtpo.rewards.completions import is_no_gold
 from gtpo.rewards.data.arithmetic import arithmetic_problems
 from gtpo.rewards.golds import find_unverifiable
 from gtpo.rewards.verify import Verdict, Verifier
+from gtpo.runs.eval_folder import read_prompts
 from gtpo.runs.eval_record import read_record
 
 
@@ -300,6 +301,24 @@ def test_like_a_run_with_a_protocol_of_ones_own(gtpo: Gtpo, tiny_model: Path, tm
     first, other = (read_record(tmp_path / place) for place in ("results/eval/tiny", "other"))
     assert (first.prompt.user, first.sampling.stop) == ("Say {problem}", ["9"])
     assert (other.prompt, other.sampling, other.scoring) == (first.prompt, first.sampling, first.scoring)
+
+
+def test_what_like_takes(gtpo: Gtpo, serve: Any, tmp_path: Path) -> None:
+    """All that decides how completions are drawn, but for what another protocol says instead."""
+    write_lines(tmp_path / "pool.jsonl", [{"problem": f"E{i}?", "answer": str(i)} for i in range(50)])
+    write_lines(tmp_path / "mine.jsonl", [{"problem": f"P{i}?", "answer": a} for i, a in enumerate(("(3", "1", "2"))])
+    shown = {"data": str(tmp_path / "pool.jsonl"), "count": 2, "choice": "random", "answer": "{answer}"}
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump({"fewshot": shown, "system": "Be brief.", "scoring": "strict"}))
+    to = ("--base-url", serve().url)
+    first = ("-b", "mine.jsonl", "--protocol", "p.yaml", "--extra-body", '{"x": 1}', "--temperature", "0.5")
+    gtpo("eval", "m", *to, *first, "--out", "first")
+    assert "name it with --benchmarks too" in gtpo("eval", "m", *to, "--like", "first", code=2).stderr
+    gtpo("eval", "m", *to, "--like", "first", "-b", "mine.jsonl", "--out", "same")
+    gtpo("eval", "m", *to, "--like", "first", "--protocol", "boxed", "--out", "boxed")
+    one, same, boxed = (read_record(tmp_path / name) for name in ("first", "same", "boxed"))
+    assert (same.prompt, same.sampling) == (one.prompt, one.sampling)
+    assert read_prompts(tmp_path / "same") == read_prompts(tmp_path / "first")
+    assert (boxed.prompt.system, boxed.scoring, boxed.sampling) == ("", "lenient", one.sampling)
 
 
 def test_a_csv_is_read_as_the_same_rows_of_json(gtpo: Gtpo, tmp_path: Path) -> None:
