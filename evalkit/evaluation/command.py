@@ -18,7 +18,7 @@ from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.tasks import BENCHMARKS, checksum, load_problems, presets
 from gtpo.evalkit.metrics import DEFINITIONS
 from gtpo.rewards.extract import Scoring
-from gtpo.rewards.golds import contradiction, find_unverifiable, read_contract
+from gtpo.rewards.golds import contradiction, read_contract
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_record import SCORINGS, BenchmarkRecord, EvalRecord, Interval
 
@@ -253,7 +253,7 @@ def print_benchmarks() -> None:
 def print_check(settings: EvalSettings) -> None:
     """Print what a benchmark holds, how a model is asked (its first prompt), and which golds cannot be verified."""
     from gtpo.evalkit.engines.model_ref import resolve_model
-    from gtpo.evalkit.evaluation.plan import find_tasks, render_prompts
+    from gtpo.evalkit.evaluation.plan import find_tasks, find_unusable, render_prompts
 
     settings, (benchmark, *_), protocol = find_tasks(settings)
     problems = load_problems(benchmark, settings.data_dir)
@@ -271,12 +271,16 @@ def print_check(settings: EvalSettings) -> None:
         print(f"\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
         print(f"completions {'begin' if inside else 'do not begin'} inside a thought")
     with Verifier() as verifier:
-        failures = find_unverifiable([(p.id, p.answer) for p in problems], verifier)
+        failures = find_unusable(problems, verifier)
     contracts = [f"{p.id}: {contract}" for p in problems if (contract := str(read_contract(p.problem)))]
     against = [f"{p.id}: {why}" for p in problems if (why := contradiction(p.problem, p.answer)) is not None]
     sound = len(problems) - len(failures)
     for title, lines, most in (
-        (f"\nself-test: {sound} of {len(problems)} golds verify against themselves", map(": ".join, failures), 20),
+        (
+            f"\nself-test: {sound} of {len(problems)} golds verify against themselves",
+            map(": ".join, failures.items()),
+            20,
+        ),
         (f"answer contracts: {len(contracts)} problems say what their answer must be", contracts, 3),
         (f"contracts that the gold contradicts: {len(against)}", against, 20),
     ):

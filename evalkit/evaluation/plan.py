@@ -186,12 +186,18 @@ def _prompt_time(settings: EvalSettings, ref: ModelRef) -> str | None:
     return ref.prompt.time if ref.prompt else None
 
 
+def find_unusable(problems: Sequence[Problem], verifier: Verifier) -> dict[str, str]:
+    """Return id -> reason of problems whose gold can score no answer; as text any gold can that is there."""
+    golds = [(p.id, p.answer) for p in problems if p.answers != "text"]
+    empty = {p.id: "the gold answer is empty" for p in problems if p.answers == "text" and not p.answer}
+    return empty | dict(find_unverifiable(golds, verifier))
+
+
 def drop_unverifiable(
     name: str, source: str, chosen: Sequence[Problem], verifier: Verifier
 ) -> tuple[list[Problem], BenchmarkRecord]:
     """Leave out problems whose gold does not verify against itself; return the rest and the benchmark's record."""
-    # Id -> reason.
-    excluded = dict(find_unverifiable([(p.id, p.answer) for p in chosen], verifier))
+    excluded = find_unusable(chosen, verifier)
     for identifier, reason in list(excluded.items())[:5]:
         LOG.warning("%s %s is left out: %s", name, identifier, reason)
     if len(excluded) > 5:

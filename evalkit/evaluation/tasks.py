@@ -315,6 +315,8 @@ def _benchmark(path: Path, values: dict[str, Any], lines: Lines | None = None) -
         values["judge"] = {"answers": values.pop("answers")}
     if "options" in values:
         values = {"extract": "choice", "judge": {"answers": "text"}} | values
+    elif values.get("judge") == {"answers": "text"} and "data" not in values:
+        values = {"gold": "text"} | values
     prompt = values.get("prompt")
     if isinstance(prompt, str):
         name = str(path.parent / prompt) if prompt.endswith(_YAML) else prompt

@@ -312,7 +312,8 @@ def load_file(path: Path, *, published: bool = False, stem: str | None = None, *
     for position, (where, row) in enumerate(read_rows(path)):
         problem = problem_of(row, position, stem or path.stem.removesuffix(".jsonl"), where, **reading)
         # Two rows of MATH's training set have no gold. They keep their places, or every later id would move.
-        if is_no_gold(problem.answer) and not published:
+        none = not problem.answer if problem.answers == "text" else is_no_gold(problem.answer)
+        if none and not published:
             left_out.append(f'{where} ("{problem.answer}")')
         elif problem.id in problems:
             raise UserError(f'{where}: duplicate id "{problem.id}", first at {problems[problem.id][0]}')

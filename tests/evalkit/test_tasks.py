@@ -321,6 +321,16 @@ def test_what_like_takes(gtpo: Gtpo, serve: Any, tmp_path: Path) -> None:
     assert (boxed.prompt.system, boxed.scoring, boxed.sampling) == ("", "lenient", one.sampling)
 
 
+def test_any_text_can_be_the_gold_of_a_task_of_texts(gtpo: Gtpo, tmp_path: Path) -> None:
+    golds = ("A+", "C++", "none", "N/A", "007", "x(")
+    write_lines(tmp_path / "g.jsonl", [{"id": g, "problem": f"{g}?", "answer": g} for g in golds])
+    write_lines(tmp_path / "c.jsonl", [{"id": g, "completion": f"<answer>{g}</answer>"} for g in golds])
+    (tmp_path / "g.yaml").write_text("file: g.jsonl\njudge: {answers: text}\n")
+    assert "6 of 6 golds verify" in gtpo("eval", "--check", "g.yaml").stdout
+    gtpo("eval", "--completions", "c.jsonl", "--task", "g.yaml", "--out", "run")
+    assert read_record(tmp_path / "run").benchmarks["g"].verdicts == {"CORRECT": 6}
+
+
 def test_a_csv_is_read_as_the_same_rows_of_json(gtpo: Gtpo, tmp_path: Path) -> None:
     rows = [
         {"id": "a", "gold": "1,080", "completion": 'so "1080"\n\\boxed{1080}', "tokens": 12, "label": True, "level": 2},
