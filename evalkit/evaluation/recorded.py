@@ -27,7 +27,7 @@ from gtpo.rewards.extract import gsm8k_gold
 from gtpo.rewards.verify import Verifier
 from gtpo.runs.eval_folder import Sample
 from gtpo.runs.eval_record import EngineRecord, EvalRecord, ModelRecord, SamplingRecord, read_record
-from gtpo.runs.outcomes import Reply, Tokens, check_reply
+from gtpo.runs.outcomes import Reply, Tokens, check_reply, whole_number
 from gtpo.runs.prompt import PromptRecord
 
 CHUNK = 512
@@ -98,9 +98,10 @@ def _row(where: str, row: dict[str, Any], counts: Counter[str]) -> Row:
             raise UserError(f"{where}: a label must be true or false (or 1 or 0), found {label!r:.40}")
     question, samples = str(row["id"]), list[Sample]()
     for text, reason, tokens, thought, error in zip(texts, *columns, strict=True):
-        if not isinstance(reason, str | None) or not isinstance(tokens, int | None):
+        if not isinstance(reason, str | None) or (tokens is not None and whole_number(tokens) is None):
             found = f"{reason!r:.40}, {tokens!r:.40}"
-            raise UserError(f"{where}: finish_reason is text and tokens are a number, found {found}")
+            raise UserError(f"{where}: finish_reason is text and tokens are a whole number, found {found}")
+        tokens = whole_number(tokens)
         sample = Sample("", question, counts[question], text or "", tokens=tokens)
         samples.append(sample)
         counts[question] += 1

@@ -112,6 +112,9 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 except ValueError as error:
                     # A number of more than 4,300 digits is a ValueError too.
                     raise UserError(f"{path}:{number}: not a JSON object ({str(error).split(';')[0]})") from None
+                if b"\\ud" in line.lower():
+                    # Half a character, which JSON may name, fits no Parquet file.
+                    row = json.loads(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace"))
                 if not isinstance(row, dict):
                     raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
                 rows += 1
@@ -120,6 +123,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise UserError(f"{path}: no such file") from None
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: damaged gzip file ({error})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if rows == 0:
         raise UserError(f"{path}: the file is empty; expected one JSON object per line")
 

@@ -67,7 +67,8 @@ def in_words(annotation: Any, rules: Iterable[Any] = ()) -> str:
 
 
 JsonObject = Annotated[
-    dict[str, Any], BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value)
+    # int takes no NaN or Infinity, which are no JSON.
+    dict[str, Any], BeforeValidator(lambda v: json.loads(v, parse_constant=int) if isinstance(v, str) else v)
 ]
 """A mapping, which a flag writes as JSON."""
 

@@ -183,7 +183,8 @@ def read_table(
 
 def sample_parts(folder: Path) -> list[Path]:
     """Return the sample parts of an eval run in the order in which they were written."""
-    return sorted((folder / "samples").glob("part-*.parquet"))
+    # A copy by another program is called otherwise: part-000000 (1).parquet.
+    return sorted(p for p in (folder / "samples").glob("part-*.parquet") if p.stem.removeprefix("part-").isdecimal())
 
 
 def read_problems(folder: Path, *, everything: bool = False) -> dict[str, dict[str, Problem]]:

@@ -62,12 +62,14 @@ def read_usage(usage: Mapping[str, Any]) -> Tokens:
     known = [n for n in (completion, None if total is None or prompt is None else total - prompt) if n is not None]
     # Thoughts are a part of the completion: more of them stand beside it.
     known += [thoughts + (completion or 0)] if thoughts > (completion or 0) else []
-    return Tokens(max(known, default=None), prompt, completion)
+    return Tokens(*map(whole_number, (max(known, default=None), prompt, completion)))
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a count that a server sent; None if it is none."""
-    whole = isinstance(value, int | float) and value >= 0 and value == value // 1 and not isinstance(value, bool)
+    """Return a count that a server or a file says; None if it is none, or more than a column of int32 holds."""
+    whole = (
+        isinstance(value, int | float) and 0 <= value < 2**31 and value == value // 1 and not isinstance(value, bool)
+    )
     return int(value) if whole else None
 
 

@@ -58,8 +58,8 @@ def plain_integer(answer: str) -> str:
 
 
 def parse_level(value: Any) -> int | None:
-    """Return 3 for 3, "3" and "Level 3"; None if the level is missing (`Level ?` in MATH)."""
-    digits = re.search(r"\d+", str(value))
+    """Return 3 for 3, "3" and "Level 3"; None if the level is missing (`Level ?` in MATH), or no such number."""
+    digits = re.search(r"(?<!\d)\d{1,9}(?!\d)", str(value))
     return int(digits.group()) if digits else None
 
 
@@ -280,7 +280,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{path}:{reader.line_num}", row
             if row is None:
                 raise UserError(f"{path}: the file has no rows")
-    except (csv.Error, UnicodeDecodeError) as error:
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: not a readable CSV file ({error})") from None
 
 

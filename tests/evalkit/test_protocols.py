@@ -392,6 +392,8 @@ def test_an_unfinished_thought_ends_alike_at_any_length() -> None:
         ({"prompt_tokens": 10, "completion_tokens": 9, "total_tokens": 59,
           "prompt_tokens_details": {"cached_tokens": 40}}, Tokens(9, 50, 9)),
         ({"completion_tokens": "9", "prompt_tokens": -1, "total_tokens": True}, Tokens()),
+        ({"completion_tokens": 2**32 - 1, "prompt_tokens": 2**31, "total_tokens": 2**40}, Tokens()),
+        ({"prompt_tokens": 20, "total_tokens": 5}, Tokens(None, 20, None)),
     ],
 )  # fmt: skip
 def test_tokens(usage: dict[str, object], expected: Tokens) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,19 @@ def test_a_file_of_ones_own(gtpo, tmp_path: Path) -> None:  # type: ignore[no-un
     assert json.loads(again.stdout)["benchmarks"]["mine"]["samples"] == 6
     write_lines(file, [*rows, {"id": "b", "gold": "7", "completion": "7"}])
     assert "model.fingerprint" in gtpo("eval", "--completions", file, code=2).stderr
+
+
+def test_what_fits_no_column_is_not_known(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    half = "\ud83d"
+    row = {"id": half, "gold": "5", "completion": half, "problem": half, "finish_reason": f"odd {half}", "error": None}
+    file = write_lines(tmp_path / "c.jsonl", [row | {"level": 10**12, "tokens": 12.0, "subject": half}])
+    gtpo("eval", "--completions", file, "--out", "run")
+    (part,) = (tmp_path / "run/samples").iterdir()
+    assert [r["tokens"] for r in pq.read_table(part).to_pylist()] == [12]
+    assert pq.read_table(tmp_path / "run/problems.parquet")["level"].to_pylist() == [None]
+    # As a file manager names a copy.
+    shutil.copy(part, part.with_stem(f"{part.stem} (1)"))
+    gtpo("eval", "--completions", file, "--out", "run")
 
 
 def test_other_verdicts_make_labels_unknown(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -107,7 +107,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 def test_small_parsers() -> None:
     for text, number in {"27.0": "27", "073": "73", "1,080": "1080", "-5": "-5", "1/2": "1/2", "3.5": "3.5"}.items():
         assert plain_integer(text) == number
-    assert [parse_level(v) for v in ("Level 3", 4, "2", "Level ?", None)] == [3, 4, 2, None, None]
+    assert [parse_level(v) for v in ("Level 3", 4, "2", "Level ?", None, 10**12)] == [3, 4, 2, None, None, None]
 
 
 def test_zero_is_a_value_and_nan_is_none(tmp_path: Path) -> None:
