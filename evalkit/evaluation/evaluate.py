@@ -249,14 +249,17 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
         anew = old.verifier.version != RULES_VERSION or old.scoring != record.scoring
         if new is not None and name in stored:
             chosen = plan.problems[name]
-            others += _differences(name, stored[name], chosen)
-            if {*shown.get(name, ())} != {p.id for p in chosen}:
+            others += _differences(name, {i: p for i, p in stored[name].items() if (name, i) in folder.sampled}, chosen)
+            same = {*shown.get(name, ())} == {p.id for p in chosen}
+            if not same:
                 LOG.info("%s: %d questions, of %d that are stored", name, len(chosen), len(stored[name]))
                 anew = True
         entry = entries[name] = (new or before).before_samples() if anew else before
         entry.n = before.n
         if new is not None:
-            entry.n_asked, entry.finish_with, entry.task = max(n, before.n or 0), command, new.task
+            # A larger n is of the questions that it was reached on.
+            entry.n_asked, entry.finish_with = max(n, before.n or 0) if same else n, command
+            entry.task = new.task
     check_identity(folder.path, old, record, others)
     record.created = old.created or record.created
     record.benchmarks = entries | record.benchmarks | entries
@@ -300,7 +303,7 @@ def check_prompts(folder: EvalFolder, rendered: Rendering) -> None:
     # A server may have shown the text in one session only.
     differing = [
         key
-        for key in stored.keys() & prompts.keys()
+        for key in stored.keys() & prompts.keys() & folder.sampled
         if any(one and other and one != other for one, other in zip(stored[key][:2], prompts[key][:2], strict=True))
     ]
     if not differing:

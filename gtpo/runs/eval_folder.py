@@ -222,6 +222,7 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
             raise UserError(f"{path} exists and is not an eval run; choose another --out")
         self._lock = lock_folder(path)
         self._header = EvalRecord()
+        self.sampled: set[QuestionKey] = set()  # Questions with a completion, as `resume` found them
         self.samples = path / "samples"
         # A writer that was killed; its part was never renamed.
         for leftover in self.samples.glob(".*.tmp"):
@@ -258,15 +259,19 @@ class EvalFolder(contextlib.AbstractContextManager["EvalFolder"]):
     def resume(self) -> EvalRecord | None:
         """Return the record of the run that goes on; None if no completion is stored: any of its settings may change.
 
-        Samples that failed are dropped then.
+        What there is beside completions is dropped then.
         """
         record = self.record()
         parts = sample_parts(self.path)
-        if any(sample.error is None for part in parts for sample in self.part(part, ["error"])):
+        stored = (sample for part in parts for sample in self.part(part, ["benchmark", "question_id", "error"]))
+        self.sampled = {sample.key[:2] for sample in stored if sample.error is None}
+        if self.sampled:
             self._earlier = (record and record.wall_seconds) or 0.0
             return record
         for part in parts:
             self.replace_part(part, [])
+        for name in ("problems.parquet", "prompts.parquet"):
+            (self.path / name).unlink(missing_ok=True)
         return None
 
     def begin(self, record: EvalRecord) -> None:

@@ -263,6 +263,9 @@ def test_settings_may_change_where_nothing_came_back(gtpo, serve, whole: Path, t
     server = serve(behaviour)
     done = gtpo(*EVAL, "--base-url", server.url, "--max-tokens", "9999", "--out", "run", code=2)
     assert "refuses every request (HTTP 400: max_tokens is too large). Choose a smaller --max-tokens" in done.stderr
+    server.behaviour = lambda payload, times: Reply(500, {})
+    gtpo(*EVAL, "--base-url", server.url, "--out", "run", "--prompt", "In other words.", "--retries", "0", code=3)
+    server.behaviour = behaviour
     gtpo(*EVAL, "--base-url", server.url, "--out", "run")
     assert rows(tmp_path / "run") == rows(whole)
 

@@ -98,6 +98,7 @@ def test_running_servers_are_sent_the_prompts_that_they_showed_at_first(tmp_path
     key, first = ("b", "q"), Prompt(messages, "28 Feb: 2 + 2?", [1, 2])
     with EvalFolder(tmp_path / "run") as folder:
         folder.add_prompts({key: first})
+        folder.sampled.add(key)
         for owner in ("llamacpp", "vllm"):
             server = SimpleNamespace(out=None, card=lambda owner=owner: {"owned_by": owner}, takes_tokens=False)
             now = Rendering(
