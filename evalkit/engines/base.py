@@ -127,6 +127,7 @@ class Engine(ABC):
 
     name: str
     retried = 0  # Requests that failed and were sent again
+    wasted = 0  # Tokens of requests that failed, or were sent again, as far as they are known
     _stop_at: float | None = None  # When `generate` ends at the latest; None: nobody has asked it to
 
     @property

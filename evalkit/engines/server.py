@@ -417,8 +417,7 @@ class ServerEngine(Engine):
         while self._thread.is_alive():
             self._thread.join(TICK_S)
             # Until one has come, failures may be one mistake of the command's.
-            if self._completed and self._come:
-                yield [self._come.popleft() for _ in range(len(self._come))]
+            yield [self._come.popleft() for _ in range(len(self._come) if self._completed else 0)]
         rest = [self._come.popleft() for _ in range(len(self._come))]
         errors, first = [sample.error or "" for sample in rest], all(task.missing for task in tasks)
         # Of a few questions too it is one mistake of the command's, if no sample of the run is there.
@@ -515,14 +514,14 @@ class ServerEngine(Engine):
         """Hand on a sample, completed or failed."""
         answer, task = request.answer, request.task
         text = self.access.redact(answer.text(), SECRET_IN_TEXT)
-        sample = Sample(task.benchmark, task.question_id, request.index, text)
-        sample.seed, tokens = request.seed, answer.tokens
+        sample = Sample(task.benchmark, task.question_id, request.index, text, seed=request.seed)
+        sample.tokens, sample.prompt_tokens = answer.tokens.completion or None, answer.tokens.prompt
         if error is None:
             sample.settle(answer.ending, own=self._own)
-            sample.tokens, sample.prompt_tokens = tokens.completion or None, tokens.prompt
         else:
             sample.settle(error.ending._replace(why=self.access.redact(str(error))))
             sample.finish_reason = sample.finish_reason if error.passing else "refused"
+            self.wasted += sum(filter(None, answer.tokens[:2]))
         self._come.append(sample)
         self._left -= 1
         if not self._left:
@@ -599,6 +598,7 @@ class ServerEngine(Engine):
         task = request.task
         seed = sample_seed(s.seed, task.benchmark, task.question_id, request.index)
         while True:
+            self.wasted += sum(filter(None, request.answer.tokens[:2]))
             answer = request.answer = Answer()
             request.stop = () if request.unstopped else self._stop
             sent = server.payload(task.prompt, s, seed, request.stop, self._body)

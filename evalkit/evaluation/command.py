@@ -111,7 +111,7 @@ def print_summary(folder: Path, record: EvalRecord, settings: EvalSettings) -> N
 def _cost(prices: tuple[float, float], entries: Sequence[BenchmarkRecord]) -> str:
     """Say what the scored samples cost."""
     read, written = (sum(e.prompt_tokens or 0 for e in entries), sum(e.completion_tokens or 0 for e in entries))
-    known = all(entry.prompt_tokens and entry.completion_tokens for entry in entries)
+    known = all(entry.prompt_tokens and entry.completion_tokens and not entry.uncounted for entry in entries)
     cost = f"${(read * prices[0] + written * prices[1]) / 1e6:,.2f}"
     tokens = f"{read:,} prompt and {written:,} completion tokens of the scored samples"
     return f"{cost}: {tokens}" if known else f"at least {cost}: {tokens}; not all are known"

@@ -362,7 +362,8 @@ def _sample(settings: EvalSettings, plan: Plan, tasks: list[Task], engine: Engin
             for samples in engine.generate(tasks):
                 for sample in samples:
                     plan.rendered.read(sample)
-                    tokens += (sample.prompt_tokens or 0) + (sample.tokens or 0)
+                    if sample.error is None:
+                        tokens += (sample.prompt_tokens or 0) + (sample.tokens or 0)
                     if sample.error is not None:
                         failed.append(sample)
                         if len(failed) <= NAMED_FAILURES:
@@ -376,6 +377,8 @@ def _sample(settings: EvalSettings, plan: Plan, tasks: list[Task], engine: Engin
                         f"{len(failed)} of {total} samples failed, more than --fail-on-error "
                         f"{settings.fail_on_error:g} allows (first: {benchmark} {question} #{index}: {failed[0].error})"
                     )
+                if tokens < settings.budget <= tokens + engine.wasted:
+                    why = why or f"--most-tokens {settings.most_tokens} is reached, with what failed"
                 if why or tokens >= settings.budget:
                     engine.stop()
         except EngineStopped as error:

@@ -140,6 +140,7 @@ def summarise(
     total = sum(len(s.scored) for _, s in questions)
     failed = [sample for _, s in asked for sample in s.failed.values()]
     errors = Counter(str(sample.error) for sample in failed)
+    counted = sum(None not in (s.tokens, s.prompt_tokens) for _, of in questions for s in of.scored.values())
     cut = [s.tokens or 0 for _, of in questions for s in of.scored.values() if s.finish_reason == "length"]
     rare: dict[str, Any] = {
         "outcomes": dict(sorted(Counter(outcomes).items())),
@@ -154,6 +155,7 @@ def summarise(
         "cut_off_tokens": max(cut, default=0),
         "completion_tokens": sum(tokens),
         "prompt_tokens": sum(read),
+        "uncounted": counted and total - counted,
         "labels": record.labels,
     }
     summary: dict[str, Any] = {

@@ -89,7 +89,7 @@ class Sample:
         elif ending.why:
             self.error, self.finish_reason = ending.why, "refused" if ending.outcome == "blocked" else "error"
             self.answer_strict = self.answer_lenient = self.verdict_strict = self.verdict_lenient = None
-            self.format_ok = self.unfinished = self.tokens = None
+            self.format_ok = self.unfinished = None
 
     def settle_as_stored(self, max_tokens: int | None, *, own: bool) -> None:
         """Do the same by its own fields: of an engine of this process, or of a version that did not store it."""

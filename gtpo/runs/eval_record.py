@@ -98,6 +98,7 @@ class BenchmarkRecord(ScoringMetrics):
     mean_tokens: float | None = Field(None, description="Tokens of a completion.")
     completion_tokens: int | None = Field(None, description="Of all scored samples, as far as they are known.")
     prompt_tokens: int | None = Field(None, description="Of the prompts of scored samples, each counted once a sample.")
+    uncounted: int = Field(0, description="Scored samples whose tokens are not known, if those of others are.")
     strict: ScoringMetrics | None = Field(None, description="Metrics if the answer must stand in the tags.")
     lenient: ScoringMetrics | None = Field(None, description="Metrics if the last box or number will do.")
     labels: LabelAgreement | None = Field(None, description="Agreement with labels that recorded completions bring.")

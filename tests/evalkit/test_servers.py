@@ -235,7 +235,7 @@ def test_what_stays_costs_its_own_sample(gtpo, serve, whole: Path, tmp_path: Pat
     row = rows(run)[FIRST]
     told = "the reply is empty (finish_reason stop, 7 tokens, no text)"
     assert (row["error"], row["outcome"]) == (told, "empty")
-    assert (row["completion"], row["verdict_strict"], row["format_ok"], row["tokens"]) == ("", None, None, None)
+    assert (row["completion"], row["verdict_strict"], row["format_ok"], row["tokens"]) == ("", None, None, 7)
     assert server.times[FIRST] == 3
     assert f"#0 failed: {row['error']}" in done.stderr
     assert "arithmetic: 1 samples have no completion and are unscored" in done.stderr

@@ -390,6 +390,36 @@ def test_a_budget_ends_a_run_that_goes_on_with_a_larger_one(gtpo: Gtpo, serve: A
     assert read_record(tmp_path / "results/eval/m").benchmarks["arithmetic"].pass_at_k[2].mean == 1.0
 
 
+def test_a_budget_counts_what_failed(gtpo: Gtpo, serve: Any) -> None:
+    usage = {"completion_tokens": 60, "prompt_tokens": 40}
+    choice = {"message": {"content": "no"}, "finish_reason": "content_filter"}
+    server = serve(lambda payload, times: Reply(body={"choices": [choice], "usage": usage}))
+    run = ("eval", "m", "--base-url", server.url, "-b", "arithmetic", "--concurrency", "1", "--fail-on-error", "1")
+    assert "--most-tokens 50 is reached, with what failed" in gtpo(*run, "--most-tokens", 50, code=3).stderr
+
+
+def test_questions_without_a_sample_bind_nothing(gtpo: Gtpo, serve: Any, tmp_path: Path) -> None:
+    """Their golds may change, and what was reached of fewer questions is not asked of more."""
+    rows = [{"id": f"q{i}", "problem": f"P{i}?", "answer": "1"} for i in range(3)]
+
+    def answer(payload: dict[str, Any], times: int) -> Reply:
+        usage = {"completion_tokens": 6, "prompt_tokens": 4}
+        counted = {} if "P2?" in payload["messages"][-1]["content"] else {"usage": usage}
+        return Reply(body={"choices": [{"message": {"content": "1"}, "finish_reason": "stop"}], **counted})
+
+    run = ("eval", "m", "--base-url", serve(answer).url, "-b", "r.jsonl", "--out", "run")
+    write_lines(tmp_path / "r.jsonl", rows)
+    assert "$0.00: 32 prompt" in gtpo(*run, "--limit", "2", "--k", "4", "--price", "1,1").stdout
+    gtpo(*run, "--k", "2", "--most-tokens", "1", code=3)
+    rows[2]["answer"] = "2"
+    write_lines(tmp_path / "r.jsonl", rows)
+    assert "at least $0.00: 16 prompt" in gtpo(*run, "--k", "2", "--price", "1,1").stdout
+    entry = read_record(tmp_path / "run").benchmarks["r"]
+    assert (entry.n, entry.n_asked, entry.pass_at_k[1].mean) == (2, 2, pytest.approx(2 / 3))
+    refused = write_lines(tmp_path / "r.jsonl", [rows[0] | {"answer": "3"}, *rows[1:]])
+    assert f"the golds of 1 questions of {refused.stem} (first: q0)" in gtpo(*run, "--k", "2", code=2).stderr
+
+
 def test_a_budget_ends_a_run_whose_tokens_nobody_counts(gtpo: Gtpo, serve: Any) -> None:
     server = serve()
     run = ("eval", "m", "--base-url", server.url, "-b", "arithmetic", "--concurrency", "1", "--max-tokens", "9")
