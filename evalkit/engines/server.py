@@ -603,9 +603,11 @@ class ServerEngine(Engine):
             request.stop = () if request.unstopped else self._stop
             sent = server.payload(task.prompt, s, seed, request.stop, self._body)
             request.seed = sent.get("seed")
-            url = f"{server.url}/{'completions' if 'prompt' in sent else 'chat/completions'}"
+            server.path = "completions" if "prompt" in sent else "chat/completions"
             try:
-                async with self._session.post(url, json=sent, allow_redirects=False) as response:
+                async with self._session.post(
+                    f"{server.url}/{server.path}", json=sent, allow_redirects=False
+                ) as response:
                     status, headers = response.status, response.headers
                     if status == 200:
                         server.full_since = None

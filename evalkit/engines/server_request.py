@@ -162,6 +162,7 @@ class Server:
         self.out: str | None = None  # Why it gets no requests
         self.cards: list[dict[str, Any]] = []  # One for each model that it lists
         self.version: str | None = None  # Of its program, if that is vLLM
+        self.path = ""  # Where it was asked last
         self.model: str | None = None  # The model that answers, as it says itself
         self.left_out: set[str] = set()
         self._own_only = urlsplit(url).hostname == "api.openai.com"
@@ -196,7 +197,7 @@ class Server:
             return f"{self.url} refuses {state} (HTTP {status})"
         if status in (404, 405):
             usual = "" if re.search(r"/v\d", self.url) else f"; most addresses end in /v1: --base-url {self.url}/v1"
-            return f"{self.url}/chat/completions is not there ({text}){usual}"
+            return f"{self.url}/{self.path} is not there ({text}){usual}"
         return f"{self.url}: {text}" if status is not None and 300 <= status < 400 else ""
 
     def refuses_all(self, text: str) -> UserError:

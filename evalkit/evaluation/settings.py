@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -202,7 +203,8 @@ class EvalSettings(CommandSettings):
         if self.completions is None and self.model is None:
             raise UserError("gtpo eval needs a MODEL (Hub name, folder or train run), or --completions FILE")
         if self.completions is None and (self.model or "").endswith((".jsonl", ".jsonl.gz", ".csv", ".parquet")):
-            raise UserError(f"{self.model} is no model; to score the completions in it: --completions {self.model}")
+            path = shlex.quote(self.model or "")
+            raise UserError(f"{self.model} is no model; to score the completions in it: --completions {path}")
         if self.completions is None and not self.named and self.like is None:
             raise UserError(
                 "--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list); --like RUN "

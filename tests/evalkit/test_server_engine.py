@@ -19,7 +19,7 @@ from servers import DONE, USAGE, Clock, Reply, Server, collect, completion, delt
 
 import gtpo.evalkit.engines.server as engine_module
 from gtpo.common.errors import UserError
-from gtpo.evalkit.engines.base import EngineStopped, Prompt, Reading, Sampling, sample_seed
+from gtpo.evalkit.engines.base import EngineStopped, Prompt, Reading, Sampling, Task, sample_seed
 from gtpo.evalkit.engines.model_ref import resolve_model
 from gtpo.evalkit.engines.server import Answer, RequestError, ServerEngine, refusal
 from gtpo.evalkit.engines.server_request import Access
@@ -443,6 +443,11 @@ def test_what_no_request_can_mend_is_told_at_once(serve: Serve, monkeypatch, rep
     with pytest.raises(UserError, match=message):
         collect(make(server), tasks(50, 1))
     assert len(server.requests) <= (8 if reply.status != 400 else 16 + 4), "the rest is not asked for"
+
+
+def test_the_address_that_is_not_there_is_named(serve: Serve) -> None:
+    with pytest.raises(UserError, match="/v1/completions is not there"):
+        collect(make(serve(lambda *_: Reply(404, {}))), [Task("b", "q", Prompt([], "x"), (0,))])
 
 
 def test_a_refused_question_ends_nothing(serve: Serve) -> None:
