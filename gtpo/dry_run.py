@@ -364,7 +364,7 @@ def dry_run(
 
 def _tell(text: str) -> None:
     """Print a text, folded by word on a terminal."""
-    stdout_console(pipe=120).print(text, markup=False, emoji=False)
+    stdout_console(pipe=120).print(text)
 
 
 def _print_short(

@@ -97,15 +97,15 @@ def print_summary(folder: Path, record: EvalRecord, settings: EvalSettings) -> N
             rows = [{"k": str(k), **{title: _cell(curve[k]) for title, curve in curves.items()}} for k in ks]
             title = f"{name}: {entry.questions} questions, {entry.samples} samples, {record.scoring} scoring"
             _print_table(console, rows, title)
-        console.print(_line(record.scoring, entry), markup=False)
+        console.print(_line(record.scoring, entry))
     if prices := settings.prices():
-        console.print(_cost(prices, list(done.values())), markup=False)
-    console.print("[a, b]: 95 % interval over questions and samples.", style="dim", markup=False)
+        console.print(_cost(prices, list(done.values())))
+    console.print("[a, b]: 95 % interval over questions and samples.", style="dim")
     if any(most > 1 for most in largest.values()):
         console.print(DEFINITIONS, style="dim")
     run, page = shlex.quote(str(folder)), shlex.quote(f"{folder.name}.html")
     ways = f"page: gtpo compare {run} --html {page}   next: gtpo compare {run} OTHER_RUN..."
-    console.print(f"Results: {folder}   {ways}", markup=False)
+    console.print(f"Results: {folder}   {ways}")
 
 
 def _cost(prices: tuple[float, float], entries: Sequence[BenchmarkRecord]) -> str:
@@ -247,7 +247,7 @@ def print_benchmarks() -> None:
     _print_table(console, rows, box=None, pad_edge=False)
     said = "\nLocal files are read from --data-dir or GTPO_DATA_DIR. Your own: a .jsonl, .parquet or .yaml file.\n\n"
     said += "".join(f"protocol {p.name}: {p.title}{f' ({p.source})' if p.source else ''}\n" for p in presets().values())
-    console.print(f"{said}Your own protocol: a .yaml file, which may extend one of these.", markup=False)
+    console.print(f"{said}Your own protocol: a .yaml file, which may extend one of these.")
 
 
 def print_check(settings: EvalSettings) -> None:

@@ -31,14 +31,15 @@ def stdout_console(pipe: int) -> Console:
 
     folded, columns = sys.stdout.isatty(), os.environ.get("COLUMNS", "")
     width = None if folded or columns.isdecimal() else pipe  # rich reads COLUMNS itself
-    return Console(width=width, highlight=False, soft_wrap=not folded)
+    # Brackets and colons in a name are no markup of rich's.
+    return Console(width=width, highlight=False, soft_wrap=not folded, markup=False, emoji=False)
 
 
 def stacked(table: Table, width: int, *, keep: int = 1) -> list[Table]:
     """Return the table, or several that hold its columns in turn behind the first `keep`, so that each fits."""
     from rich.console import Console
 
-    console = Console(width=10_000)
+    console = Console(width=10_000, markup=False, emoji=False)
     pieces: list[Table] = []
     for column in table.columns[keep:]:
         wider = copy.copy(pieces[-1] if pieces else table)
