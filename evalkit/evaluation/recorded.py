@@ -224,7 +224,7 @@ def _identify(
     if benchmark == own or (by_itself and benchmark.local and data_folder(settings.data_dir) is None):
         return benchmark, str(file.path), {i: replace(p, **benchmark.judged) for i, p in file.problems.items()}
     # Golds of a benchmark are verified; those in a file may be spelled otherwise.
-    known = {p.id: p for p in load_problems(benchmark, settings.data_dir)}
+    known = {p.id: p for p in load_problems(benchmark, settings.data_dir, repeats=True)}
     unknown = next((identifier for identifier in file.counts if identifier not in known), None)
     others = sum(p.answer != known[i].answer for i, p in file.problems.items() if i in known)
     what = f'has no question "{unknown}"' if unknown is not None else f"has {others} other golds"
@@ -283,7 +283,7 @@ def plan_recorded(settings: EvalSettings, protocol: Protocol, verifier: Verifier
         benchmarks={name: entry},
     )
     return Plan(
-        EVAL_RUNS / settings.model if settings.model else run_folder(path),
+        EVAL_RUNS / Path(settings.model).resolve().name if settings.model else run_folder(path),
         record,
         {name: kept},
         {(name, p.id): counts[p.id] for p in kept},

@@ -390,8 +390,8 @@ def way_of_asking(settings: EvalSettings, benchmarks: Sequence[Benchmark]) -> Pr
     return asked[0]
 
 
-def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Problem]:
-    """Return a benchmark's problems in a fixed order, of an own file each once.
+def load_problems(benchmark: Benchmark, data_dir: str | Path | None, *, repeats: bool = False) -> list[Problem]:
+    """Return a benchmark's problems in a fixed order, of an own file each once unless repeats is true.
 
     data_dir: of local benchmark files. UserError on a repeated id or an empty set.
     """
@@ -415,7 +415,7 @@ def load_problems(benchmark: Benchmark, data_dir: str | Path | None) -> list[Pro
         raise UserError(f'benchmark {benchmark.name}: two problems have the id "{identifier}"')
     first = {(" ".join(p.problem.split()), p.answer): p.id for p in reversed(problems)}
     ours = BENCHMARKS.get(benchmark.name)
-    if (ours is not None and ours.source == benchmark.source) or len(first) == len(problems):
+    if repeats or (ours is not None and ours.source == benchmark.source) or len(first) == len(problems):
         return problems
     LOG.warning(
         "%s: %d of %d rows repeat the problem and the gold of another: each is asked once, --k times", benchmark.name,

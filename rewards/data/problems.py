@@ -176,6 +176,8 @@ def _with_options(row: dict[str, Any], form: str, where: str) -> dict[str, Any]:
     if isinstance(gold, int) and not isinstance(gold, bool):
         right = [letter for at, letter in enumerate(by_letter) if at == gold]
     else:
+        if any(isinstance(choice, int | float) for choice in choices):
+            raise UserError(f"{where}: the answer {gold} may be a choice or its place: write the choices as texts")
         word = str(gold).strip()
         right = [letter for letter, text in by_letter.items() if word in (letter, text.strip())]
     if len(right) != 1:
@@ -317,6 +319,8 @@ def load_file(path: Path, *, published: bool = False, stem: str | None = None, *
             left_out.append(f'{where} ("{problem.answer}")')
         elif problem.id in problems:
             raise UserError(f'{where}: duplicate id "{problem.id}", first at {problems[problem.id][0]}')
+        elif not problem.problem.strip() and not published:
+            raise UserError(f'{where}: field "problem" is empty')
         else:
             problems[problem.id] = (where, problem)
     if not problems:

@@ -103,6 +103,22 @@ def test_what_fits_no_column_is_not_known(gtpo, tmp_path: Path) -> None:  # type
     gtpo("eval", "--completions", file, "--out", "run")
 
 
+def test_names_are_printed_as_they_are(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    row = {"id": "q", "gold": "5", "completion": "5", "subject": "[/]:end:"}
+    done = gtpo("eval", "o/m", "--completions", write_lines(tmp_path / "set[b].jsonl", [row]), "--by", "subject")
+    assert "set[b] by subject" in done.stdout
+    assert "[/]:end:" in done.stdout
+    assert (tmp_path / "results/eval/m/eval.json").is_file()
+
+
+def test_rows_of_a_benchmark_that_repeat_are_scored_all(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    write_lines(tmp_path / "b.jsonl", [{"id": f"q{i}", "problem": "P?", "answer": "1"} for i in range(3)])
+    write_lines(tmp_path / "c.jsonl", [{"id": f"q{i}", "completion": "1"} for i in range(3)])
+    gtpo("eval", "--completions", "c.jsonl", "-b", "b.jsonl", "--out", "run")
+    _, entry = benchmark(tmp_path / "run")
+    assert (entry["questions"], entry["texts"]) == (3, 1)
+
+
 def test_other_verdicts_make_labels_unknown(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     rows = [{"id": str(i), "gold": "5", "completion": "<answer>5</answer>", "label": True} for i in range(3)]
     gtpo("eval", "--completions", write_lines(tmp_path / "c.jsonl", rows), "--out", "run")
