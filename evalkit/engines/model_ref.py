@@ -172,10 +172,10 @@ def resolve_model(model: str, *, checkpoint: str | None = None, served: bool = F
     path = Path(model)
     if (run := find_train_run(model)) is not None:
         return _train_run(run, checkpoint)
-    if served:
-        return ModelRef(source=model, name=model.rstrip("/").split("/")[-1])
     if checkpoint is not None:
         raise UserError(f"--checkpoint chooses among the weights of a train run, and {model} is none")
+    if served:
+        return ModelRef(source=model, name=model.rstrip("/").split("/")[-1])
     if (run := run_by_id(path)) is not None:  # of a script that wrote its checkpoints elsewhere
         return _train_run(run, str(path))
     if path.is_dir():

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from gtpo.common.errors import DISK_FULL
+from gtpo.common.errors import DISK_FULL, UserError
 from gtpo.common.log import LOG, start_logging
 from gtpo.common.terminal import stacked, stdout_console
 from gtpo.evalkit.evaluation.caveats import caveats
@@ -255,7 +255,9 @@ def print_check(settings: EvalSettings) -> None:
     from gtpo.evalkit.engines.model_ref import resolve_model
     from gtpo.evalkit.evaluation.plan import find_tasks, find_unusable, render_prompts
 
-    settings, (benchmark, *_), protocol = find_tasks(settings)
+    settings, (benchmark, *others), protocol = find_tasks(settings)
+    if others:
+        raise UserError(f"--check looks at one benchmark, found {settings.check}")
     problems = load_problems(benchmark, settings.data_dir)
     print(f"{benchmark.name}: {len(problems)} problems from {benchmark.source}")
     for problem in problems[:3]:

@@ -104,7 +104,9 @@ def choose_engine(settings: EvalSettings) -> str:
     require("gtpo eval MODEL", "torch", "transformers", extra="train")
     if settings.serve_command is not None:
         return "openai"
-    return "vllm" if settings.engine == "auto" and installed("vllm") else "transformers"
+    name = "vllm" if settings.engine == "auto" and installed("vllm") else "transformers"
+    settings.check_engine(name)
+    return name
 
 
 def find_run(name: str | None, flag: str) -> Path:

@@ -159,7 +159,7 @@ class EvalSettings(CommandSettings):
     price: str | None = _output(None, "IN,OUT: dollars a million tokens; prints the sum.", modes=SCORED)
     quiet: bool = _output(False, "Show warnings and the result only.")
     verbose: bool = _output(False, "Show details that help to find a fault.")
-    json_output: bool = _output(False, "Print eval.json on stdout.", "--json")
+    json_output: bool = _output(False, "Print eval.json on stdout.", "--json", modes=SCORED)
 
     def check_together(self) -> None:
         """Check what more than one option decides."""
@@ -174,10 +174,11 @@ class EvalSettings(CommandSettings):
         self.prices()
         if self.mode not in FILE:
             return
-        for found in given:
-            engines = found.about["engines"]
-            if engines is not None and self.source not in engines:
-                raise UserError(f"{found.flags[0]} needs --engine {either(engines)}, found {self.source}")
+        self.check_engine(self.source)
+        for whole, does in (("json_output", "--json prints eval.json"), ("with_base", "--with-base compares two runs")):
+            tables = [keys[name].flags[0] for name in ("by", "details", "price") if getattr(self, name)]
+            if getattr(self, whole) and tables:
+                raise UserError(f"{does}, and {', '.join(tables)} would have no effect: leave out what has none")
         if self.server is not None:
             if self.engine != "auto":
                 raise UserError(f"{self.source} starts a server, which samples: leave --engine {self.engine} out")
@@ -210,6 +211,14 @@ class EvalSettings(CommandSettings):
                 "--benchmarks names what to evaluate on, e.g. --benchmarks gsm8k,math (gtpo eval --list); --like RUN "
                 "takes the questions and settings of another run"
             )
+
+    def check_engine(self, name: str) -> None:
+        """Check that what was given has an effect on what samples: an engine, `auto`, or the flag of a server."""
+        for key in (key for field, key in self.keys().items() if field in self.model_fields_set):
+            engines = key.about["engines"]
+            if engines is not None and getattr(self, key.name) is not None and name not in engines:
+                needs = either([engine for engine in engines if engine != "auto"])
+                raise UserError(f"{key.flags[0]} needs --engine {needs}, found {name}")
 
     @property
     def named(self) -> str:

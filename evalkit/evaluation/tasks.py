@@ -332,6 +332,8 @@ def _benchmark(path: Path, values: dict[str, Any], lines: Lines | None = None) -
         raise UserError(f"{path}: give one of file, hub and data, to say where the problems of {found.name} lie")
     if "data" in values and (idle := sorted(_OF_ROWS.intersection(values))):
         raise UserError(f"{path}: {', '.join(idle)} would have no effect beside data, which names one of our sources")
+    if "file" in values and (idle := sorted({"config", "split"}.intersection(values))):
+        raise UserError(f"{path}: {', '.join(idle)} would have no effect beside file, which is read whole")
     return found
 
 
@@ -400,6 +402,8 @@ def load_problems(benchmark: Benchmark, data_dir: str | Path | None, *, repeats:
         problems = benchmark._problems
     elif benchmark.file is not None:
         problems = sources.load_file(Path(benchmark.file), stem=benchmark.name, **rows)
+        if benchmark.count not in (None, len(problems)):
+            LOG.warning("%s: %d problems, and its entry says count: %d", benchmark.name, len(problems), benchmark.count)
     elif benchmark.hub is not None:
         configs = [benchmark.config] if isinstance(benchmark.config, str) else benchmark.config
         hub = sources.HubSource(benchmark.hub, benchmark.split, benchmark.count or 0, "", configs)

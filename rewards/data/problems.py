@@ -72,6 +72,8 @@ def parse_fields(text: str) -> dict[str, str]:
                 f'fields are ours=theirs with commas between them, e.g. problem=question,answer=label; found "{ours}'
                 f'{equals}{theirs}". Ours: {", ".join(FIELDS)}; of completions also {", ".join(RECORDED_FIELDS)}'
             )
+        if [name for name, *_ in pairs].count(ours) > 1:
+            raise UserError(f"fields: {ours} is named twice")
     return {ours: theirs for ours, _, theirs in pairs}
 
 
@@ -174,10 +176,10 @@ def _with_options(row: dict[str, Any], form: str, where: str) -> dict[str, Any]:
         raise UserError(f'{where}: field "choices" must be a list of two or more; fields here: {", ".join(row)}')
     by_letter, gold = dict(zip(ascii_uppercase, map(str, choices), strict=False)), row.get("answer")
     if isinstance(gold, int) and not isinstance(gold, bool):
-        right = [letter for at, letter in enumerate(by_letter) if at == gold]
-    else:
         if any(isinstance(choice, int | float) for choice in choices):
             raise UserError(f"{where}: the answer {gold} may be a choice or its place: write the choices as texts")
+        right = [letter for at, letter in enumerate(by_letter) if at == gold]
+    else:
         word = str(gold).strip()
         right = [letter for letter, text in by_letter.items() if word in (letter, text.strip())]
     if len(right) != 1:
@@ -317,10 +319,10 @@ def load_file(path: Path, *, published: bool = False, stem: str | None = None, *
         none = not problem.answer if problem.answers == "text" else is_no_gold(problem.answer)
         if none and not published:
             left_out.append(f'{where} ("{problem.answer}")')
-        elif problem.id in problems:
-            raise UserError(f'{where}: duplicate id "{problem.id}", first at {problems[problem.id][0]}')
         elif not problem.problem.strip() and not published:
             raise UserError(f'{where}: field "problem" is empty')
+        elif problem.id in problems:
+            raise UserError(f'{where}: duplicate id "{problem.id}", first at {problems[problem.id][0]}')
         else:
             problems[problem.id] = (where, problem)
     if not problems:

@@ -20,6 +20,7 @@ from servers import Reply
 from gtpo.common.errors import UserError
 from gtpo.common.provenance import text_hash
 from gtpo.config import TrainConfig
+from gtpo.evalkit.evaluation.plan import choose_engine
 from gtpo.evalkit.evaluation.settings import EvalSettings
 from gtpo.evalkit.evaluation.tasks import BENCHMARKS, checksum, find_benchmark, load_problems, presets, way_of_asking
 from gtpo.inputs.dataset import TrainingProblems
@@ -232,6 +233,12 @@ def test_a_gold_that_is_no_choice_is_named(choose: Path, answer: Any) -> None:
     write_lines(choose / "choose.jsonl", [ROWS[0] | {"answer": answer}])
     with pytest.raises(UserError, match=r"choose\.jsonl:1: the answer .* stands for none of the 3 choices"):
         load_problems(find_benchmark(str(choose / "choose.yaml")), None)
+
+
+def test_flags_are_checked_against_the_engine_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gtpo.evalkit.evaluation.plan.installed", lambda name: False)
+    with pytest.raises(UserError, match="--tensor-parallel-size needs --engine vllm, found transformers"):
+        choose_engine(EvalSettings(model="m", benchmarks="gsm8k", tensor_parallel_size=2))
 
 
 def test_one_run_asks_in_one_way(choose: Path) -> None:
