@@ -51,10 +51,7 @@ class Reading(NamedTuple):
     begins_in_thought: bool = False  # Whether the prompt opens a thought; counts if it is not known as rendered
 
     def plain(self, text: str, prompt: str | None = None, *, cut: bool = True) -> str:
-        """Return a completion with its thoughts in `<think>`, from where they begin: in its prompt, if known.
-
-        cut: whether it may have ended in its first thought.
-        """
+        """Return a completion with its thoughts in `<think>`, from where they begin. cut: it may end in the first."""
         for opening, closing in self.thoughts:
             text = text.replace(opening, "<think>").replace(closing, "</think>")
         text = plain(text)
@@ -127,7 +124,7 @@ class Engine(ABC):
 
     name: str
     retried = 0  # Requests that failed and were sent again
-    wasted = 0  # Tokens of requests that failed, or were sent again, as far as they are known
+    wasted = 0  # Tokens of requests that were sent again, as far as they are known
     _stop_at: float | None = None  # When `generate` ends at the latest; None: nobody has asked it to
 
     @property

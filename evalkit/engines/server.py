@@ -144,12 +144,9 @@ class Answer:
                 # Only one was asked for.
                 if str(place if choice.get("index") is None else choice["index"]) == "0":
                     self._count(choice)
-                    reasons = (
-                        choice.get("native_finish_reason"),
-                        choice.get("finish_reason") or choice.get("finishReason"),
-                    )
-                    for reason in reasons:
-                        word = one_line(reason.get("type") if isinstance(reason, dict) else reason or "null")
+                    said = choice.get("finish_reason") or choice.get("finishReason")
+                    for reason in filter(None, (choice.get("native_finish_reason"), said)):
+                        word = one_line(reason.get("type") if isinstance(reason, dict) else reason)
                         # A limit that is named is not taken back.
                         if word != "null" and (finish_word(word), finish_word(self._word)) != ("stop", "length"):
                             self._word = word
@@ -521,7 +518,6 @@ class ServerEngine(Engine):
         else:
             sample.settle(error.ending._replace(why=self.access.redact(str(error))))
             sample.finish_reason = sample.finish_reason if error.passing else "refused"
-            self.wasted += sum(filter(None, answer.tokens[:2]))
         self._come.append(sample)
         self._left -= 1
         if not self._left:
@@ -604,10 +600,9 @@ class ServerEngine(Engine):
             sent = server.payload(task.prompt, s, seed, request.stop, self._body)
             request.seed = sent.get("seed")
             server.path = "completions" if "prompt" in sent else "chat/completions"
+            url = f"{server.url}/{server.path}"
             try:
-                async with self._session.post(
-                    f"{server.url}/{server.path}", json=sent, allow_redirects=False
-                ) as response:
+                async with self._session.post(url, json=sent, allow_redirects=False) as response:
                     status, headers = response.status, response.headers
                     if status == 200:
                         server.full_since = None

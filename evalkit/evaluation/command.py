@@ -121,8 +121,6 @@ def _print_by(
     console: Any, folder: Path, record: EvalRecord, name: str, k: int, by: Literal["subject", "level"]
 ) -> None:
     """Print a benchmark's metrics by subject or level of its questions."""
-    import numpy as np
-
     from gtpo.evalkit.statistics import clusters_of, mean_interval
     from gtpo.runs.find import EvalRun
 
@@ -134,17 +132,14 @@ def _print_by(
         LOG.warning("--by %s: the questions of %s have none", by, name)
         return
     rows = []
-    for value in sorted(
-        {v for v, enough in zip(values, many, strict=True) if enough}, key=lambda v: (v is not None, v)
-    ):
-        part = questions.take(np.array([v == value for v in values]) & many)
+    there = {value for value, enough in zip(values, many, strict=True) if enough}
+    for value in sorted(there, key=lambda v: (v is not None, v)):
+        part = questions.take(many & [v == value for v in values])
         asked = [problems[question] for question in part.ids]
         source = record.benchmarks[name].source
         clusters = clusters_of([p.problem for p in asked], [p.cluster for p in asked], source)
-        row, curves = (
-            {by: "none" if value in (None, "") else str(value), "questions": str(len(asked))},
-            {"pass@1": part.pass_at_k[:, 0]},
-        )
+        shown = "none" if value in (None, "") else str(value)
+        row, curves = {by: shown, "questions": str(len(asked))}, {"pass@1": part.pass_at_k[:, 0]}
         if k > 1:
             curves |= {f"pass@{k}": part.pass_at_k[:, k - 1], f"maj@{k}": part.maj_at_k[:, k - 1]}
         for title, column in curves.items():
@@ -273,16 +268,12 @@ def print_check(settings: EvalSettings) -> None:
         print(f"\n{len(prompt.ids or ())} tokens: {' '.join(map(str, prompt.ids or ()))}")
         print(f"completions {'begin' if inside else 'do not begin'} inside a thought")
     with Verifier() as verifier:
-        failures = find_unusable(problems, verifier)
+        failures = [f"{i}: {why}" for i, why in find_unusable(problems, verifier).items()]
     contracts = [f"{p.id}: {contract}" for p in problems if (contract := str(read_contract(p.problem)))]
     against = [f"{p.id}: {why}" for p in problems if (why := contradiction(p.problem, p.answer)) is not None]
     sound = len(problems) - len(failures)
     for title, lines, most in (
-        (
-            f"\nself-test: {sound} of {len(problems)} golds verify against themselves",
-            map(": ".join, failures.items()),
-            20,
-        ),
+        (f"\nself-test: {sound} of {len(problems)} golds verify against themselves", failures, 20),
         (f"answer contracts: {len(contracts)} problems say what their answer must be", contracts, 3),
         (f"contracts that the gold contradicts: {len(against)}", against, 20),
     ):

@@ -47,9 +47,6 @@ from gtpo.runs.eval_record import (
 # After Ctrl-C, requests in flight may still be answered for so long.
 INTERRUPT_S = 0.3
 
-# The value of a header that names an environment variable and is no secret itself.
-_VARIABLE = re.compile(r"\s*(?:(?:Bearer|Basic|Token) +)?\$(?:\w+|\{\w+\})\s*")
-
 # Samples that failed and are named as they fail; all of them are counted.
 NAMED_FAILURES = 3
 
@@ -129,6 +126,7 @@ def sample_missing(settings: EvalSettings, plan: Plan, record: EvalRecord, tally
             # Also after an error: the time was spent. A server may have refused a parameter by now.
             record.engine.parameters_left_out = sorted({*record.engine.parameters_left_out, *engine.left_out})
             choose_headline(record, tally)
+            tally.wasted = engine.wasted
             if engine.retried:
                 LOG.info("%d requests failed and were sent again", engine.retried)
             record.wall_seconds = folder.seconds()
@@ -258,8 +256,8 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
         entry.n = before.n
         if new is not None:
             # A larger n is of the questions that it was reached on.
-            entry.n_asked, entry.finish_with = max(n, before.n or 0) if same else n, command
-            entry.task = new.task
+            reached = (before.n or 0) if same else 0
+            entry.n_asked, entry.finish_with, entry.task = max(n, reached), command, new.task
     check_identity(folder.path, old, record, others)
     record.created = old.created or record.created
     record.benchmarks = entries | record.benchmarks | entries
@@ -271,17 +269,16 @@ def begin_record(folder: EvalFolder, settings: EvalSettings, plan: Plan, old: Ev
 
 def _command(headers: Sequence[str]) -> str:
     """Return the command that goes on with the run: without its budget, and without what headers hold."""
-    own = [header for header in headers if not _VARIABLE.fullmatch(header.partition(":")[2])]
-    hidden = {header: f"{header.partition(':')[0]}: ***" for header in own}
-    told, words = list[str](), iter(sys.argv[1:])
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if flag.replace("_", "-") == "--most-tokens":
-            next(iter(()) if equals else words, None)
-        elif flag == "--header" and equals:
-            told.append(f"{flag}={hidden.get(value, value)}")
-        else:
+    variable = r"\s*(?:(?:Bearer|Basic|Token) +)?\$(?:\w+|\{\w+\})\s*"
+    own = [header for header in headers if not re.fullmatch(variable, header.partition(":")[2])]
+    hidden = {
+        f"{flag}{header}": f"{flag}{header.partition(':')[0]}: ***" for header in own for flag in ("", "--header=")
+    }
+    budget, before, told = "--most-tokens", "", list[str]()
+    for word in sys.argv[1:]:
+        if budget not in (before.replace("_", "-"), word.partition("=")[0].replace("_", "-")):
             told.append(hidden.get(word, word))
+        before = word
     return command_line(told)
 
 
@@ -362,8 +359,7 @@ def _sample(settings: EvalSettings, plan: Plan, tasks: list[Task], engine: Engin
             for samples in engine.generate(tasks):
                 for sample in samples:
                     plan.rendered.read(sample)
-                    if sample.error is None:
-                        tokens += (sample.prompt_tokens or 0) + (sample.tokens or 0)
+                    tokens += (sample.prompt_tokens or 0) + (sample.tokens or 0)
                     if sample.error is not None:
                         failed.append(sample)
                         if len(failed) <= NAMED_FAILURES:
@@ -377,9 +373,7 @@ def _sample(settings: EvalSettings, plan: Plan, tasks: list[Task], engine: Engin
                         f"{len(failed)} of {total} samples failed, more than --fail-on-error "
                         f"{settings.fail_on_error:g} allows (first: {benchmark} {question} #{index}: {failed[0].error})"
                     )
-                if tokens < settings.budget <= tokens + engine.wasted:
-                    why = why or f"--most-tokens {settings.most_tokens} is reached, with what failed"
-                if why or tokens >= settings.budget:
+                if why or tokens + engine.wasted >= settings.budget:
                     engine.stop()
         except EngineStopped as error:
             why = str(error)

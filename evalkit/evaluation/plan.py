@@ -162,9 +162,7 @@ def settings_like(settings: EvalSettings) -> tuple[EvalSettings, list[Benchmark]
     if settings.sampling == "model":
         others |= {*settings.SAMPLING}
     if settings.source not in SERVER and taken["extra_body"]:
-        LOG.warning(
-            "--like %s: %s goes to servers only, and is left out", settings.like, json.dumps(taken["extra_body"])
-        )
+        LOG.warning("--like %s: its --extra-body goes to servers only", settings.like)
         others.add("extra_body")
     way = Protocol(
         name=prompt.protocol, stop=sampling.stop, system=prompt.system,

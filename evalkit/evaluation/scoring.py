@@ -201,6 +201,8 @@ class Tally:
     Votes are counted here and nowhere else: on the way, when a question has what it was asked for, else at the end.
     """
 
+    wasted = 0  # Tokens of this session's requests that were sent again
+
     def __init__(self, folder: EvalFolder, verifier: Verifier) -> None:
         self.folder, self.verifier, self.problems = folder, verifier, folder.questions()
         self.questions = defaultdict[QuestionKey, QuestionSamples](QuestionSamples)
@@ -223,9 +225,9 @@ class Tally:
                 of.votes.clear()
 
     def tokens(self) -> int:
-        """Return the tokens of all prompts and completions, each prompt once a sample, as far as they are known."""
+        """Return the tokens of all prompts and completions, each prompt once a request, as far as they are known."""
         every = (s for of in self.questions.values() for samples in (of.scored, of.failed) for s in samples.values())
-        return sum((sample.prompt_tokens or 0) + (sample.tokens or 0) for sample in every)
+        return self.wasted + sum((sample.prompt_tokens or 0) + (sample.tokens or 0) for sample in every)
 
     def scored(self) -> Iterator[Sample]:
         """Yield every completion's sample."""

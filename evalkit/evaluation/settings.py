@@ -33,15 +33,16 @@ SERVER = ("openai", "--serve", "--serve-command")
 
 
 # Fields of a request that --extra-body may not set: what completions are made of, and how they are read, goes by them.
-_HOMES = {
-    "chat_template_kwargs": "--chat-template-kwargs", "max_completion_tokens": "--max-tokens",
-    "stop": "stop of a --protocol",
-}  # fmt: skip
 _OURS = (
-    "model", "messages", "prompt", "max_tokens", "seed", "stream", "stream_options", "skip_special_tokens", "n",
-    "best_of", "echo", "chat_template", "add_generation_prompt", "continue_final_message", "add_special_tokens",
-    "documents", *_HOMES,
-)  # fmt: skip
+    "model messages prompt max_tokens seed stream stream_options skip_special_tokens n best_of echo chat_template "
+    "add_generation_prompt continue_final_message add_special_tokens documents"
+)
+# Where others of them belong.
+_HOMES = {
+    "chat_template_kwargs": "--chat-template-kwargs",
+    "max_completion_tokens": "--max-tokens",
+    "stop": "--protocol",
+}
 
 
 def _option(
@@ -251,7 +252,7 @@ class EvalSettings(CommandSettings):
     def request_body(self) -> dict[str, Any] | None:
         """Return --extra-body, with --chat-template-kwargs. UserError if it has a field that is sent anyway."""
         body, kwargs = self.extra_body, self.chat_template_kwargs
-        if own := sorted({*self.SAMPLING, *_OURS}.intersection(body or ())):
+        if own := sorted({*self.SAMPLING, *_OURS.split(), *_HOMES}.intersection(body or ())):
             named = ", ".join(f"{name} ({_HOMES[name]})" if name in _HOMES else name for name in own)
             raise UserError(f"--extra-body: {named} is set by gtpo eval itself, or by an option of its own")
         return {**(body or {}), "chat_template_kwargs": kwargs} if kwargs else body

@@ -67,9 +67,7 @@ def read_usage(usage: Mapping[str, Any]) -> Tokens:
 
 def whole_number(value: Any) -> int | None:
     """Return a count that a server or a file says; None if it is none, or more than a column of int32 holds."""
-    whole = (
-        isinstance(value, int | float) and 0 <= value < 2**31 and value == value // 1 and not isinstance(value, bool)
-    )
+    whole = isinstance(value, int | float) and 0 <= value < 2**31 and value % 1 == 0 and not isinstance(value, bool)
     return int(value) if whole else None
 
 

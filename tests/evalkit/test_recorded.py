@@ -93,8 +93,11 @@ def test_a_file_of_ones_own(gtpo, tmp_path: Path) -> None:  # type: ignore[no-un
 def test_what_fits_no_column_is_not_known(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     half = "\ud83d"
     row = {"id": half, "gold": "5", "completion": half, "problem": half, "finish_reason": f"odd {half}", "error": None}
-    file = write_lines(tmp_path / "c.jsonl", [row | {"level": 10**12, "tokens": 12.0, "subject": half}])
-    gtpo("eval", "--completions", file, "--out", "run")
+    file = write_lines(tmp_path / "set[b].jsonl", [row | {"level": 10**12, "tokens": 12.0, "subject": "[/]:end:"}])
+    done = gtpo("eval", "--completions", file, "--out", "run", "--by", "subject")
+    # Nor is it markup of what prints it.
+    assert "set[b] by subject" in done.stdout
+    assert "[/]:end:" in done.stdout
     (part,) = (tmp_path / "run/samples").iterdir()
     assert [r["tokens"] for r in pq.read_table(part).to_pylist()] == [12]
     assert pq.read_table(tmp_path / "run/problems.parquet")["level"].to_pylist() == [None]
@@ -103,19 +106,11 @@ def test_what_fits_no_column_is_not_known(gtpo, tmp_path: Path) -> None:  # type
     gtpo("eval", "--completions", file, "--out", "run")
 
 
-def test_names_are_printed_as_they_are(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    row = {"id": "q", "gold": "5", "completion": "5", "subject": "[/]:end:"}
-    done = gtpo("eval", "o/m", "--completions", write_lines(tmp_path / "set[b].jsonl", [row]), "--by", "subject")
-    assert "set[b] by subject" in done.stdout
-    assert "[/]:end:" in done.stdout
-    assert (tmp_path / "results/eval/m/eval.json").is_file()
-
-
 def test_rows_of_a_benchmark_that_repeat_are_scored_all(gtpo, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     write_lines(tmp_path / "b.jsonl", [{"id": f"q{i}", "problem": "P?", "answer": "1"} for i in range(3)])
     write_lines(tmp_path / "c.jsonl", [{"id": f"q{i}", "completion": "1"} for i in range(3)])
-    gtpo("eval", "--completions", "c.jsonl", "-b", "b.jsonl", "--out", "run")
-    _, entry = benchmark(tmp_path / "run")
+    gtpo("eval", "o/m", "--completions", "c.jsonl", "-b", "b.jsonl")
+    _, entry = benchmark(tmp_path / "results/eval/m")
     assert (entry["questions"], entry["texts"]) == (3, 1)
 
 

@@ -198,17 +198,13 @@ COMPLETIONS: dict[str, tuple[Reply, str, int | None, str | None]] = {
         "stop",
     ),
     "a tool that nobody offered": (answer({"content": TEXT, "tool_calls": [{}]}), TEXT, 7, "tool_calls"),
-    "stop beside a limit": (
-        events(delta(TEXT, "length"), event({"choices": [{"delta": {}, "finish_reason": "stop"}]}), DONE), TEXT, None,
+    "stop beside a limit": (events(delta(TEXT, "length"), delta("", "stop"), DONE), TEXT, None, "length"),
+    "stop beside the provider's own word for a limit": (
+        answer(choices=[{"text": TEXT, "finish_reason": "stop", "native_finish_reason": "MAX_TOKENS"}]), TEXT, 7,
         "length",
     ),
-    "stop beside the provider's own word for a limit": (
-        Reply(body={"choices": [{"message": {"content": TEXT}, "finish_reason": "stop",
-                                 "native_finish_reason": "MAX_TOKENS"}]}), TEXT, None, "length",
-    ),
     "two choices without a number": (
-        Reply(body={"choices": [{"message": {"content": text}, "finish_reason": "stop"} for text in (TEXT, "6")]}),
-        TEXT, None, "stop",
+        answer(choices=[{"text": text, "finish_reason": "stop"} for text in (TEXT, "6")]), TEXT, 7, "stop",
     ),
     "stop at the end of the context": (
         answer(usage={"completion_tokens": 32, "prompt_tokens": 4064}), TEXT, 32, "length",
@@ -334,6 +330,13 @@ def test_what_it_costs(serve: Serve, name: str) -> None:
     server.times.clear()
     (found,) = collect(make(server, retries=1), tasks(1, 1)).values()
     assert (found.error is None, server.times[SEED]) == ((True, 2) if passes else (False, 1))
+
+
+def test_tokens_of_what_failed_are_counted(serve: Serve) -> None:
+    usage = {"completion_tokens": 60, "prompt_tokens": 40}
+    source = make(serve(lambda *_: answer(finish="content_filter", usage=usage)), retries=3)
+    (found,) = collect(source, tasks(1, 1)).values()
+    assert (source.wasted, found.tokens, found.prompt_tokens) == (300, 60, 40)
 
 
 def test_vllms_own_server_is_believed(serve: Serve) -> None:

@@ -397,22 +397,13 @@ def test_a_budget_ends_a_run_that_goes_on_with_a_larger_one(gtpo: Gtpo, serve: A
     assert read_record(tmp_path / "results/eval/m").benchmarks["arithmetic"].pass_at_k[2].mean == 1.0
 
 
-def test_a_budget_counts_what_failed(gtpo: Gtpo, serve: Any) -> None:
-    usage = {"completion_tokens": 60, "prompt_tokens": 40}
-    choice = {"message": {"content": "no"}, "finish_reason": "content_filter"}
-    server = serve(lambda payload, times: Reply(body={"choices": [choice], "usage": usage}))
-    run = ("eval", "m", "--base-url", server.url, "-b", "arithmetic", "--concurrency", "1", "--fail-on-error", "1")
-    assert "--most-tokens 50 is reached, with what failed" in gtpo(*run, "--most-tokens", 50, code=3).stderr
-
-
 def test_questions_without_a_sample_bind_nothing(gtpo: Gtpo, serve: Any, tmp_path: Path) -> None:
     """Their golds may change, and what was reached of fewer questions is not asked of more."""
     rows = [{"id": f"q{i}", "problem": f"P{i}?", "answer": "1"} for i in range(3)]
 
     def answer(payload: dict[str, Any], times: int) -> Reply:
-        usage = {"completion_tokens": 6, "prompt_tokens": 4}
-        counted = {} if "P2?" in payload["messages"][-1]["content"] else {"usage": usage}
-        return Reply(body={"choices": [{"message": {"content": "1"}, "finish_reason": "stop"}], **counted})
+        usage = {} if "P2?" in payload["messages"][-1]["content"] else {"completion_tokens": 6, "prompt_tokens": 4}
+        return Reply(body={"choices": [{"message": {"content": "1"}, "finish_reason": "stop"}], "usage": usage})
 
     run = ("eval", "m", "--base-url", serve(answer).url, "-b", "r.jsonl", "--out", "run")
     write_lines(tmp_path / "r.jsonl", rows)
