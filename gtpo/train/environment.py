@@ -27,7 +27,7 @@ from gtpo.common.files import LOCK_FILES, flatten, write_text
 from gtpo.common.log import LOG
 from gtpo.config import TrainConfig
 from gtpo.config.load import layers, merged, to_config
-from gtpo.runs.train_run import TrainFolder
+from gtpo.runs.train_run import PROBLEMS, TrainFolder
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -112,8 +112,11 @@ def begin(folder: TrainFolder, config: TrainConfig) -> None:
     folder.remove_partial()
     if changed:
         LOG.warning(f"{folder.root}: replacing a start that made no step ({changed})")
-        shutil.rmtree(folder.base, ignore_errors=True)  # weights of the other model
-        folder.run_json.unlink(missing_ok=True)  # H_ini of the other policy
+        # Weights of the other model, and what it wrote; H_ini of the other policy; the other problems.
+        for path in (folder.base, folder.best, folder.final, folder.completions):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in (folder.run_json, folder.root / PROBLEMS):
+            path.unlink(missing_ok=True)
     write_text(folder.config_yaml, config.to_yaml())
 
 

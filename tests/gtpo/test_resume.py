@@ -46,12 +46,16 @@ def test_start_that_made_no_step_is_replaced_by_the_corrected_command(
             run(tmp_path, **{"model.lora_rank": 4})
     folder = tmp_path / "results/train/run"
     assert (folder / "base/model.safetensors").is_file()
+    for name in ("best", "final", "completions"):  # such as the untrained model's, if the start validated
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "of the first start").touch()
     assert "initial_entropy" in json.loads((folder / "run.json").read_text())
     corrected = {"model.lora_rank": 2, "training.per_device_train_batch_size": 4, "model.build.hidden_size": 8}
     with logged() as told:
         run(tmp_path, **corrected)
     assert any("replacing a start that made no step (model.build.hidden_size = 16, now 8)" in line for line in told)
-    # Nothing of the first start is left: its base, its H_ini, its config.
+    # Nothing of the first start is left: its base, its weights, its H_ini, its config.
+    assert not list(folder.rglob("of the first start"))
     whole = run(tmp_path / "whole", **corrected)
     assert metrics(folder) == metrics(whole)
     for name in ("base/config.json", "final/adapter_model.safetensors"):
