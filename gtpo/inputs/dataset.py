@@ -172,14 +172,15 @@ class TrainingProblems:
     def split(self) -> tuple[list[Problem], list[Problem]]:
         """Return the problems to train on and those to validate on, which share no text; the latter may be none.
 
-        Held out are the last `dataset.validation_problems` of the shuffled order, so that the others keep their place
-        in it. Raises UserError if they are not enough, or `dataset.validation_file` cannot be read.
+        Held out are those of `dataset.validation_file`, also if nothing validates on them yet; else, with
+        `training.eval_steps`, the last `dataset.validation_problems` of the shuffled order, so that the others keep
+        their place in it. Raises UserError if they are not enough, or the file cannot be read.
         """
         order, dataset = self.load(), self.config.dataset
-        if self.config.training.eval_steps is None:
-            return order, []
         if dataset.validation_file is not None:
             held_out = self._read("validation_file", load_file, dataset.validation_file)
+        elif self.config.training.eval_steps is None:
+            return order, []
         else:
             count = dataset.validation_problems
             if len(order) <= count:

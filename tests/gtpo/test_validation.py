@@ -131,10 +131,11 @@ def test_held_out_problems_are_not_trained_on(tmp_path: Path) -> None:
 
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(json.dumps({"problem": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in (3, 99)))
-    kept, held_out = parts(**{"training.eval_steps": 2, "dataset.validation_file": str(file)})
-    assert [p.problem for p in held_out] == ["3 + 1?", "99 + 1?"]
-    assert len(kept) == 48
-    assert "3 + 1?" not in {p.problem for p in kept}
+    for changes in ({"training.eval_steps": 2}, {}, {"method": "sft"}):
+        kept, held_out = parts(**changes, **{"dataset.validation_file": str(file)})
+        assert [p.problem for p in held_out] == ["3 + 1?", "99 + 1?"]
+        assert len(kept) == 48
+        assert "3 + 1?" not in {p.problem for p in kept}, "also if only a later evaluation asks for them"
     _, report = TrainingProblems(
         config_of(tmp_path, **{"training.eval_steps": 2, "dataset.validation_file": str(file)}), problems
     ).select(None)
