@@ -206,8 +206,17 @@ def lora_config(config: TrainConfig, model: Any) -> Any:
 def widen_adapters(model: Any) -> None:
     """Hold trained weights in float32: TRL casts QLoRA adapters to bfloat16, which rounds updates of 1e-6 to nothing.
 
-    At |w| = 0.01 neighbouring bfloat16 numbers are 6e-5 apart, and an Adam step is at most the learning rate.
+    At |w| = 0.01 neighbouring bfloat16 numbers are 6e-5 apart, and an Adam step is at most the learning rate. What peft
+    trains whole (modules_to_save) stands among 16-bit layers, which take and give the original's type.
     """
+    from peft.utils import ModulesToSaveWrapper
+
+    for wrapper in (module for module in model.modules() if isinstance(module, ModulesToSaveWrapper)):
+        for module in wrapper.modules_to_save.values():
+            if (kind := next(module.parameters()).dtype) in (torch.bfloat16, torch.float16):
+                module.register_forward_pre_hook(lambda _, args: tuple(x.float() if x.is_floating_point() else x
+                                                                       for x in args))  # fmt: skip
+                module.register_forward_hook(lambda _, args, output, kind=kind: output.to(kind))
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()

@@ -101,11 +101,20 @@ class UntrainedKL(RunPart):
 
         with torch.no_grad(), trainer.accelerator.autocast():
             if reference is None:
-                now = model(**batch, of_hidden=lambda hidden, head: hidden).value
-                with trainer.accelerator.unwrap_model(model).disable_adapter():
-                    # Both have one head: an adapter on it is refused.
+                # Both have one head, whole only inside a forward; unless it is trained too (modules_to_save).
+                trained, own = trl_seam.policy(trainer).get_output_embeddings().weight.requires_grad, list[LMHead]()
+
+                def of_policy(hidden: Tensor, head: LMHead) -> Tensor:
+                    own.extend([head._replace(lm_head=head.lm_head.clone())] if trained else [])
+                    return hidden
+
+                def of_untrained(before: Tensor, head: LMHead) -> Tensor:
                     # accelerate gives what a forward returns in float32.
-                    output = model(**batch, of_hidden=lambda b, head: divergence(now.to(b.dtype), head, b, head))
+                    return divergence(now.to(before.dtype), (own or [head])[0], before, head)
+
+                now = model(**batch, of_hidden=of_policy).value
+                with trainer.accelerator.unwrap_model(model).disable_adapter():
+                    output = model(**batch, of_hidden=of_untrained)
             else:
                 # One forward inside the other: a sharded head is whole only in its own.
                 output = model(**batch, of_hidden=of_both)

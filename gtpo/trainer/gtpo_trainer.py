@@ -497,8 +497,8 @@ class GTPOTrainer(SampledTrainer):
                 "GTPOTrainer: no weight of the model is trained. Load an adapter with is_trainable=True "
                 "(PeftModel.from_pretrained); after merge_and_unload, call model.requires_grad_(True)"
             )
-        # Adapters of 4-bit weights are held in float32.
-        if getattr(policy, "is_quantized", False):
+        # What is trained beside frozen weights is held in float32.
+        if getattr(policy, "is_quantized", False) or kwargs.get("peft_config") is not None:
             widen_adapters(policy)
         for text in filter(None, (*rounded_away(args, policy), savable_generation_config(policy))):
             LOG.warning(text)

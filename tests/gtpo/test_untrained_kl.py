@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_train_run import config_of, metrics, run
 from torch.nn.functional import kl_div
 
 from gtpo.inputs.tiny import build_tiny_model
 from gtpo.train import collapse
-from gtpo.train.collapse import KL_METRIC, summed_kl, token_kl
+from gtpo.train.collapse import KL_METRIC, UntrainedKL, summed_kl, token_kl
 from gtpo.trainer import SampledTrainer
 from gtpo.trainer.policy_head import LMHead
 
@@ -63,7 +64,8 @@ def test_it_starts_at_nothing_grows_and_leaves_the_training_alone(case: str, tmp
         assert logged == metrics(run(tmp_path / "off", **changes))
 
 
-def test_it_is_measured_beside_bfloat16_weights_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole", [None, ["lm_head"], ["embed_tokens", "norm"]])
+def test_it_is_measured_beside_bfloat16_weights_too(whole: list[str] | None, tmp_path: Path) -> None:
     # accelerate returns in float32 what the first of the two forwards gives in bfloat16.
     base = config_of(tmp_path)
     assert base.model.build is not None
@@ -71,8 +73,33 @@ def test_it_is_measured_beside_bfloat16_weights_too(tmp_path: Path) -> None:
         (part.bfloat16() if isinstance(part, torch.nn.Module) else part).save_pretrained(tmp_path / "base")
     given = {"model.build": None, "model.model_name": str(tmp_path / "base"), "model.dtype": "bfloat16"}
     changes = {"model.lora_rank": 4, "training.max_steps": 4, "training.learning_rate": 0.1, "training.log_kl_steps": 1}
-    found = [row[KL_METRIC] for row in metrics(run(tmp_path, method="gtpo", **given, **changes))]
+    folder = run(tmp_path, method="gtpo", **given, **changes, **{"lora.modules_to_save": whole} if whole else {})
+    found = [row[KL_METRIC] for row in metrics(folder)]
     assert found[0] == 0 < found[-1]
+    trained = load_file(folder / "final/adapter_model.safetensors")
+    assert any("lora" not in name for name in trained) == bool(whole)
+    assert {weight.dtype for weight in trained.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("whole", [None, ["lm_head"]])
+def test_it_is_that_of_the_logits_with_the_adapter_and_without(
+    whole: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, measure = list[float](), UntrainedKL.on_micro_batch
+
+    def by_logits(self: Any, model: Any, inputs: Any) -> None:
+        measure(self, model, inputs)
+        batch, mask = collapse._sequences(inputs)
+        with torch.no_grad():
+            now = model(**batch).logits[:, :-1][mask]
+            with model.disable_adapter():
+                found.append(float(token_kl(now, model(**batch).logits[:, :-1][mask]).mean()))
+
+    monkeypatch.setattr(UntrainedKL, "on_micro_batch", by_logits)
+    changes = {"model.lora_rank": 4, "training.max_steps": 3, "training.learning_rate": 0.1, "training.log_kl_steps": 1}
+    logged = metrics(run(tmp_path, **changes, **{"lora.modules_to_save": whole} if whole else {}))
+    assert [row[KL_METRIC] for row in logged] == pytest.approx(found, rel=1e-3)
+    assert found[-1] > 1e-4
 
 
 @pytest.mark.parametrize(
