@@ -101,9 +101,11 @@ def train(context: typer.Context) -> None:
         from gtpo.train.session import trainer_arguments
 
         quiet_libraries()
-        # What TRL would refuse. It would also wait for the other processes of a launcher.
+        # What TRL would refuse of the batch of all processes. It would also wait for the others of a launcher.
+        checked = config.model_copy(deep=True)
+        checked.training.per_device_train_batch_size *= options.processes or launched_processes()
         launcher = {name: os.environ.pop(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if name in os.environ}
-        trainer_arguments(config, Path("results"), "float32")
+        trainer_arguments(checked, Path("results"), "float32")
         os.environ.update(launcher)
         how: Any = {"verbose": options.verbose, "processes": options.processes, "shard": options.shard}
         describe(config, overrides, json_output=options.json_output, **how)

@@ -94,6 +94,9 @@ def test_help_config_lists_every_flag() -> None:
 def test_a_dry_run_of_a_launcher_s_processes_waits_for_none(run: Path) -> None:
     done = command_line("train", "run.yaml", "--dry-run", cwd=run.parent, code=0, WORLD_SIZE="8", MASTER_ADDR=None)
     assert "by 8 processes" in done.stdout
+    batch = ["--training.per_device_train_batch_size", "2", "--training.num_generations", "8"]
+    done = command_line("train", "run.yaml", "--dry-run", "--processes", "4", *batch, cwd=run.parent, code=0)
+    assert "8 completions (1 prompts)" in done.stdout, "a group may span processes"
 
 
 def test_data_that_cannot_be_had_are_missed_before_torch_is_loaded(tmp_path: Path) -> None:
