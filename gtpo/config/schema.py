@@ -199,7 +199,7 @@ class TrainingSection(TrlDefaults):
     """Optimization and sampling, with the names of transformers and TRL.
 
     Any other field of TRL's GRPOConfig (SFTConfig with method sft) may stand here too: top_p, chat_template_kwargs,
-    push_to_hub, epsilon, and with method grpo loss_type, whose default is grpo.
+    epsilon, and with method grpo loss_type, whose default is grpo.
     """
 
     num_generations: int = Field(8, ge=1)

@@ -42,6 +42,7 @@ FREE_KEYS = frozenset(
         "dataset.data_dir",
         "training.save_steps",
         "training.save_total_limit",
+        "training.push_to_hub",
         "training.report_to",
         "training.log_completions_steps",
         "rollout.server_host",

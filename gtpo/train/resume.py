@@ -151,8 +151,13 @@ class ExactCheckpoints(RunPart):
 
     def __init__(self, trainer: Any, *, shuffled_from: float = math.inf) -> None:
         self.trainer, self.shuffled_from = require_trainer(self, trainer), shuffled_from
-        if trainer.args.save_only_model:
-            raise ValueError("ExactCheckpoints: save_only_model=True leaves out the optimizer, so nothing can resume")
+        for name, why in (
+            ("save_only_model", "leaves out the optimizer, so nothing can resume"),
+            ("ignore_data_skip", "lets a resumed run train on other rows than the uninterrupted one"),
+            ("push_to_hub", "uploads a folder that is renamed meanwhile: trainer.push_to_hub() after the training"),
+        ):
+            if getattr(trainer.args, name):
+                raise ValueError(f"ExactCheckpoints: {name}=True {why}")
         # Where the checkpoint that is being written lies.
         self.staging: Path | None = None
         # Whether a checkpoint is to be written at the end of the round.

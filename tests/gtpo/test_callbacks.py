@@ -85,8 +85,9 @@ def test_a_part_that_could_not_do_its_work_is_refused(part: Any, folder: Path, t
         part(trainer_of("trl", folder, tmp_path / "out"))
     with pytest.raises(ValueError, match="needs reference=, the untrained model"):
         UntrainedKL(trainer_of("gtpo", folder, tmp_path / "out", save_strategy="no"), every=2)
-    with pytest.raises(ValueError, match="save_only_model"):
-        ExactCheckpoints(trainer_of("gtpo", folder, tmp_path / "only", save_only_model=True))
+    for name in ("save_only_model", "ignore_data_skip"):
+        with pytest.raises(ValueError, match=f"ExactCheckpoints: {name}=True "):
+            ExactCheckpoints(trainer_of("gtpo", folder, tmp_path / "only", **{name: True}))
 
 
 @needs_trl_kernel
