@@ -87,8 +87,8 @@ class _Switches:
 class Objective(_Switches):
     """Every switch of the objective; the defaults are the paper's GTPO.
 
-    Raises ValueError in one sentence for a value of another type or outside its range: the field, what it may be, what
-    was found.
+    Raises ValueError in one sentence for a value of another type or outside its range (the field, what it may be, what
+    was found), and for fields that contradict each other.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -103,6 +103,24 @@ class Objective(_Switches):
                 near = did_you_mean(name, known) or f" Its fields are {', '.join(known)}"
                 raise ValueError(f"objective has no field {name}.{near}") from None
             raise ValueError(Key(name, known[name]).sentence(f"objective: {name}", fault["input"])) from None
+        if contradiction := self._contradiction():
+            raise ValueError(f"objective: {contradiction}")
+
+    def _contradiction(self) -> str | None:
+        low, high, last = self.band_low, self.band_high or math.inf, self.band_low_end
+        last_low, last_high = low if last is None else last, self.band_high_end or high
+        learns = self.positive_advantage_weight or self.negative_advantage_weight
+        learns = learns or (self.gamma and self.entropy_mode != "none")
+        faults = {
+            "positive_advantage_weight 0 with negative_advantage_weight 0 and no entropy term learns nothing":
+                not learns,
+            f"surprisal_low {self.surprisal_low} is not below surprisal_high {self.surprisal_high}":
+                self.surprisal_low >= (self.surprisal_high or math.inf),
+            "band_high_end needs band_high, from which it goes": last_high < high == math.inf,
+            "band_low_end needs band_low or band_high": last is not None and not self.has_band,
+            f"band_low {low} to {last_low} exceeds band_high {high} to {last_high}": low > high or last_low > last_high,
+        }  # fmt: skip
+        return next((fault for fault, holds in faults.items() if holds), None)
 
     def temperature(self, sampling: float) -> float:
         """Return the temperature at which log-probabilities and entropy are taken, given that of the sampling."""

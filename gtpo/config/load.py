@@ -410,6 +410,10 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
         elif method == "grpo" and value != _OF_GRPO.get(name, value):
             instead = "method gtpo takes it, also with objective.preset grpo or grpo-filtered"
             yield f"objective.{name} {value} contradicts method grpo, TRL's own, which has no such switch; {instead}"
+    try:
+        config.as_dict()
+    except ValueError as fault:
+        yield str(fault).replace(": ", ".", 1)
 
 
 def resolve(config: TrainConfig, world_size: int | None = None) -> tuple[TrainConfig, list[str]]:

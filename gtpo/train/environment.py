@@ -61,7 +61,7 @@ def _difference(folder: TrainFolder, config: TrainConfig, more: dict[str, Any]) 
     run = folder.run()
     try:
         before = flatten(to_config(merged(layers(folder.config_yaml), folder.root.name)).as_dict())
-    except UserError as error:
+    except (UserError, ValueError) as error:  # ValueError: of an objective that is refused now
         first = str(error).splitlines()[0]
         raise UserError(
             f"{folder.root} holds a run that this version of gtpo cannot resume ({first}). Choose another run_name "
