@@ -30,7 +30,7 @@ class LoadedRewards(NamedTuple):
 
     functions: list[RewardFunction]
     weights: list[float]
-    # One per function, unique: the function's name, with its module if two share one.
+    # One per function, unique: the function's name, with its module if two share one, with a number if that is one too.
     names: list[str]
 
 
@@ -90,6 +90,7 @@ def load_reward(path: str, arguments: Mapping[str, Any] | None = None) -> Reward
             known.bind_partial(**arguments)
             if _SAMPLED & set(known.parameters):
                 function = update_wrapper(partial(function, **arguments), function)  # with the function's name
+                del function.__wrapped__  # whose signature still asks for the arguments
             else:
                 function = function(**arguments)
         except (TypeError, ValueError) as error:
@@ -134,6 +135,8 @@ def load_rewards(
     functions = [load_reward(*call) for call in calls]
     names = [getattr(function, "__name__", path) for function, (path, _) in zip(functions, calls, strict=True)]
     unique = [name if names.count(name) == 1 else path for name, (path, _) in zip(names, calls, strict=True)]
+    again = (unique[:place].count(name) for place, name in enumerate(unique))
+    unique = [f"{name}-{count + 1}" if count else name for name, count in zip(unique, again, strict=True)]
     return LoadedRewards(functions, chosen, unique)
 
 

@@ -104,6 +104,12 @@ def test_loading(tmp_path, monkeypatch) -> None:
     loaded = load_rewards(["gtpo.rewards.format_reward", "mine_ok.short"], [1, 0.5])
     assert loaded.weights == [1.0, 0.5]
     assert loaded.names == ["format_reward", "short"]
+    (tmp_path / "mine_args.py").write_text("def scaled(completions, k, **kwargs):\n    return [k] * len(completions)\n")
+    calls = [("mine_args.scaled", {"k": k}) for k in (1, 100)]
+    loaded = load_rewards(calls)
+    assert [function(completions=["a"]) for function in loaded.functions] == [[1], [100]]
+    assert loaded.names == ["mine_args.scaled", "mine_args.scaled-2"]
+    assert [probe_reward("scaled", function, {"prompt": "?"}) for function in loaded.functions] == [(None, None)] * 2
     for path, complaint in [
         ("final_reward", "dotted path"),
         ("gtpo.rewards.final_rewrd", "Did you mean"),
