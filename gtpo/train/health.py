@@ -302,6 +302,8 @@ def _standard_error(*samples: Floats) -> float:
 
 # Chance at one look that weights that replace the best are not better.
 BETTER = 0.025
+# Lines of the log from whose spread noise is known.
+NOISE_LINES = 8
 # Held-out pass@1 surely below this share of the best is a collapse.
 LOST = 0.5
 # Held-out pass@1 surely below this share of the untrained model's is one too.
@@ -337,8 +339,8 @@ class Health:
         # Half of the false alarms for each of two judges.
         self.alpha = section.false_alarms / 2 if self.validates else section.false_alarms
         self.watch = Watch(self.alpha)
-        # The latest values of what selects `best/`, without validation.
-        self.window: deque[float] = deque(maxlen=self.lines)
+        # The latest values of what selects `best/`, without validation: the mean is of the last `lines` of them.
+        self.window: deque[float] = deque(maxlen=max(self.lines, NOISE_LINES))
         # pass@1 by problem of the latest validations.
         self.recent: deque[list[float]] = deque(maxlen=section.smoothing_evaluations)
         # pass@1 by problem before the first step.
@@ -356,12 +358,12 @@ class Health:
 
     def about_best(self) -> dict[str, Any]:
         """Return best.json of the weights that are the best now."""
-        step, covered = self.best_step, {"smoothing_steps": len(self.window) * self.logging_steps}
+        step, covered = self.best_step, {"smoothing_steps": self.lines * self.logging_steps}
         if self.validates:
             covered = {"smoothing_evaluations": max(1, len(self.recent))}
         why = (
-            f"its running mean of {self.metric} is better than the best before, beyond the noise of both; the weights "
-            f"are those of step {step}, the last of that mean's window"
+            f"its running mean of {self.metric} is the first, or better than the best before beyond the noise of both, "
+            f"which {NOISE_LINES} lines tell; the weights are those of step {step}, the last of that mean's window"
         )
         return {
             "schema_version": 1,
@@ -384,19 +386,23 @@ class Health:
         if value is not None and math.isfinite(value):
             self.window.append(float(value))
         # Neighbouring windows share all values but two, so looking at every line would only write more often.
-        due = len(self.window) == self.lines and self.seen % max(1, self.lines // 2) == 0
-        new_best = due and not self.fallen and self._beats(list(self.window))
+        due = len(self.window) >= self.lines and self.seen % max(1, self.lines // 2) == 0
+        values = list(self.window)[-self.lines :]
+        new_best = due and not self.fallen and self._beats(values)
         if new_best:
-            self.best, self.best_step = list(self.window), step
+            self.best, self.best_step = values, step
         return Judgement(alarm, broken, new_best, self._patience(step))
 
     def _beats(self, values: list[float]) -> bool:
         """Return whether a window of training lines is better than the best one beyond the noise of both."""
         if self.best is None:
             return True
+        if len(self.window) < NOISE_LINES:
+            return False
         gain = (np.mean(values) - np.mean(self.best)) * (-1 if self.metric == "loss" else 1)
-        noise = math.hypot(*(np.std(each, ddof=1) / math.sqrt(len(each)) if len(each) > 1 else 0.0
-                             for each in (values, self.best)))  # fmt: skip
+        # Of differences of neighbours: a trend is no noise.
+        lines = (each if len(each) >= NOISE_LINES else list(self.window) for each in (values, self.best))
+        noise = math.sqrt(sum(np.mean(np.diff(each) ** 2) / 2 for each in lines) / self.lines)
         return bool(gain > 2 * noise and gain > 0)
 
     def observe_validation(self, step: int, passed: Sequence[float]) -> Judgement:

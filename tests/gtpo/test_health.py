@@ -79,12 +79,21 @@ def test_best_needs_more_than_noise_and_patience_counts_from_it() -> None:
     assert [step for step, verdict in enumerate(verdicts, start=1) if verdict.out_of_patience] == [16, 17, 18]
 
 
-def test_the_largest_of_many_noisy_means_is_seldom_best() -> None:
+@pytest.mark.parametrize("logging_steps", [1, 10, 20, 50])
+def test_the_largest_of_many_noisy_means_is_seldom_best(logging_steps: int) -> None:
     changes = []
     for seed in range(8):
-        health = Health(HealthSection())
+        health = Health(HealthSection(), logging_steps=logging_steps)
         changes.append(sum(health.observe(t, values).new_best for t, values in enumerate(lines(120, seed=seed))))
     assert np.mean(changes) < 2, "the first, and now and then another"
+    assert "the first, or better than the best before beyond the noise of both" in health.about_best()["why"]
+
+
+def test_a_loss_that_falls_is_followed_also_if_a_window_is_one_line() -> None:
+    health = Health(HealthSection(), "loss", logging_steps=20)
+    best = [at for at in range(1, 61) if health.observe(20 * at, {"loss": 5 * 0.9**at}).new_best]
+    assert best[0] == 1
+    assert best[-1] > 55
 
 
 @pytest.mark.parametrize(("logging_steps", "count"), [(1, 20), (2, 10), (3, 7), (10, 2), (50, 1)])
@@ -97,8 +106,8 @@ def test_a_window_holds_the_steps_it_says_also_where_a_line_stands_for_several(l
 
 def test_sft_is_judged_by_its_loss_lower_is_better() -> None:
     health = Health(HealthSection(smoothing_steps=1), "loss")
-    best = [health.observe(step, {"loss": loss}).new_best for step, loss in enumerate([3.0, 2.0, 2.5], start=1)]
-    assert best == [True, True, False]
+    losses = [3.0, *[3.1] * 7, 2.0, 2.5]
+    assert [at for at, loss in enumerate(losses) if health.observe(at, {"loss": loss}).new_best] == [0, 8]
 
 
 def test_a_rollback_begins_with_the_past_of_the_run_while_it_was_well() -> None:
