@@ -25,8 +25,8 @@ from gtpo.runs.prompt import PromptRecord
 
 # Where names are looked up: results/train/NAME and results/eval/NAME under the working directory.
 RESULTS = Path("results")
-# 2: run.json has the prompt's record.
-SCHEMA_VERSION = 3
+# 2: run.json has the prompt's record. 4: hashes of the data and the rewards.
+SCHEMA_VERSION = 4
 COMPLETIONS_SCHEMA = 1
 PROBLEMS = "problems.txt"
 # Checkpoints are written here and renamed into place, so that a name `checkpoint-N` always means a whole one.
@@ -244,8 +244,10 @@ class TrainFolder:
         write_json(self.run_json, {"schema_version": SCHEMA_VERSION, **self.run(), **fields})
 
     def write_problems(self, texts: Iterable[str]) -> None:
-        """Note the problems that are trained on, as a hash of each text."""
-        write_text(self.root / PROBLEMS, "".join(f"{key}\n" for key in sorted(set(map(_text_key, texts)))))
+        """Note the problems that are trained on, as a hash of each text, beside those that were before."""
+        path, keys = self.root / PROBLEMS, set(map(_text_key, texts))
+        keys |= set(path.read_text(encoding="utf-8").split() if path.is_file() else ())
+        write_text(path, "".join(f"{key}\n" for key in sorted(keys)))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl. A value that is not finite becomes null and is named in `nonfinite`."""

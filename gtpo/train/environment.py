@@ -81,7 +81,7 @@ def check_config(folder: TrainFolder, config: TrainConfig, **more: Any) -> str |
     """Refuse to resume with another config. Raises UserError naming the first key that differs.
 
     A start that failed before its first step binds nothing: why it is to be replaced is returned. more: what else the
-    run's numbers follow from, as run.json has it: `processes`, `dtype`.
+    run's numbers follow from, as run.json has it: `TrainingRun.identity`.
     """
     try:
         names = {path.name for path in folder.root.iterdir()} if folder.root.exists() else set[str]()
@@ -106,10 +106,10 @@ def check_config(folder: TrainFolder, config: TrainConfig, **more: Any) -> str |
     return difference
 
 
-def begin(folder: TrainFolder, config: TrainConfig) -> None:
+def begin(folder: TrainFolder, config: TrainConfig, **more: Any) -> None:
     """Write the config; remove what an interrupted write left behind, and what depends on a replaced start's config."""
     # Again, under the lock: another process may have been quicker.
-    changed = check_config(folder, config)
+    changed = check_config(folder, config, **more)
     folder.remove_partial()
     if changed:
         LOG.warning(f"{folder.root}: replacing a start that made no step ({changed})")

@@ -8,6 +8,7 @@ run stops and shows the first traceback.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import shlex
@@ -30,7 +31,7 @@ from gtpo.common.errors import UserError
 from gtpo.common.files import lock_folder
 from gtpo.common.log import LOG, duration, libraries_aside
 from gtpo.common.packages import installed, lacks_package, require
-from gtpo.common.provenance import command_line
+from gtpo.common.provenance import command_line, text_hash
 from gtpo.config import TrainConfig
 from gtpo.config.load import RENAMED, checked, fields_of
 from gtpo.config.schema import TrainingSection, TrlDefaults
@@ -39,7 +40,7 @@ from gtpo.entropy import Calibration
 from gtpo.inputs.dataset import check_ids, held_out_benchmark, to_row
 from gtpo.inputs.model import LoadedModel, compute_precision, load_model, lora_settings, rounded_away, widen_adapters
 from gtpo.rewards.completions import problem_text
-from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault
+from gtpo.rewards.loading import RewardFunction, import_dotted, load_rewards, says, score_fault, source_hash
 from gtpo.runs.train_run import TrainFolder, checkpoint_step, last_checkpoint
 from gtpo.train.collapse import CollapseWatch, ScoreHeldOut, Validation, untrained_kl
 from gtpo.train.environment import Stop, begin, check_config, quiet_libraries
@@ -86,13 +87,19 @@ class TrainingRun:
         self.beside_vllm = config.method != "sft" and rollout_engine(config) == "vllm"
         self.progress = Progress(f"{config.run_name} ({config.method})")
         self.trainer: Any = None
+        # What the run's numbers follow from beside its config; in run.json, and the same when it is resumed.
+        self.identity: dict[str, Any] = {"processes": self.processes.num_processes}
 
     def run(self) -> None:
         """Train from the start or the last checkpoint to the end, or to a clean stop."""
         rewards = []
         if self.config.method != "sft":
-            functions = load_rewards(self.config.trainer.reward_calls(), self.config.trainer.reward_weights)
+            calls = self.config.trainer.reward_calls()
+            functions = load_rewards(calls, self.config.trainer.reward_weights)
             rewards = list(map(GuardedReward, functions.functions, functions.names))
+            # Of the user's own: gtpo's version is in run.json.
+            sources = [source_hash(path, "reward") for path, _ in calls if not path.startswith("gtpo.")]
+            self.identity |= {"engine": rollout_engine(self.config), "reward_hashes": sources}
         kind = trainer_class(self.config)
         if self.main:
             lock = lock_folder(self.folder.root)
@@ -101,7 +108,7 @@ class TrainingRun:
             self.folder.metrics()  # a damaged line is refused
             checkpoint = last_checkpoint(self.folder.checkpoints)
             if checkpoint is not None:
-                check_config(self.folder, self.config, processes=self.processes.num_processes)
+                check_config(self.folder, self.config, **self.identity)
                 check_checkpoint(checkpoint)
             loaded, dataset, about = self._load(checkpoint)
             with sharing_prefixes(self.config, loaded.model):
@@ -141,8 +148,6 @@ class TrainingRun:
         if loaded.peft_config is None:
             for why in rounded_away(self.arguments, loaded.model):
                 raise UserError(f"model.dtype {config.model.dtype}: {why}")
-        if checkpoint is not None:
-            check_config(self.folder, config, dtype=loaded.dtype)
         # What the chat template is told of the time, the same in all processes: when the run began.
         clock = [(self.folder.prompt().time if self.folder.has_begun() else None) or self.inputs.problems.time]
         broadcast_object_list(clock)
@@ -150,8 +155,12 @@ class TrainingRun:
         rows, report = self.inputs.problems.select(loaded.tokenizer)
         prompt = self.inputs.problems.prompts(loaded.tokenizer).fields(rows[0]["prompt"])
         check_ids(report, loaded.tokenizer, loaded.model.get_input_embeddings().num_embeddings)
+        held_out = [[problem.problem, problem.answer] for problem in self.inputs.problems.split()[1]]
+        texts = [{key: row[key] for key in row if not key.endswith(("_ids", "_mask", "_masks"))} for row in rows]
+        self.identity |= {"dtype": loaded.dtype, "data_hash": text_hash(json.dumps([texts, held_out]))}
+        check_config(self.folder, config, **self.identity)
         if self.main:
-            begin(self.folder, config)
+            begin(self.folder, config, **self.identity)
             self.folder.write_problems(problem_text(row["prompt"]) for row in rows)
         processes.wait_for_everyone()
         if self.main:
@@ -161,7 +170,7 @@ class TrainingRun:
         preset = None if config.method == "sft" else config.preset_name()
         about: dict[str, Any] = {"run_name": config.run_name, "preset": preset, "base_model": loaded.base}
         about["prompt"] = {"system": config.dataset.system_instruction, **prompt}
-        about |= {"dtype": loaded.dtype, "notes": loaded.notes, "dataset": asdict(report)}
+        about |= {**self.identity, "notes": loaded.notes, "dataset": asdict(report)}
         return loaded, Dataset.from_list(rows), about
 
     def _build(self, kind: Any, loaded: LoadedModel, dataset: Any, rewards: list[Any], about: dict[str, Any]) -> None:

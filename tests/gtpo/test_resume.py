@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,11 @@ def cut_run(folder: Path, **changes: Any) -> Path:
     return found
 
 
-@pytest.mark.parametrize(("key", "before", "now"), [("processes", 2, 1), ("dtype", "bfloat16", "float32")])
-def test_other_processes_or_another_dtype_are_refused_with_both(
+@pytest.mark.parametrize(
+    ("key", "before", "now"),
+    [("processes", 2, 1), ("dtype", "bfloat16", "float32"), ("engine", "vllm", "transformers")],
+)
+def test_what_no_key_of_a_config_says_is_compared_and_refused_with_both(
     key: str, before: Any, now: Any, tmp_path: Path
 ) -> None:
     folder = cut_run(tmp_path)
@@ -100,6 +104,31 @@ def test_other_processes_or_another_dtype_are_refused_with_both(
     with pytest.raises(UserError, match=rf"holds a run with {key} = {before!r}, now {now!r}\. Choose another run_name"):
         run(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+@pytest.mark.parametrize(("file", "key"), [("mine.jsonl", "data_hash"), ("mine_scored.py", "reward_hashes")])
+def test_other_data_or_another_reward_of_the_same_name_is_refused(
+    file: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine_scored", raising=False)
+    rows = [json.dumps({"problem": f"{n} + 1", "answer": str(n + 1)}) for n in range(8)]
+    Path("mine.jsonl").write_text("\n".join(rows) + "\n")
+    Path("mine_scored.py").write_text("def r(completions, **_):\n    return [float(len(c)) for c in completions]\n")
+    changes = {"dataset.name": "mine.jsonl", "trainer.reward_funcs": "mine_scored.r", "training.initial_entropy": 1}
+    crash(3, lambda: run(tmp_path, **changes))
+    folder, original = tmp_path / "results/train/run", Path(file).read_text()
+    problems = (folder / "problems.txt").read_text()
+    Path(file).write_text(original.replace("7 + 1", "7 + 2") + "\n")
+    with pytest.raises(UserError, match=rf"holds a run with {key} = .*, now .*Choose another run_name"):
+        run(tmp_path, **changes)
+    assert (folder / "problems.txt").read_text() == problems
+    Path(file).write_text(original)
+    about = json.loads((folder / "run.json").read_text())
+    for name in ("engine", "data_hash", "reward_hashes"):  # a run of before they were kept
+        del about[name]
+    (folder / "run.json").write_text(json.dumps(about))
+    assert json.loads((run(tmp_path, **changes) / "run.json").read_text())["status"] == "finished"
 
 
 def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_on(tmp_path: Path) -> None:

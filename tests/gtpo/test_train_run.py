@@ -252,7 +252,7 @@ def test_folder_of_another_version_is_refused_in_one_sentence(tmp_path: Path) ->
         train(config_of(tmp_path), results_dir=tmp_path / "results")
     assert len(str(error.value).splitlines()) == 1
     folder = finished(tmp_path / "newer", schema_version=99)
-    with pytest.raises(UserError, match="schema version 99; this gtpo reads up to 3"):
+    with pytest.raises(UserError, match="schema version 99; this gtpo reads up to 4"):
         train(config_of(tmp_path), results_dir=tmp_path / "newer/results")
 
 
