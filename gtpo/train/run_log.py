@@ -20,18 +20,18 @@ from typing import Any
 import psutil
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, is_peft_model
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import SFTConfig
 
 from gtpo.common.errors import UserError
-from gtpo.common.files import lock_folder, write_json, write_text
+from gtpo.common.files import lock_folder, read_json, write_json, write_text
 from gtpo.common.log import LOG, start_logging, stderr_console
-from gtpo.common.provenance import cpu_model, git_commit, now, package_versions, peak_memory
+from gtpo.common.provenance import cpu_model, file_hash, git_commit, now, package_versions, peak_memory
 from gtpo.rewards.completions import problem_text
 from gtpo.runs.prompt import PromptRenderer
-from gtpo.runs.train_run import COLLAPSED, OF_TRL, RUN_ID, TrainFolder
+from gtpo.runs.train_run import COLLAPSED, OF_TRL, PROBLEMS, RUN_ID, TrainFolder
 from gtpo.train.environment import Stop
 from gtpo.train.resume import save_weights
 from gtpo.trainer import GTPOConfig, RunPart, trl_seam
@@ -131,7 +131,9 @@ class RunLog(RunPart):
 
     def _take_folder(self, args: Any, state: Any) -> None:
         """Lock the folder of a script and write its config.yaml and problems.txt."""
-        if state.global_step == 0 and self.folder.has_begun():
+        of_checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / RUN_ID
+        other = of_checkpoint.is_file() and read_json(of_checkpoint).get("id") != self.id
+        if (state.global_step == 0 or other) and self.folder.has_begun():
             raise UserError(f"{self.folder.root} holds a run already; give RunLog another folder, or move it away")
         self.lock, self.begin = lock_folder(self.folder.root, again=True), time.monotonic()
         rows = self.trainer.train_dataset
@@ -142,10 +144,21 @@ class RunLog(RunPart):
         if (objective := getattr(self.trainer, "objective", None)) is not None:
             training["objective"] = asdict(objective)
         model = {"name": self._base_model(), "random_seed": args.seed}
-        config = {
+        config: dict[str, Any] = {
             "run_name": self.folder.root.name, "method": method_of(args), "model": model, "training": training
         }  # fmt: skip
-        write_text(self.folder.config_yaml, json.dumps(config, indent=1))  # JSON is YAML
+        # What else makes runs of two seeds one method.
+        if is_peft_model(self.trainer.model):
+            config["lora"] = {name: adapter.to_dict() for name, adapter in self.trainer.model.peft_config.items()}
+        if (rewards := getattr(self.trainer, "reward_func_names", None)) is not None:
+            config["trainer"] = {"reward_funcs": list(rewards)}
+        if (problems := self.folder.root / PROBLEMS).is_file():
+            config["dataset"] = {"problems": file_hash(problems)}
+        # JSON is YAML; peft has sets.
+        text = json.dumps(
+            config, indent=1, default=lambda value: sorted(value) if isinstance(value, set) else str(value)
+        )
+        write_text(self.folder.config_yaml, text)
 
     def _base_model(self) -> str | None:
         return getattr(self.trainer.model.config, "_name_or_path", "") or None

@@ -13,6 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from logs import logged
+from peft import LoraConfig
 from safetensors.torch import load_file
 from test_trainer import PROMPTS, arguments, needs_trl_kernel, reward
 from test_validation import scripted
@@ -189,12 +190,12 @@ def test_a_watch_goes_on_where_the_checkpoint_was(
     assert whole["rollbacks"] == rollbacks
 
 
-def sft(method: str, folder: Path, out: Path, **changes: Any) -> Any:
+def sft(method: str, folder: Path, out: Path, peft_config: Any = None, **changes: Any) -> Any:
     """TRL's own SFTTrainer."""
     config = SFTConfig(output_dir=str(out), max_steps=4, per_device_train_batch_size=2, logging_steps=1, report_to=[],
                        bf16=False, use_cpu=True, disable_tqdm=True, **changes)  # fmt: skip
     rows = Dataset.from_dict({"text": [f"{prompt} 4" for prompt in PROMPTS]})
-    return SFTTrainer(str(folder), args=config, train_dataset=rows)
+    return SFTTrainer(str(folder), args=config, train_dataset=rows, peft_config=peft_config)
 
 
 @needs_trl_kernel
@@ -224,6 +225,9 @@ def test_a_script_writes_a_run_folder(method: str, folder: Path, tmp_path: Path)
     if files:
         assert len(choose_groups(files[:1], 10**6)[0]["completions"]) == trainer.args.num_generations
     assert [[member.seed for member in found.members] for found in compare(runs, trains).trained] == [["1", "2"]]
+    settings = trains[0].config() or {}
+    assert settings.get("trainer.reward_funcs") == (None if method == "sft" else ["reward"])
+    assert ("dataset.problems" in settings) == (method != "sft")
     assert len({run.run()["id"] for run in trains}) == 2
     assert resolve_model(names[0]).source == str(trains[0].root / "final")
     about = trains[0].run()
@@ -234,6 +238,18 @@ def test_a_script_writes_a_run_folder(method: str, folder: Path, tmp_path: Path)
     again.add_callback(RunLog(again, names[0]))
     with pytest.raises(UserError, match="holds a run already"):
         again.train()
+
+
+def test_other_adapters_are_no_seeds_of_one_method(folder: Path, tmp_path: Path) -> None:
+    names = [str(tmp_path / f"results/train/rank-{rank}") for rank in (2, 4)]
+    for seed, name in enumerate(names):
+        lora = LoraConfig(r=int(name[-1]), target_modules=["q_proj", "v_proj"])
+        trainer = sft("sft", folder, tmp_path / "out", lora, seed=seed, save_strategy="no")
+        trainer.add_callback(RunLog(trainer, name))
+        trainer.train()
+    runs, trains, _ = find_runs(names)
+    assert [train.config()["lora.default.target_modules"] for train in trains] == [["q_proj", "v_proj"]] * 2
+    assert [len(found.members) for found in compare(runs, trains).trained] == [1, 1]
 
 
 class EndsIn(TrainerCallback):
@@ -278,6 +294,13 @@ def test_weights_that_lie_elsewhere_lead_to_their_run(folder: Path, tmp_path: Pa
     assert (found.source, found.train_run, found.method) == (str(out / "checkpoint-3"), "script", "gtpo")
     assert (found.name, resolve_model(str(name)).name) == ("script-checkpoint-3", "script")
     assert run_by_id(out / "checkpoint-3").root == name
+    for other in (tmp_path / "results/train/other", name):
+        again = trainer_of("gtpo", folder, tmp_path / "out-of-other", max_steps=2 if other != name else 4)
+        again.add_callback(ExactCheckpoints(again))
+        again.add_callback(RunLog(again, other))
+        with pytest.raises(UserError, match="script holds a run already") if other == name else nullcontext():
+            again.train(resume_from_checkpoint=other == name)
+    assert list(run.metrics()) == [1, 2, 3, 4], "resumed into the folder of another run, nothing of it is dropped"
     trainer.save_model(str(out))
     assert resolve_model(str(name)).source == str(out)
     assert resolve_model(str(out)).train_run == "script"
