@@ -257,7 +257,8 @@ class RunLog(RunPart):
         if rollout is None or rollout["step"] == self._written or trl_seam.round_in_use(trainer) is not None:
             return
         step = self._written = rollout["step"]
-        if not self.every or (step != 1 and step % self.every):
+        # Due is a round with a multiple of `every` among its steps.
+        if not self.every or (step != 1 and -step % self.every >= trl_seam.round_steps(trainer.args)):
             return
         # Gathered only if it is written: prompts may be long.
         prompts = gather_object(rollout["prompts"])
@@ -303,7 +304,8 @@ class RunLog(RunPart):
         if watch is not None:
             ended["status"] = COLLAPSED if watch.collapsed else status
             health = watch.health
-            ended["best"] = {"step": health.best_step, "metric": health.metric, "value": health.best_value}
+            step_of_best = None if health.best is None else health.best_step
+            ended["best"] = {"step": step_of_best, "metric": health.metric, "value": health.best_value}
             if watch.validation is not None:
                 ended["validation"] = watch.validation.summary(session_s, health)
         seconds = self.folder.run().get("wall_time_s", 0.0) + session_s
@@ -349,7 +351,7 @@ def _hardware() -> dict[str, Any]:
 
 SHOWN = (
     ("loss", "loss", "{:.4f}"),
-    ("reward/accuracy", "acc", "{:.2f} of 10"),
+    ("reward/accuracy", "acc", "{:.2f}"),
     ("reward/format", "fmt", "{:.2f} of 10"),
     ("entropy/mean", "H", "{:.3f}"),
     ("gate/kept", "kept", "{:.2f}"),

@@ -128,7 +128,8 @@ def test_other_data_or_another_reward_of_the_same_name_is_refused(
     for name in ("engine", "data_hash", "reward_hashes"):  # a run of before they were kept
         del about[name]
     (folder / "run.json").write_text(json.dumps(about))
-    assert json.loads((run(tmp_path, **changes) / "run.json").read_text())["status"] == "finished"
+    about = json.loads((run(tmp_path, **changes) / "run.json").read_text())
+    assert (about["status"], about["best"]["step"], about["best"]["value"]) == ("finished", None, None)
 
 
 def test_damaged_checkpoint_is_refused_in_a_sentence_and_the_one_before_it_goes_on(tmp_path: Path) -> None:
