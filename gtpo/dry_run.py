@@ -7,7 +7,7 @@ Memory by item, of one training process, every sequence at its greatest length. 
 own architecture, made on torch's meta device. D: hidden size; Q, K: widths of queries and keys; I: of the MLP.
 
     weights      bytes of their type; linear layers in 4 bits at 0.516 (NF4, double quantised)
-    adapters     r (d_in + d_out) of each target layer, in float32; gradients as large
+    adapters     r (d_in + d_out) of each target layer and a copy of modules_to_save, in float32; gradients as large
     optimizer    8 bytes per trained parameter, 2 with 8-bit states; paged states lie outside of what is summed
     activations  a layer keeps 17 D + 6 Q + 4 K + 8 I bytes per token in 16 bits, and 9 D more if its weights are
                  trained in float32; with checkpointing each layer keeps its input, and one layer all
@@ -216,7 +216,10 @@ def memory(config: TrainConfig, model: Any, shard: str | None = None, processes:
     if frozen:
         ends = tuple("" if target == ALL_LINEAR else f".{target}" for target in section.target_modules)
         adapted = [layer for name, layer in linear.items() if f".{name}".endswith(ends)]
+        whole = tuple(config.lora.passed_on.get("modules_to_save") or ())
+        copied = {p: p.numel() for n, layer in model.named_modules() if n.endswith(whole) for p in layer.parameters()}
         trained = section.lora_rank * sum(layer.in_features + layer.out_features for layer in adapted)
+        trained += sum(copied.values())
         item("adapters", 4 * trained, f"{trained:,} parameters, rank {section.lora_rank}, float32", parts)
     item("gradients", 4 * trained, "float32", parts)
     name = training.optimizer

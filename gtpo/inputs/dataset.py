@@ -9,7 +9,6 @@ SFT targets are in the published format; GSM8K's reasoning keeps its `<<48/2=24>
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import re
@@ -227,9 +226,11 @@ class TrainingProblems:
         report = DatasetReport(
             self.source, available, lengths_checked=tokenizer is not None, held_out=available - len(order)
         )
-        starts = range(0, len(order), _CHUNK)
-        chunks = (self._usable(order[start : start + _CHUNK], tokenizer, report) for start in starts)
-        rows = list(itertools.islice(itertools.chain.from_iterable(chunks), self.config.dataset.limit))
+        rows, most = list[dict[str, Any]](), self.config.dataset.limit or available
+        # No more than are still wanted: what lies beyond the limit is not in the report.
+        while report.examined < len(order) and len(rows) < most:
+            chunk = order[report.examined :][: min(_CHUNK, most - len(rows))]
+            rows += self._usable(chunk, tokenizer, report)
         report.kept = len(rows)
         if not rows:
             why = "; ".join(report.left_out()) or "it is empty"

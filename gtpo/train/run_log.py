@@ -100,9 +100,8 @@ class RunLog(RunPart):
             RunLog.in_wandb = self.id
             os.environ |= {"WANDB_RUN_ID": self.id, "WANDB_RESUME": "allow"}
         # Before the trainer shards them.
-        parameters = list(trainer.model.parameters())
-        trained = sum(p.numel() for p in parameters if p.requires_grad)
-        self.parameters = {"all": sum(p.numel() for p in parameters), "trained": trained}
+        trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+        self.parameters = {"all": trainer.model.num_parameters(), "trained": trained}  # of 4 bits two are in a byte
         # Seconds of the steps since the last line by the metric that has their mean, and the number of these steps.
         self.seconds: dict[str, float] = defaultdict(float)
         self.steps, self._step_begin = 0, 0.0

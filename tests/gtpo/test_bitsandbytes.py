@@ -77,6 +77,9 @@ def test_run_resume_and_evaluation(tmp_path: Path, base: Path, root: Path) -> No
     crash(3, lambda: run(tmp_path / "cut", base))
     cut = run(tmp_path / "cut", base)
     assert metrics(cut) == metrics(whole)
+    about = json.loads((whole / "run.json").read_text())["parameters"]
+    weights = load_file(base / "model.safetensors")
+    assert about["all"] == about["trained"] + sum(weight.numel() for weight in weights.values()), "none is packed"
     found, expected = (load_file(folder / "final/adapter_model.safetensors") for folder in (cut, whole))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -105,6 +105,21 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
         assert words in text
 
 
+def test_rows_beyond_the_limit_are_not_in_the_report(tmp_path: Path) -> None:
+    config = config_of(tmp_path, dataset__limit=4, model__max_seq_length=160, training__max_prompt_length=150)
+    rows = [problem(str(n), answer="" if n == 9 else "4") for n in range(12)]
+    order = TrainingProblems(config, rows).load()
+    long = {order[1].id: "1 " * 200, order[5].id: "1 " * 40, order[6].id: "1 " * 200}
+    rows = [problem(p.id, answer=p.answer, text=long.get(p.id, "1")) for p in rows]
+    problems = TrainingProblems(config, rows)
+    kept, report = problems.select(TOKENIZER)
+    assert report.examined == 5 + len(report.unverifiable)
+    assert set(report.too_long) == {order[1].id}
+    assert report.longest == max(
+        len(each.ids) for each in problems.prompts(TOKENIZER).render([r["prompt"] for r in kept])
+    )
+
+
 def test_problems_are_loaded_and_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check before the model is loaded and the dataset for TRL share one TrainingProblems."""
     verified: list[str] = []

@@ -61,9 +61,10 @@ def test_parameters_and_adapters_are_counted_on_the_models_own_architecture() ->
 
 
 def test_adapters_are_those_of_peft_and_experts_count_too() -> None:
-    for targets in (["q_proj", "v_proj", "down_proj"], "all-linear"):
-        config, model = recipe(model__lora_rank=4, model__target_modules=targets), LlamaForCausalLM(SMALL)
-        given = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
+    for targets, whole in ((["q_proj", "v_proj", "down_proj"], ["lm_head", "norm"]), ("all-linear", [])):
+        lora = {"model__lora_rank": 4, "model__target_modules": targets, "lora__modules_to_save": whole}
+        config, model = recipe(**lora), LlamaForCausalLM(SMALL)
+        given = LoraConfig(r=4, target_modules=targets, modules_to_save=whole, task_type="CAUSAL_LM")
         ours = get_peft_model(model, lora_config(config, model))
         names = {name for name, weight in ours.named_parameters() if weight.requires_grad}
         adapted = get_peft_model(LlamaForCausalLM(SMALL), given)
