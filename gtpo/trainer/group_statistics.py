@@ -130,9 +130,13 @@ class GroupStatistics:
         return None
 
     def advantages(self, rewards: Tensor) -> Advantages:
-        """Return the advantages of the weighted sums of rewards [N, functions]; unscored if all of a row are NaN."""
-        total = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(dim=1)
-        total = total.masked_fill(rewards.isnan().all(dim=1), math.nan)
+        """Return the advantages of the weighted sums of rewards [N, functions]; unscored if all of a row are NaN.
+
+        With `unscored_as_whole`, if any is.
+        """
+        total, unscored = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(dim=1), rewards.isnan()
+        unscored = unscored.any(dim=1) if self.trainer.unscored_as_whole else unscored.all(dim=1)
+        total = total.masked_fill(unscored, math.nan)
         return group_advantages(self.objective, total, trl_seam.group_size(self.trainer))
 
     def prepare(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -142,13 +146,16 @@ class GroupStatistics:
         local, length = batch["completion_ids"].shape
 
         # A group may span ranks, so its ids are brought together before its spans are sought.
-        ids = accelerator.gather(accelerator.pad_across_processes(batch["completion_ids"], dim=1))
+        padding = trl_seam.tokenizer(trainer).pad_token_id
+        ids = accelerator.gather(accelerator.pad_across_processes(batch["completion_ids"], dim=1, pad_index=padding))
         mask = accelerator.gather(accelerator.pad_across_processes(batch["completion_mask"], dim=1)).bool()
-        # TRL empties the mask of truncated completions that it leaves out.
+        # TRL empties the mask of truncated completions that it leaves out, which end in no padding of their own.
+        whole = (ids != padding).flip(1).cumsum(dim=1).flip(1) > 0
+        mask = torch.where(mask.any(dim=1, keepdim=True), mask, whole)
         mask[:, 0] = True
         lengths = mask.sum(dim=1)
         last = ids.gather(1, lengths[:, None] - 1)
-        ends = torch.tensor([*trainer.eos_token_ids, trl_seam.tokenizer(trainer).pad_token_id], device=ids.device)
+        ends = torch.tensor([*trainer.eos_token_ids, padding], device=ids.device)
         truncated = ~torch.isin(last, ends).squeeze(1)
         scored = self.advantages(self._scores["rewards"])
         advantages = scored.advantages if self.own_advantages else accelerator.gather(batch["advantages"])
@@ -351,8 +358,14 @@ class GateCalibration(TrainerCallback):
         ]:
             raise ValueError(f"GTPOTrainer: checkpoint-{step} was trained with another objective: {', '.join(changed)}")
         measured = state.get("initial_entropy")
-        if measured and args.initial_entropy is None:
-            self.calibration = Calibration.from_record(measured)
+        before = Calibration.from_record(measured) if measured else None
+        if before and args.initial_entropy not in (None, before.initial_entropy):
+            raise ValueError(
+                f"GTPOTrainer: checkpoint-{step} was trained with initial_entropy {before.initial_entropy}, now "
+                f"{args.initial_entropy}; leave initial_entropy out to go on with it"
+            )
+        if before and args.initial_entropy is None:
+            self.calibration = before
         elif self.objective.filter == "auto" and self.calibration is None:
             LOG.warning(f"checkpoint-{step} has no H_ini; it is measured on the policy as it is now")
         steps = trl_seam.round_steps(args)

@@ -314,11 +314,13 @@ def test_weights_that_lie_elsewhere_lead_to_their_run(folder: Path, tmp_path: Pa
 def test_resume_with_another_objective_is_refused(folder: Path, tmp_path: Path) -> None:
     given = {"initial_entropy": 0.9, "max_steps": 1, "steps_per_generation": 1}
     trainer_of("gtpo", folder, tmp_path / "out", **given).train()
-    other = trainer_of("gtpo", folder, tmp_path / "out", **given | {"max_steps": 2}, preset="gtpo-no-filter")
-    with pytest.raises(
-        ValueError, match=r"checkpoint-1 was trained with another objective: filter 'auto', now 'never'"
+    for changes, words in (
+        ({"preset": "gtpo-no-filter"}, "another objective: filter 'auto', now 'never'"),
+        ({"initial_entropy": 0.1}, "initial_entropy 0.9, now 0.1; leave initial_entropy out"),
     ):
-        other.train(resume_from_checkpoint=True)
+        other = trainer_of("gtpo", folder, tmp_path / "out", **given | {"max_steps": 2} | changes)
+        with pytest.raises(ValueError, match=f"checkpoint-1 was trained with {words}"):
+            other.train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize(

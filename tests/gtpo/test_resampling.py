@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_sampler_check import built, small
 from test_train_run import MANY_STEPS_A_ROUND, assert_same_run, crash, metrics, run
 
@@ -60,6 +62,14 @@ def test_only_equal_groups_are_drawn_again(method: str, tmp_path: Path, monkeypa
         assert row["rewards/coarse/mean"] == pytest.approx(sum(rewards) / len(rewards))
         drawn += round(row["groups/resampled"] * len(equal))
     assert drawn > 0
+
+
+@pytest.mark.parametrize(("as_whole", "equal"), [(True, True), (False, False)])
+def test_a_group_is_equal_if_its_scored_completions_are(as_whole: bool, equal: bool, tmp_path: Path) -> None:
+    trainer = built(tmp_path, small("Llama"))
+    trainer.unscored_as_whole, trainer.reward_weights = as_whole, torch.ones(2)
+    rewards = torch.tensor([[10.0, 1.0]] * 3 + [[10.0, math.nan]])
+    assert trainer.groups.advantages(rewards).zero_variance.tolist() == [equal] * 4
 
 
 def test_resume_is_exact(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -117,6 +118,14 @@ def assert_same_run(found: Path, expected: Path) -> None:
     assert (found / "best/model.safetensors").read_bytes() == (expected / "best/model.safetensors").read_bytes()
     names = sorted(path.name for path in (expected / "completions").glob("*"))
     assert sorted(path.name for path in (found / "completions").glob("*")) == names
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_a_truncated_completion_that_is_masked_is_logged_whole(method: str) -> None:
+    rows = pq.read_table(whole_run(method=method, **{"objective.mask_truncated": True}) / "completions").to_pylist()
+    lengths = {len(row["tokens"]) for row in rows}
+    assert lengths <= set(range(1, 7))
+    assert sum(len(row["tokens"]) == 6 for row in rows) > len(rows) / 2, "the untrained model seldom ends"
 
 
 # -- the folder ------------------------------------------------------------------------------------------------------
