@@ -157,6 +157,31 @@ def test_a_chain_of_words_is_correct_for_one_of_them_at_most(verifier: Verifier)
     assert paid_twice(chains, verifier) == []
 
 
+def test_a_word_joins_two_statements_and_is_no_product(verifier: Verifier) -> None:
+    """Drawn from the tables: of `y = 4 at x = 2` and of `4 equals 2` nothing is paid for 2, and `4 at x = 2` is 4."""
+    draw, asked = random.Random(5), "What is it?"
+    frames = ("y = {} WORD x = 50", "$y = {}$ WORD $x = 50$", "{} WORD x = 50", "r = m WORD x = 50", "{} WORD 50")
+    words = sorted(WORDS.joining | WORDS.copulas | {"that is,", "which equals"})
+    said = [
+        frame.replace("WORD", draw.choice((word, word.upper() if word in WORDS.joining else word))).format(
+            draw.randint(2, 49)
+        )
+        for word, frame in itertools.product(words, frames)
+        if word in (WORDS.prepositions & WORDS.joining) - WORDS.copulas or not frame.startswith("r = m")
+    ]
+    verdicts = verifier.verify_many([(text, "50") for text in said], [asked] * len(said))
+    assert [text for text, verdict in zip(said, verdicts, strict=True) if verdict == "CORRECT"] == []
+    places = ("at x = 50", "when $t = 50$", r"for n = \frac{1}{2}", "attained at x = -3", r"\text{ at } x = 50")
+    right = [
+        (frame.format(n, place), str(n))
+        for n, frame in itertools.product(range(2, 49, 9), ("{} {}", "y = {} {}", "{} ({})", "It is {} {}."))
+        for place in places
+    ] + [(f"{n} + {n} equals {2 * n}", str(2 * n)) for n in range(2, 49, 9)]
+    assert set(verifier.verify_many(right, [asked] * len(right))) == {Verdict.CORRECT}
+    letters = ["v = at", "ax + by = c", r"\frac{1}{2}at^2", "u + at", "by + c", "2is + t"]
+    assert set(verifier.verify_many([(each, each.replace(" ", "")) for each in letters])) == {Verdict.CORRECT}
+
+
 def test_no_undone_operation_is_paid(verifier: Verifier) -> None:
     """For every operation that the grammar evaluates: one without a form fails here."""
     assert set(FORMS) >= set(FUNCTIONS)

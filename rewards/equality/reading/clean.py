@@ -312,6 +312,10 @@ def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> str:
         return _in_words(text)
     first, start, end = value[0], pieces[value[0]].start, pieces[value[1]].end
     before, inner, after = text[:start], text[start:end], text[end:]
+    leading = [piece for piece in pieces[:first] if piece.kind == "word"]
+    said = text[: leading[0].start].strip(" ,;") if leading and leading[-1].text.lower() in WORDS.copulas else ""
+    if re.search(r"\d", said) and _words(leading[:-1]) <= {"that", "which", "it", "this"}:
+        return f"{said} = {text[start:]}"  # `8 equals 9`, `8, that is, 9`: a chain, which must hold
     if first == 0 and not after.strip(" .!"):
         return ""
     predicate = re.search(r"\b(?:is|are)\s+(?:an?\s+|the\s+)?([a-z]+(?: [a-z]+)?)[.!]?$", after)
@@ -365,6 +369,10 @@ def _without_remark(text: str, asked: frozenset[str], others: frozenset[str]) ->
         agrees = digits is not None and digits.group().replace(",", "") == str(number)
         if agrees or (number is None and not _denies(said) and WORDS.changes_meaning.isdisjoint(said.lower().split())):
             return bare
+    place = SAYS.place.search(text)
+    head = text[: place.start()] if place is not None else ""
+    if place is not None and re.search(r"\d", head) and _ends_in_value(head) and not _words(_pieces(place["v"])):
+        return head
     clause = SAYS.clause.search(text)
     if clause is not None and not _denies(text, "or"):
         spoken = set(re.findall(r"[a-zA-Z]{2,}", text[clause.start("c") :]))
@@ -407,14 +415,16 @@ def _leads_to(before: str, asked: frozenset[str]) -> bool:
     named = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", lowered)
     if not named or len(named) > 40:
         return False
-    if WORDS.kinds.issuperset(named):  # `47% of 52`, `47 is 52`
+    if WORDS.kinds.issuperset(named):  # `47% of 52`, `47 is 52`, `$y = 4$ at $x = 2$`
+        if "is" not in named and SAYS.stated.search(before):
+            return False
         return not re.search(r"\d", lowered) and (named[-1] != "of" or not WORDS.measured.isdisjoint(named))
     last = named[-1]
     if last in WORDS.answer | (WORDS.copulas - WORDS.verbs) or not _ANSWER_ELSEWHERE.isdisjoint(named[-2:]):
         return True
     if not any(map(str.isascii, named)) and SAYS.no_latin.search(lowered):
         return True  # a script of which nothing but its denials is known here
-    if re.search(r"\d", lowered) and last not in WORDS.copulas:
+    if (re.search(r"\d", lowered) or SAYS.stated.match(before.strip())) and last not in WORDS.copulas:
         return False  # another number, and not as part of what is spoken of
     return _states(re.sub(r"\b(?:larger|smaller|greater|bigger)\b", "", lowered) if asked else lowered)
 

@@ -30,6 +30,11 @@ CALLED = frozenset("fghFG")
 CLOSERS = {"(": ")", "[": "]", "\\{": "\\}", "\\lceil": "\\rceil", "\\lfloor": "\\rfloor"}
 STARTS = frozenset(["(", "[", "\\{", "{", "\\lceil", "\\lfloor"])
 
+# `at` of `4 at x = 2`, which joins two statements, and not that of `at^2` or `at + b`.
+_JOINING = "(?i:" + "|".join(WORDS.joining) + ")"
+_JOINED = re.compile(rf"{_JOINING}(?=\s+\w)|(?<=\s){_JOINING}(?=\s+[\\(])")
+JOINS = re.compile(rf"(?:(?<![a-zA-Z])[a-zA-Z]|\\[a-z]+|[)}}])\s+{_JOINING}\s")
+
 # What begins a factor with no sign before it: `2\pi`, `x\sqrt{3}`.
 STARTING_COMMANDS = WORDS.greek | WORDS.unary | ALIASES.keys() | WORDS.accents | WORDS.opaque_commands | WORDS.factors
 
@@ -46,7 +51,8 @@ _STEP = re.compile(r"(?P<opens>\\begin|\\\{|[(\[{])|(?P<closes>\\end|\\\}|[)\]}]
 
 def tokenize(text: str) -> list[tuple[str, str]]:
     """Split into (kind, text) tokens. Raises NotMathematics at a character that starts none."""
-    tokens, position, text = [], 0, text.rstrip()
+    tokens: list[tuple[str, str]] = []
+    position, text = 0, text.rstrip()
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
@@ -55,7 +61,7 @@ def tokenize(text: str) -> list[tuple[str, str]]:
         value = match[kind]
         position = match.end()
         if kind == "word":
-            tokens += _split_word(value)
+            tokens += [("word", value)] if _JOINED.match(text, match.start(kind)) else _split_word(value)
         elif kind == "env":
             tokens.append(("cmd", re.sub(r"\s*\{\s*", " ", value).rstrip("} ")))  # `\\begin matrix`
         else:

@@ -15,7 +15,7 @@ from mpmath import mp
 from gtpo.rewards.equality.answers import NO_UNIT, Answer, Based, Listing, Named, Relation, Scalar, Union, Words
 from gtpo.rewards.equality.arithmetic import NoValue, Term, contains, evaluate, number_of, symbols
 from gtpo.rewards.equality.reading import SAYS, WORDS
-from gtpo.rewards.equality.reading.grammar import NotMathematics, closes_first, parse, split_top
+from gtpo.rewards.equality.reading.grammar import JOINS, NotMathematics, closes_first, parse, split_top
 from gtpo.rewards.equality.reading.types import TYPES
 from gtpo.rewards.equality.reading.units import mixed, read_calculation, read_quantity, spoken_number, spoken_quantity
 from gtpo.rewards.limits import MAX_DEPTH
@@ -211,8 +211,9 @@ def _read_equation(parts: list[str], depth: int) -> Answer | None:
     quantities = [read_calculation(part) for part in parts]
     unread = [isinstance(quantity, Words) for quantity in quantities]
     middle = [part for each, part in list(zip(unread, parts, strict=True))[1:-1] if each]
-    if any(unread[-1] or re.search(r"\d", part) or SAYS.more_than_a_name.search(part) for part in middle):
-        return Words(" = ".join(parts))  # `y = 2x + 1 attained at y = 5`: no chain
+    said = (re.search(r"\d", part) or JOINS.search(part) or SAYS.more_than_a_name.search(part) for part in middle)
+    if middle and (unread[-1] or any(said)):
+        return Words(" = ".join(parts))  # `y = 2x + 1 attained at y = 5`, `d = m at r = 2`: no chain
     numbers = [q for q in quantities if isinstance(q, Scalar) and not _has_symbols(q.term)]
     contradicted = _contradict(numbers)
     if contradicted and len(numbers) == len(parts):
