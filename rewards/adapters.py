@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from gtpo.common.errors import UserError
 from gtpo.rewards.completions import completion_text, problem_text
-from gtpo.rewards.extract import Scoring, choose_scoring, extract_answer
+from gtpo.rewards.extract import Scoring, choose_scoring, extract_answer, of_gold
 from gtpo.rewards.verify import Verdict, default_verifier
 
 
@@ -67,8 +67,7 @@ def lm_eval_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str,
     """Return lm-eval's `exact_match` of a document: `process_results: !function task.lm_eval_results` in its YAML."""
     gold = next(doc[name] for name in ("answer", "target", "solution", "gold") if name in doc)
     problem = next((doc[name] for name in ("problem", "question") if name in doc), None)
-    within = extract_answer(gold, "lenient") if isinstance(gold, str) else None
-    return {"exact_match": correct(results[0], within or gold, problem)}
+    return {"exact_match": correct(results[0], of_gold(gold) if isinstance(gold, str) else gold, problem)}
 
 
 # -- a reward function of anybody's beside this judge ------------------------------------------------------------------

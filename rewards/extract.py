@@ -277,6 +277,11 @@ def extract_answer(text: str, scoring: Scoring = "strict") -> str | None:
     return _last_value(lines) or _last_value(visible) or (bare if _SAYS.only_answer.fullmatch(bare) else None)
 
 
+def of_gold(text: str) -> str:
+    """Return the answer of a gold that is a whole solution, which says what its answer is; any other gold as it is."""
+    return (extract_answer(text, "lenient") or text) if _SAYS.answered.search(text) else text
+
+
 def choose_scoring(strict: Iterable[str | None]) -> Scoring:
     """Return the scoring that completions want, by their strict answers: lenient if most hold no closed answer tag."""
     answers = list(strict)

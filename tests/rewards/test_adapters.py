@@ -181,3 +181,11 @@ def test_it_judges_and_shows_text_as_text(address: str) -> None:
     for typed in ({}, {"gold": "1", "answer": "1"}):
         with pytest.raises(urllib.error.HTTPError, match="403"):
             asked(address.rstrip("/") + "x/", **typed)
+
+
+def test_a_gold_is_no_completion() -> None:
+    for gold, part, whole in (("2 hours 30 minutes", "30", "2 h 30 min"), ("$-1$, $2$, $-2$", "-2", "-2, 2, -1")):
+        scores = (
+            lm_eval_results({"problem": "What?", "answer": gold}, [rf"\boxed{{{text}}}"]) for text in (part, whole)
+        )
+        assert [score["exact_match"] for score in scores] == [0, 1]

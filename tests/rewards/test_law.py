@@ -182,6 +182,35 @@ def test_a_word_joins_two_statements_and_is_no_product(verifier: Verifier) -> No
     assert set(verifier.verify_many([(each, each.replace(" ", "")) for each in letters])) == {Verdict.CORRECT}
 
 
+def test_no_part_of_a_wordy_gold_is_the_gold(verifier: Verifier) -> None:
+    frames = (
+        "{} and all $n$ with {}",
+        "{} ($n = 1$)\n{} ($n > 1$)",
+        "All prime numbers, {}, {}",
+        "{}, where $a$ has {}",
+    )
+    parts, golds = [], []
+    for kind, frame in itertools.product(
+        sorted(kind for kind in TYPES if re.search("mixed number|root|point|interval|formula|fraction|integer", kind)),
+        frames,
+    ):
+        first, second, _ = TYPES[kind][1](random.Random(kind))
+        golds += [frame.format(f"${first}$", f"${second}$")] * 3
+        parts += [first, second, f"{first}, {second}"]
+    verdicts = verifier.verify_many(list(zip(parts, golds, strict=True)))
+    assert [each for each, v in zip(zip(parts, golds, strict=True), verdicts, strict=True) if v == "CORRECT"] == []
+
+
+@pytest.mark.parametrize("ending", ["{}", "\\text{{ {}}}", " {}."])
+def test_what_how_many_asks_for_is_a_unit(ending: str, verifier: Verifier) -> None:
+    things = ["times", "quarters", "positive integers", "three-digit numbers", "third graders", "wrong answers"]
+    asked = [f"How many more {thing} are there?" for thing in things]
+    said = [(f"5 {ending.format(thing)}", "5") for thing in things]
+    assert set(verifier.verify_many(said, asked)) == {Verdict.CORRECT}
+    others = ["How many apples are there?"] * len(said)
+    assert Verdict.CORRECT not in verifier.verify_many(said, others)
+
+
 def test_no_undone_operation_is_paid(verifier: Verifier) -> None:
     """For every operation that the grammar evaluates: one without a form fails here."""
     assert set(FORMS) >= set(FUNCTIONS)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import takewhile
 
 from mpmath import mp
 
@@ -17,10 +18,10 @@ from gtpo.rewards.equality.arithmetic import Budget, NoValue, Term, TooBig, cano
 from gtpo.rewards.equality.comparing.comparison import Comparison
 from gtpo.rewards.equality.comparing.work import finding, work_left
 from gtpo.rewards.equality.reading import SAYS
-from gtpo.rewards.equality.reading.clean import PRICE, clean, cores, same_name, same_words, unwrap_answer
+from gtpo.rewards.equality.reading.clean import PRICE, clean, cores, same_name, same_words, says_no_less, unwrap_answer
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
-from gtpo.rewards.extract import extract_answer, last_boxes, together
+from gtpo.rewards.extract import last_boxes, of_gold, together
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 
 # `120m`: units of one letter, which anywhere else are variables.
@@ -41,15 +42,10 @@ def _texts(
 ) -> tuple[str, ...]:
     """Return an answer, unwrapped, and what is left of it as the words around it are read away (`cores`)."""
     text = without_thoughts(plain(text)) if "think" in text.lower() else text
-    # GSM8K's own field `answer` holds the solution too.
-    if gold and ("boxed" in text or "####" in text):
-        text = extract_answer(text, "lenient") or text
+    text = of_gold(text) if gold else text  # GSM8K's own field `answer` holds the solution too
     boxes = together(last_boxes(text), text) if "boxed" in text else []
     text = unwrap_answer(", ".join(boxes) if len(boxes) > 1 else text, gold)
-    found = list(cores(text, asked, others))
-    if gold and len(found) == 1 and len(text.split()) > 8 and not boxes:
-        found += [extract_answer(text, "lenient") or text]  # a gold that is a whole solution
-    return tuple(found)
+    return tuple(takewhile(lambda core: not gold or says_no_less(core, text), cores(text, asked, others)))
 
 
 @lru_cache(maxsize=ANSWERS_KEPT)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -285,6 +286,20 @@ def cores(text: str, asked: frozenset[str] = frozenset(), others: frozenset[str]
         if not rest or rest == current or len(rest) >= len(current) + 16:
             return
         current = rest
+
+
+def says_no_less(core: str, text: str) -> bool:
+    """Return whether a core leaves out of a text only words, what a clause says of its letters, or a subject."""
+    clause = SAYS.clause.search(text)
+    if clause is not None and set(re.findall(r"[a-zA-Z]{2,}", text[clause.start("c") :])) <= WORDS.domain:
+        text = text[: clause.start()]
+    whole, kept = (
+        Counter(p.text.strip(",") for p in _pieces(each.replace("$", " ")) if p.kind == "math" and p.text not in "()")
+        for each in (text, core)
+    )
+    before = text.partition(core)[0].rstrip(" $")
+    is_subject = bool(core) and before.rpartition(" ")[2].lower() in WORDS.copulas
+    return is_subject or (whole <= kept and not before.endswith(","))
 
 
 def _less(text: str, asked: frozenset[str], others: frozenset[str]) -> str:
