@@ -97,6 +97,8 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     Budget.refill()
     known = read_problem(problem or "")
     foreign = known.contract.currencies and known.contract.currencies.isdisjoint(("dollar", "cent"))
+    if known.counted_run is not None:
+        prediction, gold = (known.counted_run.sub("", each) for each in (prediction, gold))
     price = (known.contract.counts or foreign) and PRICE.fullmatch(prediction.strip())
     each = known.is_known and prediction.rstrip(" .!").endswith((" each", " apiece"))
     if price or (each and known.vocabulary.isdisjoint(_EACH)):

@@ -69,10 +69,14 @@ def _asked_for(sentences: Sequence[str]) -> tuple[set[str], bool]:
     for sentence in reversed(sentences):
         units = _units(SAYS.scale.sub(lambda m: f" {m[1]}elsius " if m[1] == "C" else " fahrenheit ", sentence))
         spoken = [word for phrase in SAYS.counts.findall(sentence) for word in re.findall(r"[a-z]+", phrase.lower())]
-        things = [w for w in spoken if is_noun(w) or (w.endswith("s") and len(w) > 3 and w not in _NO_NOUN)]
+        things = list(filter(_is_thing, spoken))
         if units or things:
             return units, not units and bool(things)
     return ({"year"} if any("how old" in sentence.lower() for sentence in sentences[-1:]) else set()), False
+
+
+def _is_thing(word: str) -> bool:
+    return is_noun(word) or (word.endswith("s") and len(word) > 3 and word not in _NO_NOUN)
 
 
 def _compound(sentence: str, alone: bool) -> str:
@@ -165,6 +169,20 @@ class ProblemText:
         """Words outside formulas, in the singular and as they stand, in lower case."""
         spoken = re.findall(r"[a-z]+(?:'[a-z]+)?", self._prose.lower())
         return frozenset((*spoken, *map(singular, spoken)))
+
+    @cached_property
+    def counted_run(self) -> re.Pattern[str] | None:
+        """What its last "how many" asks for, behind the number that ends an answer: its words change nothing."""
+        phrases = [found for sentence in self._asking for found in SAYS.counts.findall(_split(sentence)[1].lower())]
+        spoken = re.findall(r"[a-z]+(?:-[a-z]+)*", phrases[-1]) if phrases else []
+        unsaid = WORDS.amounts | WORDS.fillers
+        ends = [end for end, word in enumerate(spoken, 1) if word == "times" or _is_thing(word)]
+        starts = [at for at in range(len(spoken)) if unsaid.issuperset(spoken[:at])]
+        runs = [re.split("-", "-".join(spoken[start:end])) for end in ends for start in starts if start < end]
+        found = "|".join("[\\s,-]+".join(run) for run in sorted(runs, key=len, reverse=True))
+        space = r"(?:\s|~|\\[ ,;])*"
+        end = r"\s*\}?(?=[\s.!)$}]*$)"
+        return re.compile(rf"(?i)(?<=[\d}}$]){space}(?:\\text\s*\{{\s*)?\b(?:{found}){end}") if found else None
 
     @cached_property
     def names(self) -> frozenset[str]:
