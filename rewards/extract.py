@@ -154,6 +154,8 @@ _PI_OR_ROOT = re.compile(rf"(?<![\w.])([-−]?(?:\({_SUM}\)\s?/\s?{_DIGITS}|{_SU
 _PLAIN_VALUES = (
     ("π", _PI_OR_ROOT), ("√", _PI_OR_ROOT), ("∛", _PI_OR_ROOT),
     ("frac", re.compile(r"((?:[-−]\s*)?\\[dtc]?frac\s*\{[^{}]{1,200}\}\s*\{[^{}]{1,200}\}(?:\s*\\?%)?)")),
+    ("10^", re.compile(rf"(?<![\w.])([-−]?{_DIGITS}\s?(?:[×x*·⋅]|\\times|\\cdot)\s?10\^(?:\{{[-−]?\d+\}}|[-−]?\d+))")),
+    ("/", re.compile(r"(?<![\w./])([-−]?\d+\s\d+/\d+)(?![\d/])")),
     (":", re.compile(rf"(?<![\d:.])({_DIGITS}(?:(?::|\s:\s){_DIGITS})+)(?![\d:])")),
     ("ratio ", re.compile(rf"\bratio [^.\n]{{0,60}}?\b({_DIGITS}(?: to {_DIGITS})+)")),
     ("illion", re.compile(
@@ -354,12 +356,18 @@ def extract_by(rule: str, text: str) -> str | None:
 
 
 def _of_phrase(phrase: str) -> str:
-    """Return the answer that a phrase gives: the phrase, or the last value in it if it is prose."""
+    """Return the answer that a phrase gives: the phrase up to a remark, or the last value in it if it is prose."""
     if _SAYS.hedged.match(phrase):
         return phrase.strip()
+    said = _SAYS.remark.split(phrase)[0].strip()
+    head = _SAYS.begins.match(said)
+    # With a digit behind its value, or what changes it: the judge reads powers of units, scales and second values.
+    told = head is not None and (re.search(r"\d", said[head.end() :]) or _SAYS.changed.match(said, head.end()))
+    if told or _SAYS.only_answer.fullmatch(said):
+        return said
     rest = _SAYS.formula.sub(" ", re.sub(r"\\[a-zA-Z]+\s*(?:\{[^{}]*\})?", " ", phrase))
     if _is_prose(rest):
-        return _last_value(_SAYS.remark.split(phrase)[0]) or _last_value(phrase) or phrase.strip()
+        return _last_value(said) or _last_value(phrase) or phrase.strip()
     return phrase.strip()
 
 

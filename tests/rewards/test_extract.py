@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from gtpo.rewards import accuracy_reward, extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
+from gtpo.rewards import (
+    Verdict,
+    Verifier,
+    accuracy_reward,
+    extract_answer,
+    format_ok,
+    gsm8k_gold,
+    last_boxed,
+    published_final_reward,
+)
 from gtpo.rewards.completions import closes_unopened, opened_thought, plain, unfinished, without_end, words
 from gtpo.rewards.extract import check_rule, extract_both, extract_by
 
@@ -133,3 +142,23 @@ def test_what_is_left_of_the_end_of_a_turn(end: str) -> None:
         assert without_end(text + end) == text
     assert format_ok("<reasoning>r</reasoning>\n<answer>42</answer>" + end)
     assert extract_answer(f"<|im_start|>assistant\n#### 42{end}", "lenient") == "42"
+
+
+@pytest.mark.parametrize("lead", ["The answer is ", "So the final answer is: "])
+def test_a_phrase_is_read_whole(lead: str, verifier: Verifier) -> None:
+    """What stands behind or before its value: a unit, a remark, a word that makes another number of it."""
+    right = (
+        "{} units^2",
+        "{} 1/2 hours",
+        "{} × 10^5 kg",
+        "{} thousand dollars",
+        "{}, which is 4 less",
+        "{} for all x > 3",
+    )
+    told = [extract_answer(f"{lead}{each.format(8)}.", "lenient") for each in right]
+    golds = ["8", "17/2", "800000", "8000", "8", "8"]
+    assert set(verifier.verify_many(list(zip(told, golds, strict=True)))) == {Verdict.CORRECT}
+    wrong = ["5 or {}", "one of 5 and {}", "from 5 to {}", "greater than {}", "{} or more", "over {}", "twice {}"]
+    wrong += ["negative {}", "the square root of {}", "B because x = {}", "5 cm^{}", "7, which is less than {}"]
+    said = [extract_answer(f"{lead}{each.format(8)}.", "lenient") for each in wrong]
+    assert Verdict.CORRECT not in verifier.verify_many([(each, "8") for each in said])
