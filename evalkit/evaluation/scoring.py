@@ -28,7 +28,7 @@ from gtpo.runs.eval_record import SCORINGS, EvalRecord
 from gtpo.runs.outcomes import cut_prompts
 
 # Version of extraction and verification as eval.json records it; raised with a change that moves verdicts.
-RULES_VERSION = 22
+RULES_VERSION = 23
 
 # Between two lines of the progress, if it is not on a terminal.
 LINE_EVERY_S = 10.0

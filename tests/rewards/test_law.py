@@ -211,6 +211,28 @@ def test_what_how_many_asks_for_is_a_unit(ending: str, verifier: Verifier) -> No
     assert Verdict.CORRECT not in verifier.verify_many(said, others)
 
 
+def test_a_unit_is_asked_for_in_its_case_and_money_by_its_verb(verifier: Verifier) -> None:
+    right, wrong = [], []
+    for symbol, unit in itertools.product(("J", "eV", "W", "Pa", "Hz", "N", "V"), ("k", "M", "G")):
+        asked, own = f"Find it in {unit}{symbol}.", f"8 {unit}{symbol}"
+        right.append((asked, own))
+        wrong += [(asked, f"8 {other}{symbol}") for other in ("", "k", "M", "m", "G") if other != unit]
+        wrong += [(asked, "8 kg"), (asked, "8 cal")]
+    for verb in (
+        "did he spend",
+        "has he made so far",
+        "in total will it cost a week",
+        "more did she earn",
+        "do they owe",
+    ):
+        asked = f"A pen costs $2. First find how many gallons of ink she has in South Africa. How much {verb}?"
+        right += [(asked, said) for said in ("8", r"\$8", "$8", "8 dollars", "$8.00", "He has made $8 in total.")]
+        wrong += [(asked, f"8 {unit}") for unit in ("hectares", "inches", "gallons", "south", "euros", "kg")]
+    for pairs, fits in ((right, True), (wrong, False)):
+        verdicts = verifier.verify_many([(said, "8") for _, said in pairs], [asked for asked, _ in pairs])
+        assert [pair for pair, v in zip(pairs, verdicts, strict=True) if (v == "CORRECT") != fits] == []
+
+
 def test_no_undone_operation_is_paid(verifier: Verifier) -> None:
     """For every operation that the grammar evaluates: one without a form fails here."""
     assert set(FORMS) >= set(FUNCTIONS)

@@ -96,9 +96,15 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     # What is looked up in the problem is kept: it must not hang on what the answer before has left.
     Budget.refill()
     known = read_problem(problem or "")
+    found = _decided(prediction, gold, known, by_text)
+    run = known.counted_run
+    if found == "INCORRECT" and run is not None and run.search(prediction):
+        return _decided(run.sub("", prediction), run.sub("", gold), known, by_text)
+    return found
+
+
+def _decided(prediction: str, gold: str, known: ProblemText, by_text: bool) -> str:
     foreign = known.contract.currencies and known.contract.currencies.isdisjoint(("dollar", "cent"))
-    if known.counted_run is not None:
-        prediction, gold = (known.counted_run.sub("", each) for each in (prediction, gold))
     price = (known.contract.counts or foreign) and PRICE.fullmatch(prediction.strip())
     each = known.is_known and prediction.rstrip(" .!").endswith((" each", " apiece"))
     if price or (each and known.vocabulary.isdisjoint(_EACH)):

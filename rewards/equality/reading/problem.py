@@ -7,7 +7,7 @@ counted, names), what its options are, and what it asks its answer to be: a unit
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -23,6 +23,8 @@ from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 # -- what it asks its answer to be; what it does not say asks for nothing ---------------------------------------------
 _CURRENCIES, _FORMS, _ORDERS, _TOPICS = (patterns(name) for name in ("currencies", "forms", "orders", "topics"))
 _NO_NOUN = words("does is was has this less plus across his its as pass times")
+_PERIODS = words("hour day week month year")
+_DIRECTIONS = words("north south east west")
 _PLACES_OF = {"tenth": 1, "hundredth": 2, "cent": 2, "penny": 2, "thousandth": 3}
 _OPENING = WORDS.leads | WORDS.articles | WORDS.answer
 
@@ -63,13 +65,16 @@ def _named(table: Sequence[tuple[re.Pattern[str], str]], text: str) -> frozenset
     return frozenset(name for pattern, name in table if pattern.search(text))
 
 
-def _asked_for(sentences: Sequence[str]) -> tuple[set[str], bool]:
+def _asked_for(sentences: Sequence[str], currencies: Collection[str]) -> tuple[set[str], bool]:
     """Return the measures that the last question which names any asks for, and whether it counts things instead."""
     # From the end: the question comes last, and what stands before it may ask for other things.
     for sentence in reversed(sentences):
         units = _units(SAYS.scale.sub(lambda m: f" {m[1]}elsius " if m[1] == "C" else " fahrenheit ", sentence))
         spoken = [word for phrase in SAYS.counts.findall(sentence) for word in re.findall(r"[a-z]+", phrase.lower())]
         things = list(filter(_is_thing, spoken))
+        if not units and currencies and SAYS.how_much_money.search(sentence):
+            # `$5 a week` has the unit week: its sign may be that of a formula.
+            return {*currencies, *_PERIODS.intersection(map(singular, re.findall("[a-z]+", sentence)))}, False
         if units or things:
             return units, not units and bool(things)
     return ({"year"} if any("how old" in sentence.lower() for sentence in sentences[-1:]) else set()), False
@@ -104,14 +109,16 @@ def _units(prose: str) -> set[str]:
     found = set()
     for pattern in (SAYS.how_much, SAYS.in_unit, SAYS.converted):
         for phrase in pattern.findall(prose):
-            spoken = phrase.lower().split()
+            spoken = phrase.split()
             for size in range(len(spoken), 0, -1):
-                ends = is_unit_word(spoken[size - 1]) or (size > 1 and spoken[size - 1] in ("squared", "cubed"))
+                ends = (is_unit_word(spoken[size - 1]) and spoken[size - 1] not in WORDS.joining) or (
+                    size > 1 and spoken[size - 1] in ("squared", "cubed")
+                )
                 unit = read_unit(" ".join(spoken[:size])) if ends else None
                 name = unit.name if unit is not None and not unit.nouns else ""
                 above, _, under = name.partition("/")
                 # A product is one above "per" only: not of "in hours minutes", or "in miles per gallon has it".
-                if not name or "*" in (under or above):
+                if not name or "*" in (under or above) or name in _DIRECTIONS:  # in South Africa
                     continue
                 # "how many miles does it go per gallon"
                 per = SAYS.per.search(prose) if not under else None
@@ -173,7 +180,7 @@ class ProblemText:
     @cached_property
     def counted_run(self) -> re.Pattern[str] | None:
         """What its last "how many" asks for, behind the number that ends an answer: its words change nothing."""
-        phrases = [found for sentence in self._asking for found in SAYS.counts.findall(_split(sentence)[1].lower())]
+        phrases = SAYS.counts.findall(self._asked_prose.lower().rpartition("how much")[2])
         spoken = re.findall(r"[a-z]+(?:-[a-z]+)*", phrases[-1]) if phrases else []
         unsaid = WORDS.amounts | WORDS.fillers
         ends = [end for end, word in enumerate(spoken, 1) if word == "times" or _is_thing(word)]
@@ -294,7 +301,9 @@ class ProblemText:
         prose = self._prose if self._question is self._text else _split(self._question)[1]
         asking = " ".join(self._asking)
         several = SAYS.several.search(asking)
-        units, counts = _asked_for([sentence for sentence in SAYS.sentence.split(prose) if SAYS.asks.search(sentence)])
+        currencies = _named(_CURRENCIES, self._text)
+        questions = [sentence for sentence in SAYS.sentence.split(prose) if SAYS.asks.search(sentence)]
+        units, counts = _asked_for(questions, currencies)
         # The last sentence that asks for any measure decides, as in `_asked_for`.
         alone = SAYS.sized.search(asking) is not None
         asked = ((_compound(sentence, alone), _units(_split(sentence)[1])) for sentence in reversed(self._asking))
@@ -309,7 +318,7 @@ class ProblemText:
             # `find a number` does not ask for the value of a.
             unknowns=frozenset(SAYS.unknown.findall(asking)) - set("aI"),
             count=TABLES["numbers"][several[1].lower()] if several else None,
-            currencies=_named(_CURRENCIES, self._text),
+            currencies=currencies,
             counts=counts,
             point=SAYS.points.search(asking) is not None and not SAYS.intervals.search(asking),
             moduli=frozenset(SAYS.modulus.findall(self._text)),

@@ -26,7 +26,7 @@ _PLURALS: dict[str, str] = TABLES["plurals"]
 NUMBER_WORDS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "parts", "scales"))
 # Words before a unit of length that make it one of area or volume.
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_PREFIXED = words("n j w v mol pa ev hz newton joule watt volt mole pascal hertz electronvolt calorie byte")
+_PREFIXED = words("n j w v mol pa ev hz cal newton joule watt volt mole pascal hertz electronvolt calorie byte")
 
 
 @lru_cache(maxsize=4096)  # a problem's words are asked for as it is read
@@ -46,7 +46,7 @@ def singular(word: str) -> str:
 def _measure(word: str) -> str:
     """Return the name of a measure, with its prefix (`kj` is a kilojoule), empty for other words."""
     for form in (word, singular(word), word.removesuffix("es")):
-        if form in _CANONICAL:
+        if form in _CANONICAL and (form == word or word not in WORDS.joining):  # `has` are no hectares
             return _CANONICAL[form]
     for prefix, name in TABLES["prefixes"].items():
         rest = word.removeprefix(prefix)
@@ -54,6 +54,11 @@ def _measure(word: str) -> str:
         if word.startswith(prefix) and rest in _PREFIXED:
             return f"{name}{_CANONICAL[rest]}"
     return ""
+
+
+def _lowered(text: str) -> str:
+    """Return a text in lower case, in which `MeV` is not `meV`."""
+    return SAYS.mega.sub("mega", text).lower()
 
 
 def _is_cased(word: str) -> bool:
@@ -72,7 +77,7 @@ def read_symbols(text: str, *, alone: bool = False) -> str:
     spoken = re.findall(r"[a-zA-Z]+", bare)
     # Letters alone are variables unless they are written as units are: `N/m`, `m s^{-2}`, and not `3 m n`, `7w^2`.
     written = alone or re.search(r"/|\^\s*\{?\s*-", text) or any(len(word) > 1 for word in spoken)
-    known = all(_measure(word.lower()) and _is_cased(word) for word in spoken)
+    known = all(_measure(_lowered(word)) and _is_cased(word) for word in spoken)
     if not (spoken and written and known and re.search(r"[/^*]|\\cdot|\w\s+\w", text)):
         return ""
     unit = read_unit(re.sub(r"\\(?:text|mathrm)|[{}]", " ", text))
@@ -119,7 +124,7 @@ def scale_of(word: str) -> int | None:
 
 def is_unit_word(word: str) -> bool:
     """Return whether a word typed next to a number is a unit of the table."""
-    lowered = word.lower().rstrip(".")
+    lowered = _lowered(word).rstrip(".")
     return len(word) > 1 and bool(_measure(lowered)) and _is_cased(word)
 
 
@@ -137,7 +142,7 @@ def read_unit(text: str) -> Unit | None:
     """Return the unit that words are (`sq cm`, `m/s`, `red apples`), None if they change the number (`5 or more`)."""
     if len(text.split()) > UNIT_WORDS:
         return None
-    lowered = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text.lower()).replace("p.m", "pm").replace("a.m", "am")
+    lowered = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", _lowered(text)).replace("p.m", "pm").replace("a.m", "am")
     found = re.findall(r"[a-z][a-z']*|\^\s*\{?\s*-?\d+|[/*]|\\cdot|\d+|[^\s.{}]", lowered)
     above, below, nouns, amounts, things = (list[str]() for _ in range(5))
     side, power = above, 1
@@ -309,7 +314,8 @@ def _strip_unit(text: str) -> tuple[str | None, Unit, bool, tuple[str, ...]]:
             found = read_unit(phrase + (match["power"] or ""))
             if found is None:
                 return None, unit, percent, scales
-            unit = Unit(found.name or unit.name, *(a | b for a, b in zip(found[1:], unit[1:], strict=True)))
+            name = f"{unit.name}/{found.name}" if currency and found.name != unit.name else found.name
+            unit = Unit(name if found.name else unit.name, *(a | b for a, b in zip(found[1:], unit[1:], strict=True)))
         text = text[: match.start()]
     return text, unit, percent, scales
 
