@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache, reduce
 
-from gtpo.rewards.completions import words
 from gtpo.rewards.equality.answers import NO_UNIT, Based, Scalar, Unit, Words
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse
@@ -26,7 +25,6 @@ _PLURALS: dict[str, str] = TABLES["plurals"]
 NUMBER_WORDS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "parts", "scales"))
 # Words before a unit of length that make it one of area or volume.
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_PREFIXED = words("n j w v mol pa ev hz cal newton joule watt volt mole pascal hertz electronvolt calorie byte")
 
 
 @lru_cache(maxsize=4096)  # a problem's words are asked for as it is read
@@ -51,14 +49,9 @@ def _measure(word: str) -> str:
     for prefix, name in TABLES["prefixes"].items():
         rest = word.removeprefix(prefix)
         rest = rest if len(prefix) == 1 else singular(rest)
-        if word.startswith(prefix) and rest in _PREFIXED:
+        if word.startswith(prefix) and rest in WORDS.prefixed:
             return f"{name}{_CANONICAL[rest]}"
     return ""
-
-
-def _lowered(text: str) -> str:
-    """Return a text in lower case, in which `MeV` is not `meV`."""
-    return SAYS.mega.sub("mega", text).lower()
 
 
 def _is_cased(word: str) -> bool:
@@ -77,7 +70,7 @@ def read_symbols(text: str, *, alone: bool = False) -> str:
     spoken = re.findall(r"[a-zA-Z]+", bare)
     # Letters alone are variables unless they are written as units are: `N/m`, `m s^{-2}`, and not `3 m n`, `7w^2`.
     written = alone or re.search(r"/|\^\s*\{?\s*-", text) or any(len(word) > 1 for word in spoken)
-    known = all(_measure(_lowered(word)) and _is_cased(word) for word in spoken)
+    known = all(_measure(SAYS.mega.sub("mega", word).lower()) and _is_cased(word) for word in spoken)
     if not (spoken and written and known and re.search(r"[/^*]|\\cdot|\w\s+\w", text)):
         return ""
     unit = read_unit(re.sub(r"\\(?:text|mathrm)|[{}]", " ", text))
@@ -124,7 +117,7 @@ def scale_of(word: str) -> int | None:
 
 def is_unit_word(word: str) -> bool:
     """Return whether a word typed next to a number is a unit of the table."""
-    lowered = _lowered(word).rstrip(".")
+    lowered = SAYS.mega.sub("mega", word).lower().rstrip(".")
     return len(word) > 1 and bool(_measure(lowered)) and _is_cased(word)
 
 
@@ -142,7 +135,8 @@ def read_unit(text: str) -> Unit | None:
     """Return the unit that words are (`sq cm`, `m/s`, `red apples`), None if they change the number (`5 or more`)."""
     if len(text.split()) > UNIT_WORDS:
         return None
-    lowered = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", _lowered(text)).replace("p.m", "pm").replace("a.m", "am")
+    text = SAYS.mega.sub("mega", text).lower()  # `MeV` is not `meV`
+    lowered = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text).replace("p.m", "pm").replace("a.m", "am")
     found = re.findall(r"[a-z][a-z']*|\^\s*\{?\s*-?\d+|[/*]|\\cdot|\d+|[^\s.{}]", lowered)
     above, below, nouns, amounts, things = (list[str]() for _ in range(5))
     side, power = above, 1
