@@ -4,18 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gtpo.rewards import (
-    Verdict,
-    Verifier,
-    accuracy_reward,
-    extract_answer,
-    format_ok,
-    gsm8k_gold,
-    last_boxed,
-    published_final_reward,
-)
+from gtpo.rewards import accuracy_reward, extract_answer, format_ok, gsm8k_gold, last_boxed, published_final_reward
 from gtpo.rewards.completions import closes_unopened, opened_thought, plain, unfinished, without_end, words
 from gtpo.rewards.extract import check_rule, extract_both, extract_by
+from gtpo.rewards.verify import Verdict, Verifier
 
 
 def test_the_answer_of_each_completion() -> None:
@@ -147,14 +139,7 @@ def test_what_is_left_of_the_end_of_a_turn(end: str) -> None:
 @pytest.mark.parametrize("lead", ["The answer is ", "So the final answer is: "])
 def test_a_phrase_is_read_whole(lead: str, verifier: Verifier) -> None:
     """What stands behind or before its value: a unit, a remark, a word that makes another number of it."""
-    right = (
-        "{} units^2",
-        "{} 1/2 hours",
-        "{} × 10^5 kg",
-        "{} thousand dollars",
-        "{}, which is 4 less",
-        "{} for all x > 3",
-    )
+    right = ["{} units^2", "{} 1/2 hours", "{} × 10^5 kg", "{} thousand dollars", "{}, which is 4 less", "{} for all x"]
     told = [extract_answer(f"{lead}{each.format(8)}.", "lenient") for each in right]
     golds = ["8", "17/2", "800000", "8000", "8", "8"]
     assert set(verifier.verify_many(list(zip(told, golds, strict=True)))) == {Verdict.CORRECT}

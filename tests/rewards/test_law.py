@@ -233,6 +233,25 @@ def test_a_unit_is_asked_for_in_its_case_and_money_by_its_verb(verifier: Verifie
         assert [pair for pair, v in zip(pairs, verdicts, strict=True) if (v == "CORRECT") != fits] == []
 
 
+def test_a_set_is_no_operation_on_sets_nor_its_ends(verifier: Verifier) -> None:
+    asked, draw = "Find the set of all $x$. Use interval notation.", random.Random(3)
+    right, wrong = [], []
+    for low, high in (sorted(draw.sample(range(-30, 30), 2)) for _ in range(20)):
+        interval, few = f"({low}, {high})", rf"\{{{low}, {high}\}}"
+        right += [
+            (rf"(-\infty, {high}) \setminus \{{{low}\}}", rf"(-\infty, {low}) \cup {interval}"),
+            (interval, interval),
+        ]
+        right += [(rf"\mathbb{{R}} \setminus [{low}, {high}]", rf"(-\infty, {low}) \cup ({high}, \infty)")]
+        undone = (rf"(-\infty, {high}) \cap ({low}, \infty)", rf"({low}, 99) \setminus [{high}, 99)", f"{low}, {high}")
+        wrong += [(each, interval) for each in (*undone, f"{low} and {high}", f"x = {low}, y = {high}")]
+        wrong += [(rf"\{{{low}, {high}, 77\}} \setminus \{{77\}}", few), (rf"\{{{low}, {high}, 77\}} \cap {few}", few)]
+    assert set(verifier.verify_many(right, [asked] * len(right))) == {Verdict.CORRECT}
+    assert Verdict.CORRECT not in verifier.verify_many(wrong, [asked] * len(wrong))
+    mixed = [(f"{n} {n + 100}/997", rf"\frac{{{997 * n + n + 100}}}{{997}}") for n in range(1, 9)]
+    assert set(verifier.verify_many(mixed)) == {Verdict.CORRECT}
+
+
 def test_no_undone_operation_is_paid(verifier: Verifier) -> None:
     """For every operation that the grammar evaluates: one without a form fails here."""
     assert set(FORMS) >= set(FUNCTIONS)

@@ -485,6 +485,9 @@ class Comparison:
             if len(other.items) == 1:  # `\{(1, 2)\}`
                 return self.equal(p, g.items[0]) if pair is p else self.equal(p.items[0], g)
             in_order = other.kind == "list" and other.joint != "or" and pair.brackets == "()"
+            infinite = any(contains(leaf.term, "const", "inf") for leaf in answers.leaves(pair))
+            if (self.contract.interval or infinite) and pair is g and len(pair.items) == 2:
+                return False  # the ends of an interval are not the interval
             return in_order and self._ordered(p.items, g.items)
         if {p.joint, g.joint} == {"and", "or"} and any(isinstance(x, (Relation, Union)) for x in (*p.items, *g.items)):
             return False  # x < 1 and x > 2 is not x < 1 or x > 2: as sets they are compared elsewhere

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, pairwise
 
 from gtpo.rewards.equality import answers, arithmetic
 from gtpo.rewards.equality.answers import Answer, Listing, Named, Relation, Scalar, Words, leaves, ratios, symbols_of
@@ -41,6 +41,7 @@ class Work(enum.Enum):
 Count = Counter[Work]
 # What no answer may leave that its gold does not leave; the others depend on the problem.
 ALWAYS = frozenset(Work) - {Work.FRACTION, Work.ROOT, Work.LITERAL_POWER}
+_REALS = Listing("tuple", (Scalar(("neg", ("const", "inf"))), Scalar(("const", "inf"))), "()")
 _TWO: Term = ("num", Fraction(2))
 _INVERSES = {"ln": "exp", "exp": "ln", "sin": "arcsin", "cos": "arccos", "tan": "arctan", "arcsin": "sin",
              "arccos": "cos", "arctan": "tan"}  # fmt: skip
@@ -400,7 +401,7 @@ def finding(prediction: str, p: Answer, gold: str, g: Answer, problem: ProblemTe
     if wanted and _has_foreign_symbols(p, g):
         return "COPIED" if problem.is_known else "UNEVALUATED"
     excess = _work_of(written) - _work_of(wanted)
-    undone = not ALWAYS.isdisjoint(excess)
+    undone = not ALWAYS.isdisjoint(excess) or _set_operations(p) > _set_operations(g)
     if (undone or _form_of(written) != _form_of(wanted)) and _repeats(prediction, p, problem):
         return "COPIED"
     # One entry of a list that repeats an expression makes a copy of the whole.
@@ -465,6 +466,15 @@ def _work_of(parts: Iterable[Scalar]) -> Count:
             if logarithms and above[3:] == below[3:]:
                 term = ("fn", "log", above[2], below[2])
         found += work_left(("div", term, _HUNDRED) if part.percent and not is_rational(term) else term)
+    return found
+
+
+def _set_operations(answer: Answer) -> int:
+    """Return how many operations on sets are left undone; an interval without some points is written like that."""
+    found = sum(map(_set_operations, answers.parts_of(answer)))
+    for (_, left), (operation, right) in pairwise(answer.parts if isinstance(answer, answers.Union) else ()):
+        finite = [isinstance(part, Listing) and part.kind in ("set", "list") for part in (left, right)]
+        found += operation == "cap" or (operation == "setminus" and finite != [False, True] and left != _REALS)
     return found
 
 

@@ -293,10 +293,7 @@ def says_no_less(core: str, text: str) -> bool:
     clause = SAYS.clause.search(text)
     if clause is not None and set(re.findall(r"[a-zA-Z]{2,}", text[clause.start("c") :])) <= WORDS.domain:
         text = text[: clause.start()]
-    whole, kept = (
-        Counter(p.text.strip(",") for p in _pieces(each.replace("$", " ")) if p.kind == "math" and p.text not in "()")
-        for each in (text, core)
-    )
+    whole, kept = (Counter(SAYS.content.findall(each)) for each in (text, core))
     before = text.partition(core)[0].rstrip(" $")
     is_subject = bool(core) and before.rpartition(" ")[2].lower() in WORDS.copulas
     return is_subject or (whole <= kept and not before.endswith(","))

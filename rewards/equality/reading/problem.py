@@ -45,6 +45,7 @@ class Contract:
     currencies: frozenset[str] = frozenset()  # Those that it speaks of
     counts: bool = False  # It asks how many there are of something that is no measure
     point: bool = False  # It asks for a point, or another tuple, and not for an interval
+    interval: bool = False  # It speaks of an interval or an inequality, and of no point
     moduli: frozenset[str] = frozenset()  # Of the congruences that it speaks of
 
     def __str__(self) -> str:
@@ -111,9 +112,8 @@ def _units(prose: str) -> set[str]:
         for phrase in pattern.findall(prose):
             spoken = phrase.split()
             for size in range(len(spoken), 0, -1):
-                ends = (is_unit_word(spoken[size - 1]) and spoken[size - 1] not in WORDS.joining) or (
-                    size > 1 and spoken[size - 1] in ("squared", "cubed")
-                )
+                last = spoken[size - 1]
+                ends = last not in WORDS.joining and (is_unit_word(last) or last in ("squared", "cubed"))
                 unit = read_unit(" ".join(spoken[:size])) if ends else None
                 name = unit.name if unit is not None and not unit.nouns else ""
                 above, _, under = name.partition("/")
@@ -182,14 +182,11 @@ class ProblemText:
         """What its last "how many" asks for, behind the number that ends an answer: its words change nothing."""
         phrases = SAYS.counts.findall(self._asked_prose.lower().rpartition("how much")[2])
         spoken = re.findall(r"[a-z]+(?:-[a-z]+)*", phrases[-1]) if phrases else []
-        unsaid = WORDS.amounts | WORDS.fillers
         ends = [end for end, word in enumerate(spoken, 1) if word == "times" or _is_thing(word)]
-        starts = [at for at in range(len(spoken)) if unsaid.issuperset(spoken[:at])]
+        starts = [at for at in range(len(spoken)) if (WORDS.amounts | WORDS.fillers).issuperset(spoken[:at])]
         runs = [re.split("-", "-".join(spoken[start:end])) for end in ends for start in starts if start < end]
         found = "|".join("[\\s,-]+".join(run) for run in sorted(runs, key=len, reverse=True))
-        space = r"(?:\s|~|\\[ ,;])*"
-        end = r"\s*\}?(?=[\s.!)$}]*$)"
-        return re.compile(rf"(?i)(?<=[\d}}$]){space}(?:\\text\s*\{{\s*)?\b(?:{found}){end}") if found else None
+        return re.compile(TABLES["phrases"]["counted_end"].replace("RUN", found)) if found else None
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -320,6 +317,7 @@ class ProblemText:
             count=TABLES["numbers"][several[1].lower()] if several else None,
             currencies=currencies,
             counts=counts,
+            interval=SAYS.bounded.search(asking) is not None and SAYS.points.search(asking) is None,
             point=SAYS.points.search(asking) is not None and not SAYS.intervals.search(asking),
             moduli=frozenset(SAYS.modulus.findall(self._text)),
         )
