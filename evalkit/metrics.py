@@ -21,7 +21,7 @@ C(n, k) / 2^n and keeps n up to MAX_SAMPLES within range.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import zip_longest
 
@@ -89,6 +89,18 @@ def pass_at_all_k(n: npt.ArrayLike, c: npt.ArrayLike) -> Array:
 def all_pass_at_all_k(n: Sequence[int], c: Sequence[int]) -> Array:
     """Return pass^k of Q questions for every k: [Q, max n], NaN if k exceeds a question's n."""
     return 1 - pass_at_all_k(n, [samples - right for samples, right in zip(n, c, strict=True)])
+
+
+def if_missing(
+    votes: Sequence[Sequence[int]], correct: Sequence[int], missing: Sequence[int]
+) -> Iterator[tuple[list[list[int]], list[int]]]:
+    """Yield votes and correct of Q questions if what each is missing were wrong, and if it were right.
+
+    votes: sizes of the wrong answer classes, the largest first.
+    """
+    # The most that wrong samples can do to maj@k is to agree with the largest wrong class.
+    yield [[(of or [0])[0] + lost, *of[1:]] for of, lost in zip(votes, missing, strict=True)], [*correct]
+    yield [[*of] for of in votes], [right + lost for right, lost in zip(correct, missing, strict=True)]
 
 
 @lru_cache(maxsize=8)

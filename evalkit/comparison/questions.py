@@ -28,7 +28,7 @@ from gtpo.evalkit.comparison.columns import Column
 from gtpo.evalkit.comparison.methods import Method
 from gtpo.evalkit.design import Design, Noise
 from gtpo.evalkit.engines.model_ref import fingerprint
-from gtpo.evalkit.metrics import maj_at_all_k, pass_at_all_k
+from gtpo.evalkit.metrics import if_missing, maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.statistics import FAMILIES, PairedDifference, ScoreInterval, clusters_of, method_mean, wording
 from gtpo.runs.eval_record import BenchmarkRecord, EvalRecord, Interval
 from gtpo.runs.find import EvalRun, Questions
@@ -223,8 +223,9 @@ class Table:
         for run, whole in zip(side.runs, side.whole, strict=True):
             part, n = whole.take(np.isin(whole.ids, self.asked)), run.entry(self.benchmark).n or 0
             known, short = column.metric.values(part.take(part.n >= n), column.k).sum(), part.take(part.n < n)
-            either = [column.metric.values(of, column.k).sum() for of in _completed(short, n)]
-            ends.append((known + np.array(either or [0, 0]) + [0, len(self.asked) - part.ids.size]) / len(self.asked))
+            filled = _completed(short, n) if short.ids.size else ()
+            either = [column.metric.values(of, column.k).sum() for of in filled] or [0, 0]
+            ends.append((known + np.array(either) + [0, len(self.asked) - part.ids.size]) / len(self.asked))
         return side.by_draw(ends)
 
     def _alike(self, one: EvalRecord, other: EvalRecord) -> bool:
@@ -302,21 +303,14 @@ class Table:
 
 
 def _completed(part: Questions, n: int) -> Iterator[Questions]:
-    """Yield questions with fewer than n samples as if what they lack were wrong, and as if it were right.
-
-    Nothing for no questions.
-    """
-    if not part.ids.size:
-        return
-    missing, counted = n - part.n, part.votes()
+    """Yield questions with fewer than n samples as if what they lack were wrong, and as if it were right."""
+    counted, every = part.votes(), np.full_like(part.n, n)
     votes, silent = zip(*(counted[question] for question in part.ids), strict=True)
-    # The most that wrong samples can do to maj@k is to agree with the largest wrong class.
-    agreed = [[(of or [0])[0] + more, *of[1:]] for of, more in zip(votes, missing.tolist(), strict=True)]
-    for right, wrong in ((0, agreed), (missing, votes)):
-        correct, every = part.correct + right, part.n + missing
+    for wrong, correct in if_missing(votes, part.correct.tolist(), (every - part.n).tolist()):
+        right = np.array(correct)
         yield replace(
-            part, n=every, correct=correct, format_ok=part.format_ok + right,
-            pass_at_k=pass_at_all_k(every, correct), maj_at_k=maj_at_all_k(wrong, correct.tolist(), silent),
+            part, n=every, correct=right, format_ok=part.format_ok + right - part.correct,
+            pass_at_k=pass_at_all_k(every, right), maj_at_k=maj_at_all_k(wrong, correct, silent),
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gtpo.common.errors import UserError
 from gtpo.evalkit.evaluation.scoring import Answered, Tally, Votes, count_votes, verify
-from gtpo.evalkit.metrics import all_pass_at_all_k, maj_at_all_k, pass_at_all_k
+from gtpo.evalkit.metrics import all_pass_at_all_k, if_missing, maj_at_all_k, pass_at_all_k
 from gtpo.evalkit.statistics import clusters_of, mean_interval
 from gtpo.rewards.completions import format_ok
 from gtpo.rewards.data.problem import Problem
@@ -39,11 +39,11 @@ def _bounds(votes: Sequence[Votes], n: int, lost: int) -> dict[str, dict[str, Ar
     if not any(missing):
         return {}
     total = [max(n, v.total) for v in known]
-    pairs = list(zip(known, missing, strict=True))
-    # The most that wrong samples can do to maj@k is to agree with the largest wrong class.
-    worst = _tables([v._replace(wrong=[(v.wrong or [0])[0] + m, *v.wrong[1:]]) for v, m in pairs], total)
-    best = _tables([v._replace(correct=v.correct + m) for v, m in pairs], total)
-    return {"worst": worst, "best": best}
+    ends = if_missing([v.wrong for v in known], [v.correct for v in known], missing)
+    return {
+        name: _tables([v._replace(wrong=w, correct=c) for v, w, c in zip(known, *end, strict=True)], total)
+        for name, end in zip(("worst", "best"), ends, strict=True)
+    }
 
 
 def _metrics(
