@@ -233,6 +233,30 @@ def test_a_unit_is_asked_for_in_its_case_and_money_by_its_verb(verifier: Verifie
         assert [pair for pair, v in zip(pairs, verdicts, strict=True) if (v == "CORRECT") != fits] == []
 
 
+def test_a_symbol_is_a_unit_if_the_problem_asks_for_it(verifier: Verifier) -> None:
+    """Every prefix before every unit of the table, in every spelling; otherwise its letters are a product."""
+    pairs, problems, right = [], [], []
+    for prefixes, units in ((("n", "p", "m", r"\mu "), "msgAFVWJ"), (("k", "M"), ("pc", "yr"))):
+        for unit, prefix in itertools.product(units, prefixes):
+            symbol = prefix + unit
+            asked = random.Random(symbol).choice([f"${symbol}$", rf"$\mathrm{{{symbol}}}$", rf"units of ${symbol}$"])
+            for said, fits in (
+                ("8", True), (f"8 {symbol}", True), (f"8{symbol}", True), (rf"8\,\mathrm{{{symbol}}}", True),
+                (rf"\boxed{{8~{symbol}}}", True), (rf"8 {prefix}\text{{{unit}}}", True), (f"9 {symbol}", False),
+                *((f"8 {other}{unit}", False) for other in ("", *prefixes) if other != prefix),
+            ):  # fmt: skip
+                pairs.append((said, "8"))
+                problems.append(f"What is $x$ in {asked}?")
+                right.append(fits)
+    for said in ("8 nm", "8 ms", "8 kpc", r"8 \mu m"):
+        pairs.append((said, "8"))
+        problems.append("What is $x$ in terms of $m$?")
+        right.append(False)
+    verdicts = verifier.verify_many(pairs, problems)
+    cases = zip(problems, pairs, verdicts, right, strict=True)
+    assert [(p, a, str(v)) for p, (a, _), v, fits in cases if (v == "CORRECT") != fits] == []
+
+
 def test_a_set_is_no_operation_on_sets_nor_its_ends(verifier: Verifier) -> None:
     asked, draw = "Find the set of all $x$. Use interval notation.", random.Random(3)
     right, wrong = [], []

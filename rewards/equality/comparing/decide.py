@@ -21,6 +21,7 @@ from gtpo.rewards.equality.reading import SAYS
 from gtpo.rewards.equality.reading.clean import PRICE, clean, cores, same_name, same_words, says_no_less, unwrap_answer
 from gtpo.rewards.equality.reading.problem import ProblemText, name_in, read_problem
 from gtpo.rewards.equality.reading.reader import read, split_choice
+from gtpo.rewards.equality.reading.units import spell_symbols
 from gtpo.rewards.extract import last_boxes, of_gold, together
 from gtpo.rewards.limits import ANSWERS_KEPT, DIGITS
 
@@ -96,6 +97,8 @@ def decide(prediction: str, gold: str, problem: str | None = None, by_text: bool
     # What is looked up in the problem is kept: it must not hang on what the answer before has left.
     Budget.refill()
     known = read_problem(problem or "")
+    if known.symbols:
+        prediction, gold = (spell_symbols(each, known.symbols)[0] for each in (prediction, gold))
     found = _decided(prediction, gold, known, by_text)
     run = known.counted_run
     if found == "INCORRECT" and run is not None and run.search(prediction):

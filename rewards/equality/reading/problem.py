@@ -17,7 +17,15 @@ from gtpo.rewards.equality.arithmetic import Term, TooBig, canonical, is_literal
 from gtpo.rewards.equality.reading import SAYS, TABLES, WORDS, patterns
 from gtpo.rewards.equality.reading.clean import clean, one_spelling
 from gtpo.rewards.equality.reading.grammar import NotMathematics, parse, tokens_of
-from gtpo.rewards.equality.reading.units import is_noun, is_unit_word, is_verb, read_symbols, read_unit, singular
+from gtpo.rewards.equality.reading.units import (
+    is_noun,
+    is_unit_word,
+    is_verb,
+    read_symbols,
+    read_unit,
+    singular,
+    spell_symbols,
+)
 from gtpo.rewards.limits import PROBLEM_CHARACTERS, PROBLEM_EXPRESSIONS
 
 # -- what it asks its answer to be; what it does not say asks for nothing ---------------------------------------------
@@ -157,7 +165,8 @@ class ProblemText:
 
     def __init__(self, text: str) -> None:
         self.is_known = bool(text)
-        self._text = SAYS.power_word.sub(r"\1 ", text[-PROBLEM_CHARACTERS:])  # "sq. ft."
+        text, self.symbols = spell_symbols(text[-PROBLEM_CHARACTERS:])
+        self._text = SAYS.power_word.sub(r"\1 ", text)  # "sq. ft."
         # The last problem of a prompt with solved ones before it, and the whole text of any other.
         shots = (self._text[match.start() :] for match in reversed(list(SAYS.shot.finditer(self._text))))
         self._question = next(filter(SAYS.asks.search, shots), self._text)

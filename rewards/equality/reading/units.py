@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from functools import lru_cache, reduce
 
@@ -22,6 +22,21 @@ _CANONICAL: dict[str, str] = {
     spelling: name for name, spellings in TABLES["measures"].items() for spelling in spellings.split()
 }
 _PLURALS: dict[str, str] = TABLES["plurals"]
+_FORMS: dict[str, dict[str, dict[str, str]]] = TABLES["unit symbols"]
+# Spelling of a unit that only a problem makes one -> prefix and unit; and what finds one, in one font or two.
+_SYMBOLS: dict[str, tuple[str, str]] = {
+    prefix + symbol: (name, unit)
+    for table in _FORMS.values()
+    for prefix, name in table["prefixes"].items()
+    for symbol, unit in table["units"].items()
+}
+_FONT = r"(?:\\(?:mathrm|text|rm)\s*\{[\s~]*)?"
+_PREFIXES, _UNITS = ("|".join(sorted(dict.fromkeys(
+    re.escape(symbol) + r"[\s~]*" * (symbol[:1] == "\\") for table in _FORMS.values() for symbol in table[kind]
+), reverse=True)) for kind in ("prefixes", "units"))  # fmt: skip
+_SYMBOL = rf"{_FONT}(?P<symbol>(?:{_PREFIXES}){_FONT}(?:{_UNITS}))(?![a-zA-Z])[\s~]*\}}*"
+_ASKED_SYMBOL = re.compile(SAYS.asked_symbol.pattern.replace("SYMBOL", _SYMBOL))
+_ANSWERED_SYMBOL = re.compile(rf"(?<=[\d}}])[\s~$]*(?:\\[ ,;])?[\s~$]*{_SYMBOL}")
 NUMBER_WORDS, _PARTS, SCALES = (TABLES[name] for name in ("numbers", "parts", "scales"))
 # Words before a unit of length that make it one of area or volume.
 POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
@@ -52,6 +67,26 @@ def _measure(word: str) -> str:
         if word.startswith(prefix) and rest in WORDS.prefixed:
             return f"{name}{_CANONICAL[rest]}"
     return ""
+
+
+def spell_symbols(text: str, known: Collection[str] | None = None) -> tuple[str, frozenset[str]]:
+    r"""Return a text with words for symbols of units, and which units: of a problem those that it asks for (`in nm`).
+
+    known: those that the problem asks for; of an answer only these, with any prefix, as others are products of letters.
+    """
+    found = set()
+
+    def word(match: re.Match[str]) -> str:
+        symbol = re.sub(r"\\(?:mathrm|text|rm)|[\s{}~]", "", match["symbol"])
+        prefix, unit = _SYMBOLS.get(symbol, ("", ""))
+        # One letter is a variable as well.
+        if len(symbol) == 1 or not unit if known is None else unit not in known:
+            return match.group()
+        found.add(unit)
+        closed = "}" * (match.group().count("}") - match.group().count("{"))  # of a box
+        return f"{'in' if known is None else ''} {prefix}{unit}s {closed}"
+
+    return (_ASKED_SYMBOL if known is None else _ANSWERED_SYMBOL).sub(word, text), frozenset(found)
 
 
 def _is_cased(word: str) -> bool:
