@@ -158,7 +158,8 @@ class TrainingRun:
         held_out = [[problem.problem, problem.answer] for problem in self.inputs.problems.split()[1]]
         texts = [{key: row[key] for key in row if not key.endswith(("_ids", "_mask", "_masks"))} for row in rows]
         self.identity |= {"dtype": loaded.dtype, "data_hash": text_hash(json.dumps([texts, held_out]))}
-        check_config(self.folder, config, **self.identity)
+        if checkpoint is not None:  # of a start without one the main process writes the config meanwhile
+            check_config(self.folder, config, **self.identity)
         if self.main:
             begin(self.folder, config, **self.identity)
             self.folder.write_problems(problem_text(row["prompt"]) for row in rows)
