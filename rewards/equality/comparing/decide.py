@@ -121,7 +121,8 @@ def _decided(prediction: str, gold: str, known: ProblemText, by_text: bool) -> s
         return "INCORRECT"
     # Without a space there are no words to read away, and one entry of the cache serves all problems.
     spoken = (known.speaking, known.others) if " " in prediction else ()
-    texts = _texts(prediction, False, *spoken)
+    # A gold, verified against itself, is read as one: no part of it is the whole.
+    texts = _texts(prediction, prediction.strip() == gold.strip(), *spoken)
     if known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])) and joined[2] not in known.variables:
         texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, if a measure is asked for
     # A name is no mathematics: as products of their letters `Al` and `la` would be equal.
