@@ -182,7 +182,7 @@ def test_a_word_joins_two_statements_and_is_no_product(verifier: Verifier) -> No
     assert set(verifier.verify_many([(each, each.replace(" ", "")) for each in letters])) == {Verdict.CORRECT}
 
 
-def test_no_part_of_a_wordy_gold_is_the_gold(verifier: Verifier) -> None:
+def test_a_wordy_gold_is_itself_and_no_part_of_it(verifier: Verifier) -> None:
     frames = (
         "{} and all $n$ with {}",
         "{} ($n = 1$)\n{} ($n > 1$)",
@@ -199,6 +199,10 @@ def test_no_part_of_a_wordy_gold_is_the_gold(verifier: Verifier) -> None:
         parts += [first, second, f"{first}, {second}"]
     verdicts = verifier.verify_many(list(zip(parts, golds, strict=True)))
     assert [each for each, v in zip(zip(parts, golds, strict=True), verdicts, strict=True) if v == "CORRECT"] == []
+    golds += ["all $(a,b)$ for which $a,b>2$ and $a/b \\in Q$", "40, 90, 6p (for all odd primes p)"]
+    frames = ("{}", r"\boxed{{{}}}", r"\text{{{}}}")
+    whole = [(frame.format(gold), gold) for gold in dict.fromkeys(golds) for frame in frames]
+    assert [each for each, v in zip(whole, verifier.verify_many(whole), strict=True) if v != "CORRECT"] == []
 
 
 @pytest.mark.parametrize("ending", ["{}", "\\text{{ {}}}", " {}."])

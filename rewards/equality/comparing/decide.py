@@ -46,7 +46,7 @@ def _texts(
     text = of_gold(text) if gold else text  # GSM8K's own field `answer` holds the solution too
     boxes = together(last_boxes(text), text) if "boxed" in text else []
     text = unwrap_answer(", ".join(boxes) if len(boxes) > 1 else text, gold)
-    return tuple(takewhile(lambda core: not gold or says_no_less(core, text), cores(text, asked, others)))
+    return tuple(cores(text, asked, others))
 
 
 @lru_cache(maxsize=ANSWERS_KEPT)
@@ -121,8 +121,7 @@ def _decided(prediction: str, gold: str, known: ProblemText, by_text: bool) -> s
         return "INCORRECT"
     # Without a space there are no words to read away, and one entry of the cache serves all problems.
     spoken = (known.speaking, known.others) if " " in prediction else ()
-    # A gold, verified against itself, is read as one: no part of it is the whole.
-    texts = _texts(prediction, prediction.strip() == gold.strip(), *spoken)
+    texts = _texts(prediction, False, *spoken)
     if known.contract.units and (joined := _UNIT_LETTER.fullmatch(texts[-1])) and joined[2] not in known.variables:
         texts = (*texts, f"{joined[1]} {joined[2]}")  # `120m`, if a measure is asked for
     # A name is no mathematics: as products of their letters `Al` and `la` would be equal.
@@ -131,7 +130,10 @@ def _decided(prediction: str, gold: str, known: ProblemText, by_text: bool) -> s
             return "CORRECT"
         if name == gold.strip():
             return "INCORRECT"
-    golds = [reading for text in _texts(gold, gold=True) for reading in _read_for(text, known, gold=True)]
+    parts = [(core, _read_for(core, known, gold=True)) for core in _texts(gold, gold=True)]
+    # No part of a gold that says more is the gold.
+    whole = takewhile(lambda part: says_no_less(part[0], parts[0][0]), parts)
+    golds = [reading for _, readings in whole for reading in readings]
     chosen = [choice for reading in golds if (choice := split_choice(reading)) is not None]
     letters = bool(chosen or known.options) or not known.is_known
     if known.options and re.fullmatch(r"\(?[A-H]\)?", gold.strip()):
@@ -142,7 +144,10 @@ def _decided(prediction: str, gold: str, known: ProblemText, by_text: bool) -> s
         found = [judge.outcome(_read_for(text, known)) for text in texts]
         worded = isinstance(_read(_read_for(texts[-1], known)[0]), Words) or SAYS.point.match(prediction)
         if "CORRECT" in found and found[-1] == "INCORRECT" and not worded:
-            return "INCORRECT"  # a text with two values has none
+            # A text with two values has none. What is left of an answer that says the gold is left of the gold too.
+            rest = _Judge(known, [reading for _, readings in parts for reading in readings], [], letters, by_text)
+            if rest.outcome(_read_for(texts[-1], known)) == "INCORRECT":
+                return "INCORRECT"
         return next(each for each in ("COPIED", "UNEVALUATED", "CORRECT", "INCORRECT") if each in found)
     except TooBig:
         return "UNUSABLE_GOLD" if _is_too_big(golds) else "REJECTED"
