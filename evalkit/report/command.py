@@ -93,8 +93,8 @@ class CompareSettings(CommandSettings):
                 raise UserError(f"--{flag.replace('_', '-')} belongs to {belongs}")
         if self.html is not None:
             check_writable("--html", self.html, folder=False)
-            if self.html.suffix not in (".html", ".htm") and self.html.exists():
-                raise UserError(f"--html {self.html} is there already, and its name is not that of a page (.html)")
+            if self.html.is_file() and b"<title>gtpo " not in self.html.read_bytes():
+                raise UserError(f"--html {self.html} is there already, and is no page of gtpo; name another file")
         if self.figures is not None:
             check_writable("--figures", self.figures, folder=True)
 
