@@ -203,30 +203,48 @@ class Table:
         """[Q] The cluster of each question in `scores`; None if every question is its own."""
         return None if self.clusters is None else self.clusters[self.having(k)]
 
-    def _stored(self, record: EvalRecord, column: Column) -> Interval | None:
-        """What a record says of a column that has a k; None for a part of a benchmark."""
-        if self.group or not column.metric.by_k:
+    def _stored(self, record: EvalRecord, column: Column) -> float | None:
+        """A record's mean of a column; None if it has none, and for a part of a benchmark."""
+        entry = record.benchmarks.get(self.benchmark)
+        if self.group or entry is None:
             return None
-        entry = record.benchmarks.get(self.benchmark, BenchmarkRecord())
+        if not column.metric.by_k:
+            return entry.format_rate
         name = column.metric.name.replace("@", "_at_")
         of_k: dict[int, Interval] = getattr(getattr(entry, self.scoring) or entry, name)
-        return of_k.get(column.k)
+        return of_k[column.k].mean if column.k in of_k else None
 
     def extremes(self, method: str, column: Column) -> NDArray[np.float64] | None:
         """[S, 2] Each draw's mean over all questions asked if every missing sample were wrong, and if it were right.
 
         None if no run of any method misses one, and for a part of a benchmark, on which nothing is tested.
         """
-        if self.even or self.asked is None:
+        if self.asked is None or not any(map(self.lacks, self.sides)):
             return None
-        side, ends = self.sides[method], []
-        for run, whole in zip(side.runs, side.whole, strict=True):
-            part, n = whole.take(np.isin(whole.ids, self.asked)), run.entry(self.benchmark).n or 0
-            known, short = column.metric.values(part.take(part.n >= n), column.k).sum(), part.take(part.n < n)
-            filled = _completed(short, n) if short.ids.size else ()
+        ends = []
+        for complete, filled, lost in self._filled[method]:
+            known = column.metric.values(complete, column.k).sum()
             either = [column.metric.values(of, column.k).sum() for of in filled] or [0, 0]
-            ends.append((known + np.array(either) + [0, len(self.asked) - part.ids.size]) / len(self.asked))
-        return side.by_draw(ends)
+            ends.append((known + np.array(either) + [0, lost]) / len(self.asked))
+        return self.sides[method].by_draw(ends)
+
+    def lacks(self, method: str) -> bool:
+        """Return whether samples of a method are missing."""
+        return any(filled or lost for _, filled, lost in self._filled[method])
+
+    @cached_property
+    def _filled(self) -> dict[str, list[tuple[Questions, list[Questions], int]]]:
+        """Of each run: complete questions; the others if what they lack were wrong, and right; how many it has not."""
+        found: dict[str, list[tuple[Questions, list[Questions], int]]] = {}
+        asked = self.first.ids if self.asked is None else self.asked
+        for name, side in self.sides.items():
+            found[name] = []
+            for run, whole in zip(side.runs, side.whole, strict=True):
+                part, n = whole.take(np.isin(whole.ids, asked)), run.entry(self.benchmark).n or 0
+                short = part.take(part.n < n)
+                filled = [*_completed(short, n)] if short.ids.size else []
+                found[name].append((part.take(part.n >= n), filled, len(asked) - part.ids.size))
+        return found
 
     def _alike(self, one: EvalRecord, other: EvalRecord) -> bool:
         """Whether two evaluations asked the same questions in the same way, however often."""
@@ -235,19 +253,23 @@ class Table:
         return sums[0] == sums[1] and all(attrgetter(place)(one) == attrgetter(place)(other) for place in places)
 
     def checkpoints(self, method: str, column: Column) -> tuple[int, float]:
-        """Return how many checkpoints of a training were evaluated alike, and how far their mean lies above the figure.
+        """Return how many checkpoints of a training were evaluated here, and how far their mean lies above the figure.
 
-        The most of any training of the method. best/ was chosen on other questions: 1, 0.0.
+        The most of any training of the method. best/ was chosen on other questions: 1, 0.0. How far is not known (-1.0,
+        as far as can be) if one of them was evaluated only in another way.
         """
         side = self.sides[method]
         most, gaps, members = 1, list[float](), {member.name: member for member in side.method.members}
         for run in side.runs:
             means: dict[str | None, list[float]] = {}  # of each checkpoint
             for record in members[run.name].evaluations:
-                if (at := self._stored(record, column)) and self._alike(record, run.record):
-                    means.setdefault(record.model.checkpoint, []).append(at.mean)
+                if (mean := self._stored(record, column)) is not None:
+                    of = means.setdefault(record.model.checkpoint, [])
+                    of += [mean] if self._alike(record, run.record) else []
             own = means.get(run.record.model.checkpoint)
             most = max(most, len(means) if own else 1)
+            if own and not all(means.values()):
+                return most, -1.0
             gaps.append(float(np.mean([np.mean(of) for of in means.values()]) - np.mean(own)) if own else 0.0)
         return most, float(side.by_draw(gaps).mean())
 
@@ -260,8 +282,7 @@ class Table:
             return Cell(column, ScoreInterval(sum(medians) / len(medians), math.nan, math.nan, False, tuple(medians)))
         value = method_mean(self.scores(method, column), clusters=self.clusters_at(column.k))
         (checkpoints, to_mean), ends = self.checkpoints(method, column), self.extremes(method, column)
-        lacks = ends is not None and any(run.entry(self.benchmark).unscored for run in self.sides[method].runs)
-        bounds = tuple(ends.mean(axis=0).tolist()) if ends is not None and lacks else None
+        bounds = tuple(ends.mean(axis=0).tolist()) if ends is not None and self.lacks(method) else None
         return Cell(column, value, None, bounds, checkpoints=checkpoints, to_mean=to_mean)
 
     def pair(self, a: str, b: str) -> Table:
@@ -393,7 +414,8 @@ def share_questions(benchmark: str, methods: list[Method], scoring: str, allow: 
     clusters = clusters_of(texts, named, source)
     wordings = len({wording(text) for text in texts if text and not source.startswith("generated")})
     wordings *= clusters is None and wordings < min(FAMILIES, len(common))
-    even = common == every and len({n for part in parts for n in part.n.tolist()}) == 1
+    alike = len({n for part in parts for n in part.n.tolist()}) == len(set(map(frozenset, asked_of))) == 1
+    even = common == every and alike
     asked_all = np.array(sorted(set[str].intersection(*asked_of)), dtype=object)
     table = Table(benchmark, "", sides, notes, scoring, clusters, wordings, even, asked_all)
     if clusters is not None:

@@ -96,6 +96,8 @@ def _remarks(table: Table, method: str, column: Column) -> Iterator[str]:
         what = f"{ours} checkpoints of its training" if ours > 1 else f"{base} checkpoints of the baseline's"
         what += f" and {base} of the baseline's" * (ours > 1 and base > 1)
         fails = ", and does not" * bool(d.shown(cell.missing) and not cell.direction)
+        if -1.0 in (cell.to_mean, table.cells[baseline, column].to_mean):
+            fails = ", which is not known: not all were evaluated alike (gtpo eval --like)"
         yield (
             f"{what} were evaluated on {where}: the verdict must also hold for their mean{fails}. Other questions, on "
             "which only the chosen one is evaluated, need no such bound."

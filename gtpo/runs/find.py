@@ -69,7 +69,8 @@ class EvalRun:
         name = self.stored_name(benchmark)
         if (name, scoring) not in every:
             raise UserError(f"{file}: no {scoring} scores of {name}; {rescore(self.folder)}")
-        lengths, votes = cache(partial(self._lengths, benchmark, scoring)), partial(self._votes, benchmark, scoring)
+        lengths = cache(partial(self._lengths, benchmark, scoring))
+        votes = cache(partial(self._votes, benchmark, scoring))
         return replace(every[name, scoring], lengths=lengths, votes=votes)
 
     def _votes(self, benchmark: str, scoring: str) -> Votes:

@@ -192,6 +192,14 @@ def test_a_checkpoint_chosen_on_the_benchmark_must_win_in_the_mean(tmp_path: Pat
     assert told in words_of(found["gtpo-2"])
     assert told in sentences(found["gtpo-2"])[0].further
     assert "checkpoints" not in words_of(found["best"])
+    # Of a checkpoint that was looked at only in another way it is not known how it compares.
+    record.model.checkpoint = "checkpoint-5"
+    record.model.train_run = str(tmp_path / "results/train/other")
+    record.write(right)
+    runs, trains, _ = find_runs([str(tmp_path / "results/eval" / one) for one in ("hub", "other")])
+    unknown = compare(runs, trains, details=False, metrics=[Column(PASS, 1)])
+    assert (cell_of(unknown).verdict, cell_of(unknown).checkpoints) == (UNDECIDED, 2)
+    assert "their mean, which is not known: not all were evaluated alike" in words_of(unknown)
 
 
 def test_a_run_is_named_by_whatever_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
